@@ -34,8 +34,8 @@ from bench.machine import calibrate, describe, spread
 from bench.report import section_of
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
 from dspyer.stores import Store, open_store
-from dspyer.stores.postgres import Postgres
-from dspyer.stores.postgres_server import split_address
+from dspyer.stores.postgres import SCHEMA, Postgres
+from dspyer.stores.postgres_server import PostgresSession, split_address
 from tests.stores import postgres_server
 
 COMMITS = 20
@@ -156,20 +156,20 @@ FILL_POSTGRES = (
         "FROM {s}.run, generate_series(%(first)s::int, %(last)s::int) AS n WHERE id = %(run)s"
     ),
     (
-        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq) "
-        "SELECT ('other ' || lpad(n::text, 9, '0'))::bytea, fencing, runs, md5(n::text), head_seq "
+        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq, lease_until) "
+        "SELECT ('other ' || lpad(n::text, 9, '0'))::bytea, fencing, runs, md5(n::text), head_seq, lease_until "
         "FROM {s}.thread, generate_series(%(first)s::int, %(last)s::int) AS n WHERE head_run = %(run)s"
     ),
     (
-        "INSERT INTO {s}.ref SELECT blob, md5(n::text), place "
+        "INSERT INTO {s}.ref SELECT blob, md5(n::text), seq "
         "FROM {s}.ref, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s"
     ),
     (
-        "INSERT INTO {s}.entry SELECT md5(n::text), seq, kind, head, data, blob_ids "
+        "INSERT INTO {s}.entry SELECT md5(n::text), seq, kind, body "
         "FROM {s}.entry, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s ORDER BY 1, 2"
     ),
     (
-        "INSERT INTO {s}.snapshot SELECT md5(n::text), seq, data, blob_ids "
+        "INSERT INTO {s}.snapshot SELECT md5(n::text), seq, body "
         "FROM {s}.snapshot, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s ORDER BY 1, 2"
     ),
 )
@@ -185,10 +185,10 @@ def fill(address: str, count: int) -> None:
         for first in range(1, count, AT_ONCE):
             span = {"first": first, "last": min(first + AT_ONCE, count) - 1}
             if isinstance(store, Postgres):
-                server, _, _ = split_address(address)
-                with psycopg.connect(server) as connection:
+                server, _, schema = split_address(address)
+                with psycopg.connect(server) as filling:
                     for statement in FILL_POSTGRES:
-                        connection.execute(store._sql(statement), {**span, "run": made})
+                        PostgresSession(filling, schema or SCHEMA)(statement, {**span, "run": made})
             else:
                 with sqlite3.connect(address) as connection:
                     _fill_file(connection, made, **span)

@@ -7,27 +7,17 @@ conversion by the declared types of the attributes, is at the end.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeGuard
 
-from dspyer.errors import StateError, brief, error_text
 from dspyer.failure import Failure
-from dspyer.patch import DELETE, encode_update
-from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
+from dspyer.ids import id_prefix
+from dspyer.record_codec import Update, encode
 from dspyer.values.frozen import FrozenDict
-from dspyer.values.json import TAG
 from dspyer.values.types import register_value_type
 
 BranchPath = tuple[int, ...]
 """The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""
-
-_UPDATE = "update"
-Update = Annotated[Any, _UPDATE]
-"""The type of an attribute that holds an update of a patch; plain `Any` is a value of a state."""
 
 register_value_type(Failure)  # so that a graph without a schema can store one in a state
 
@@ -89,7 +79,7 @@ class Commit(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Exchange(NamedTuple):
@@ -105,7 +95,7 @@ class Exchange(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class MergedConflict(NamedTuple):
@@ -131,7 +121,7 @@ class MergedConflict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Question(NamedTuple):
@@ -159,12 +149,11 @@ class Question(NamedTuple):
     @property
     def id(self) -> str:
         """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
-        place = f"{self.run}/{self.execution}" if self.run else self.execution
-        return f"{place}/{self.key}"
+        return id_prefix(self.run, self.execution) + self.key
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class FieldShape(NamedTuple):
@@ -188,7 +177,7 @@ class FieldShape(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class TraceStep(NamedTuple):
@@ -218,7 +207,7 @@ class TraceStep(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the predictor, its class and a text."""
         outputs = dict(self.outputs.items()) if hasattr(self.outputs, "items") else self.outputs
-        return record_dict(self._replace(outputs=outputs))
+        return encode(self._replace(outputs=outputs))
 
 
 class LMCall(NamedTuple):
@@ -275,7 +264,7 @@ class LMCall(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 # --- events: a run, its nodes, forks and joins
@@ -630,21 +619,6 @@ Event = (
     | RunEnded
 )
 
-# --- the JSON form: one conversion by the declared types of the attributes, so a new event needs no code of its own
-
-Convert = Callable[[Any], Any]
-
-
-def record_dict(record: Any) -> dict[str, Any]:
-    """Return the attributes and properties of a record by name, in JSON form.
-
-    Example:
-        >>> record_dict(Exchange(posts={"notes": (1, 2)}, reads={}))
-        {'posts': {'notes': [1, 2]}, 'reads': {}}
-    """
-    cls: Any = type(record)
-    return {name: convert(getattr(record, name)) for name, convert in _converters(cls).items()}
-
 
 def is_event(value: Any) -> TypeGuard[Event]:
     """Whether a value is an event: of this module, or a named tuple of a user's with a `scope` and a `to_dict`.
@@ -663,73 +637,4 @@ def event_dict(event: Any) -> dict[str, Any]:
         >>> event_dict(RunEnded("run-1", "completed"))
         {'event': 'RunEnded', 'run_id': 'run-1', 'status': 'completed', 'scope': []}
     """
-    return {"event": type(event).__name__, **record_dict(event)}
-
-
-def error_dict(error: BaseException) -> dict[str, Any]:
-    """Return the JSON form of an exception: class name, text and notes.
-
-    Example:
-        >>> error_dict(ValueError("odd"))
-        {'type': 'ValueError', 'message': 'odd', 'notes': []}
-    """
-    return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
-
-
-@cache
-def _converters(cls: Any) -> dict[str, Convert]:
-    """Return the conversion of each attribute and property of a record class."""
-    hints = get_type_hints(cls, include_extras=True)
-    found = {name: _converter(hints[name]) for name in cls._fields}
-    for name, value in vars(cls).items():
-        if isinstance(value, property):
-            found[name] = _converter(get_type_hints(value.fget)["return"])
-    return found
-
-
-def _converter(hint: Any) -> Convert:
-    """Return the conversion for a declared type: `Any` is a value of a state and gets the encoding of the stores."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return _value
-    if kind is Annotated and _UPDATE in parts:
-        return encode_update
-    if kind in (Union, types.UnionType):  # only `X | None`
-        (inner,) = [_converter(part) for part in parts if part is not type(None)]
-        return lambda value: None if value is None else inner(value)
-    if kind is tuple and parts[-1] is ...:
-        item = _converter(parts[0])
-        return lambda items: [item(value) for value in items]
-    if kind is tuple:
-        converts = [_converter(part) for part in parts]
-        return lambda items: [convert(value) for convert, value in zip(converts, items, strict=True)]
-    if kind is not None and issubclass(kind, Mapping):
-        item = _converter(parts[1])
-        return lambda values: {str(key): item(values[key]) for key in values}
-    if isinstance(hint, type) and hasattr(hint, "_fields"):
-        return record_dict
-    if isinstance(hint, type) and issubclass(hint, BaseException):
-        return error_dict
-    if isinstance(hint, type) and issubclass(hint, FrozenDict):
-        return lambda values: {name: encoding.encode(value) for name, value in values.raw_items()}
-    if hint is datetime:
-        return datetime.isoformat
-    if hint is Failure:
-        return Failure.to_dict
-    if hint in (str, int, float, bool):
-        return _same
-    raise TypeError(f"records have no attributes of the type {hint!r}: add its conversion to _converter")
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _value(value: Any) -> Any:
-    """Encode a value of a state; of an object that no state can hold (`ctx.emit` takes any) its class and text."""
-    if value is DELETE:
-        return {TAG: "delete"}
-    try:
-        return encoding.encode(freeze(value))
-    except StateError:
-        return {TAG: "object", "class": f"{type(value).__module__}:{type(value).__qualname__}", "value": brief(value)}
+    return {"event": type(event).__name__, **encode(event)}

@@ -307,8 +307,10 @@ def apply_value(old: Any, update: Any, path: KeyPath = ()) -> Any:
 # --- the patch between two values
 
 
-def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]:
-    """Return the smallest patch that makes `new` of `old`.
+def diff(
+    old: FrozenDict[Any, Any], new: FrozenDict[Any, Any], of: Callable[[Any, Any], Any] | None = None
+) -> dict[Any, Any]:
+    """Return the smallest patch that makes `new` of `old`; `of` returns the update of one value, as `diff_value` does.
 
     Its values are frozen; deletions are `DELETE`, and a value that would be read as a merge or a deletion is wrapped in
     `Replace`.
@@ -318,13 +320,14 @@ def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]
         {'a': DELETE, 'b': {'c': Replace(None)}}
     """
     patch: dict[Any, Any] = {}
+    of = of or diff_value
     for key, value in old.raw_items():
         after = new.raw(key, DELETE)
         if after is not value and not same(value, after):
-            patch[key] = diff_value(value, after)
+            patch[key] = of(value, after)
     for key, after in new.raw_items():
         if key not in old:
-            patch[key] = diff_value(DELETE, after)
+            patch[key] = of(DELETE, after)
     return patch
 
 
@@ -349,10 +352,15 @@ class Tail(NamedTuple):
 def change_between(old: Any, new: Any) -> Any:
     """Return the update that makes `new` of `old`, as `diff_value`; of two lists, what follows their equal beginning.
 
+    Stores hold it: a list that grows is not stored again with each change. Mappings keep the order of their keys.
+
     Example:
         >>> change_between(freeze(["a", "b"]), freeze(["a", "b", "c"]))
         Tail(kept=2, items=FrozenList(['c']))
     """
+    if isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
+        order = [*(key for key in old if key in new), *(key for key in new if key not in old)]
+        return diff(old, new, change_between) if order == list(new) else Replace(new)
     if not isinstance(old, FrozenList) or not isinstance(new, FrozenList):
         return diff_value(old, new)
     pairs = enumerate(zip(old.raw_items(), new.raw_items(), strict=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue", "worker_threads"},
-    {"values", "patch", "events"},
+    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "ids", "stopping", "event_queue", "worker_threads"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},
@@ -306,3 +307,87 @@ def test_no_circle_of_more_than_three_files() -> None:
     graph = {name_of(path): all_imports(path) - {name_of(path)} for path in MODULES if path.name != "__init__.py"}
     large = [sorted(group) for group in circles(graph) if len(group) > 3]
     assert not large, "these modules name each other, if only for type checkers: move what they share below both"
+
+
+# --- ids
+
+SPLITTING = {"partition", "rpartition", "split", "rsplit"}
+COMPARING = {"startswith", "endswith", "removeprefix", "removesuffix"}
+
+# What looks as if it took an id to pieces -> what it takes to pieces.
+NO_IDS: dict[tuple[str, str], str] = {
+    ("cli.programs", "'/' in module_name"): "the name of a module",
+    ("cli.programs", "name.partition(':')"): "module:program",
+    ("dspy_module.lm_prices", "'/' in lm.model"): "provider/model",
+    ("dspy_module.lm_prices", "lm.model.split('/', 1)"): "provider/model",
+    ("dspy_module.source", "':' in text"): "the source of a lambda",
+    ("graph.error_edges", "'trunk:1'"): "an example",
+    ("inspector.guard", "host.partition(':')"): "host:port",
+    ("inspector.guard", "host.partition(']')"): "[host]:port",
+    ("inspector.serving", "':' in host"): "an address of IPv6",
+    ("optimize.components", "path.startswith((f'{node}.', f'{node}['))"): "the path of a predictor in a program",
+    ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
+    ("persistence.lm_call_log", "call.failed.partition(':')"): "type: message",
+    ("persistence.reader", "header.node.rpartition(':')"): "join:node",
+    ("persistence.reader", "type_text.partition('[')"): "a type with arguments",
+    ("scheduler.lineage", "'+' in commit.id"): "so that few ids are parsed: most have none",
+    ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
+    ("stores.postgres_server", "user.partition(':')"): "user:password",
+    ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",
+    ("testing.prompt", "'[' not in type_.removeprefix('Literal[').removeprefix('Union[Literal[')"): "a type",
+    ("testing.store_samples", "f'trunk:{seq}'"): "an example",
+    ("testing.store_samples", "'trunk:'"): "a part of that f-string",
+    ("threads.answers", "'/' in str(name)"): "the key of a question, or its id, which ends with the key",
+    ("threads.graph_changes", "name.rpartition(':')"): "module:class",
+    ("threads.graph_fingerprint", "name.rpartition(':')"): "module:class",
+    ("values.json", "name.rpartition(':')"): "module:class",
+    ("values.json", "text.partition('/')"): "a fraction",
+    ("values.types", "name.partition(':')"): "module:class",
+}
+
+
+def is_mark(node: ast.AST) -> bool:
+    """Whether an expression is a text with which a part of an id ends or begins, such as `f"{label}/"`."""
+    if isinstance(node, ast.JoinedStr):
+        return any(is_mark(part) for part in node.values if isinstance(part, ast.Constant))
+    return isinstance(node, ast.Constant) and node.value in ("/", "[", "]", ":", "+", "trunk")
+
+
+def takes_ids_apart(node: ast.AST) -> bool:
+    """Whether an expression does to a text what reads an id, or writes the path of a branch."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", "")
+        given = [one for argument in node.args for one in getattr(argument, "elts", [argument])]
+        if name in SPLITTING:
+            return any(map(is_mark, given))
+        if name in COMPARING:
+            return any(isinstance(one, ast.JoinedStr) and is_mark(one) for one in given)
+        return ast.unparse(node.func) in ("re.compile", "re.split") and "[/" in ast.unparse(node.args[0])
+    # `"/" in execution`, and paths that are written by hand
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.In | ast.NotIn) and is_mark(node.left)
+    texts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return any(isinstance(one, ast.Constant) and str(one.value).startswith(("trunk:", "/trunk:")) for one in texts)
+
+
+# A file without any of these takes nothing apart, and is not walked.
+TAKEN_APART = re.compile(
+    r"""(partition|split)\(["'][][/:+]|(swith|prefix|suffix)\(\(?f|\[/|"[][/:+]" (not )?in|["/]trunk:"""
+)
+# Rows and LM calls still take ids apart.
+LEFT = {"persistence.execution_records", "persistence.lm_call_reader", "persistence.lm_calls", "persistence.rows"}
+
+
+@pytest.mark.slow("looks at each expression of many files")
+def test_ids_are_taken_apart_in_one_place() -> None:
+    found = {
+        (name, ast.unparse(node))
+        for name, path in NAMES.items()
+        if name not in {"ids", *LEFT} and TAKEN_APART.search(path.read_text())
+        for node in ast.walk(tree_of(path))
+        if takes_ids_apart(node)
+    }
+    offenders = sorted(found - NO_IDS.keys())
+    assert not offenders, "let ids.py do it, or say in NO_IDS what this takes to pieces"
+    gone = sorted(NO_IDS.keys() - found)
+    assert not gone, "take these from the list"

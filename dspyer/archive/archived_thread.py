@@ -23,14 +23,16 @@ from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
-from dspyer.events import Commit, LMCall, MergedConflict, Posted, Update, record_dict
+from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import calls_by_commit
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
+from dspyer.record_codec import Update, encode
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
@@ -63,7 +65,7 @@ class CommitInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the commits that have written the fields, node and id."""
-        return {**record_dict(self._replace(blame={})), "blame": blame_dict(self.blame)}
+        return {**encode(self._replace(blame={})), "blame": blame_dict(self.blame)}
 
 
 class ExecutionInfo(NamedTuple):
@@ -89,7 +91,7 @@ class ExecutionInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the commits that have written the fields, node and id."""
-        return {**record_dict(self._replace(blame={})), "blame": blame_dict(self.blame)}
+        return {**encode(self._replace(blame={})), "blame": blame_dict(self.blame)}
 
 
 def blame_dict(blame: Mapping[str, Commit]) -> dict[str, Any]:
@@ -231,7 +233,7 @@ class ArchivedThread:
             LookupError: if the run has not ended there.
         """
         info, stopped = self._stopped(run)
-        found = stopped.get(name) or stopped.get(f"{run_label(self._listed(info.run_id).run)}/{name}")
+        found = stopped.get(name) or stopped.get(full_id(run_label(self._listed(info.run_id).run), name))
         if found is None:
             raise LookupError(f"the run {info.run_id!r} has not ended at {name!r}: see info.failure and info.questions")
         return self._execution(found, info)

@@ -11,9 +11,9 @@ from dspyer.display.report import MapCount, RunFacts
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, active_at_end, display_rows
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.ids import Address, full_id, outermost_execution, path_of_id, path_text
 from dspyer.persistence.reader import RunRows
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
-from dspyer.scheduler.run_state import outermost_execution, path_of_id, path_text
 
 _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
@@ -109,7 +109,7 @@ def stopped_executions(
             name = names[row.execution]
             found[name] = StoppedExecution(name, row.node, row.branch, parents)
         for question in row.questions:
-            name = f"{question.run}/{question.execution}"
+            name = full_id(question.run, question.execution)
             node, branch = (question.node, question.branch) if question.key == "after" else (row.node, row.branch)
             found[name] = found[question.id] = StoppedExecution(name, node, branch, parents)
     return found
@@ -121,7 +121,7 @@ def _local(commit: Commit) -> Commit:
 
 
 def _own_id(name: str) -> str:
-    return name.rpartition("/")[2]
+    return Address.parse(name).own
 
 
 # --- failures
@@ -181,7 +181,7 @@ def _maps(
     nodes = {commit.id: commit.node for commit in commits} | {one.execution: one.node for one in failed}
     completed, lost = Counter[str](), Counter[str]()
     for row in stored.rows:
-        if row.kind == RowKind.ITEM and "/" not in str(row.header[0]):
+        if row.kind == RowKind.ITEM and not Address.parse(str(row.header[0])).scope:
             completed[_node_of(outermost_execution(str(row.header[0])), nodes, active)] += 1
         elif row.kind in COMMITS:
             header = CommitHeader.parse(row.header)

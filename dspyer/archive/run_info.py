@@ -8,13 +8,15 @@ from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
-from dspyer.events import Question, record_dict
+from dspyer.events import Question
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
+from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
 from dspyer.stores.base import END, ListedRun, Point, RunQuery, Store
 
@@ -56,7 +58,7 @@ class RunInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; times as ISO 8601, in UTC."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Page(Sequence[T], Generic[T]):
@@ -152,7 +154,7 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
     end = listed.end
     found = () if end is None else failures_in(store, *store.rows(listed.run.id, end.seq, end.seq))
     label = run_label(listed.run)
-    return tuple([one.model_copy(update={"execution": f"{label}/{one.execution}"}) for one in found])
+    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
-from dspyer.events import Commit, MergedConflict, Posted, record_dict
+from dspyer.events import Commit, MergedConflict, Posted
 from dspyer.failure import Failure
+from dspyer.ids import full_id, path_of_id
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
-from dspyer.scheduler.run_state import path_of_id
+from dspyer.record_codec import encode
 
 UNKNOWN = (
     "of a process that was killed, LM calls are known as far as it had written them",
@@ -30,7 +31,7 @@ class JoinConflict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[Posted]:
@@ -45,7 +46,7 @@ def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None)
             continue
         update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
         name, how = header.execution, reducers.get(header.field) or "replace"
-        execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
+        execution = full_id(run.labels.get(point.run, run_label(run.run)), name)
         size, seq = update_size(update), header.seq
         found[seq] = Posted(header.field, header.node, path_of_id(name), execution, seq, size, update, how, header.time)
     return [found[seq] for seq in sorted(found)]

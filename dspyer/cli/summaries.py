@@ -21,6 +21,7 @@ from dspyer.cli.terminal import (
     write_wrapped,
 )
 from dspyer.display.amounts import cost_text, count_of, duration_text
+from dspyer.ids import path_text
 
 if TYPE_CHECKING:
     from dspyer.cli.programs import Played
@@ -219,7 +220,7 @@ def print_commit(info: Record, prompts: bool = False) -> None:
             ("commit", commit["id"]),
             ("version", "none: its fork has not joined" if commit["version"] is None else str(commit["version"])),
             ("node", f"{commit['node']}, visit {commit['visit']}, attempt {commit['attempt']}"),
-            ("branch", ".".join(map(str, commit["branch"])) or "trunk"),
+            ("branch", path_text(tuple(commit["branch"]))),
             ("started", f"{time_text(commit['started'])}{f', took {took}' if took else ''}"),
             ("after", ", ".join(commit["parents"]) or "nothing: it is the first"),
             ("next", ", ".join(commit["route"]) or "nothing"),

@@ -19,7 +19,7 @@ from dspyer.display.running import (
     RunningRun,
     RunningRuns,
 )
-from dspyer.scheduler.run_state import path_text
+from dspyer.ids import path_text
 
 TREES = 3  # runs that are shown with their nodes; of more of them, each has a line
 LATEST = 8  # runs that have a line then

@@ -24,7 +24,7 @@ from dspyer.display.run_rows import (
 )
 from dspyer.display.tokens import total_of
 from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
-from dspyer.scheduler.run_state import path_text
+from dspyer.ids import path_text, whole_execution
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane
@@ -120,7 +120,7 @@ def _maps(events: Sequence[Event], left_is_known: bool) -> list[MapCount]:
     for event in events:
         if isinstance(event, ItemFinished):
             ended.setdefault(event.node, Counter())[event.status] += 1
-            totals.setdefault(event.node, {})[event.execution.rpartition("[")[0]] = event.items
+            totals.setdefault(event.node, {})[whole_execution(event.execution)] = event.items
     found = []
     for node, statuses in ended.items():
         left = sum(totals[node].values()) - statuses["completed"] - statuses["failed"]

@@ -12,8 +12,8 @@ from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted
+from dspyer.ids import outermost_execution
 from dspyer.scheduler.lineage import LogEntry, sent_to, writes_until
-from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze

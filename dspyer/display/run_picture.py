@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dspyer.display.run_rows import DisplayRow, leaves_of, outcome, row_label, written
 from dspyer.display.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.events import BranchPath
-from dspyer.scheduler.run_state import path_text
+from dspyer.ids import path_text
 
 MARGIN = 30.0
 TOP = 46.0  # from the upper edge to the first lane: room for the names above it

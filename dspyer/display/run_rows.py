@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.ids import Address, path_of_id
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
-from dspyer.scheduler.run_state import path_of_id
 from dspyer.values.frozen import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
@@ -162,7 +162,7 @@ def _came(parent: Commit, commit: Commit) -> BranchPath:
 
 def _asking(question: Question, depth: int) -> BranchPath:
     """The branch whose node asks. A question of a nested graph, or of an item of a map, belongs to their node."""
-    return path_of_id(question.execution.split("/")[depth])
+    return path_of_id(Address.parse(question.execution).inside[depth])
 
 
 def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Question]]) -> DisplayRow:

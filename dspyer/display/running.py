@@ -25,6 +25,7 @@ from dspyer.events import (
     RunEnded,
     RunStarted,
 )
+from dspyer.ids import Address, whole_execution
 
 ENDED_RUNS = 4  # runs that are kept after their end
 
@@ -247,7 +248,7 @@ def _note(run: RunningRun, graph: RunningGraph, at: float, event: Event) -> None
             if not event.scope:
                 run.error = f"{type(event.error).__name__}: {error_text(event.error)}"
         case Asked():
-            execution = event.question.execution.split("/")[len(event.scope)].partition("[")[0]
+            execution = whole_execution(Address.parse(event.question.execution).inside[len(event.scope)])
             if execution in graph.running:
                 graph.running[execution].asks = True
         case ItemStarted() | ItemFinished() | AttemptFailed() | Doing():
@@ -260,8 +261,7 @@ def _note_in_node(
     run: RunningRun, graph: RunningGraph, at: float, event: ItemStarted | ItemFinished | AttemptFailed | Doing
 ) -> None:
     """Counts what a node reports, or one of its items."""
-    base, bracket, part = event.execution.partition("[")
-    node = graph.running.get(base)
+    node, part = _place(graph, event.execution)
     if node is None:
         return
     items = node.items
@@ -275,14 +275,15 @@ def _note_in_node(
         case ItemFinished():
             if items is not None:
                 items.ended[event.status] += 1
-            node.inside.pop(f"[{event.item}]", None)
+            node.inside.pop(part, None)
         case Doing():
             node.doing = event.text
         case AttemptFailed():
             run.retries += 1
-            if items is not None and part[:1].isdigit():  # of an item, and not of a router or condenser
+            keys = Address.parse(event.execution).keys
+            if items is not None and keys and keys[0].isdecimal():  # of an item, and not of a router or condenser
                 items.retries += 1
-            elif not bracket:
+            elif not keys:
                 node.attempt, node.doing, node.items = event.attempt + 1, "", None
                 node.inside.clear()
 
@@ -299,8 +300,7 @@ def _graph_at(run: RunningRun, scope: tuple[str, ...]) -> RunningGraph | None:
 
 
 def _place(graph: RunningGraph, execution: str) -> tuple[RunningNode | None, str]:
-    base, bracket, rest = execution.partition("[")
-    return graph.running.get(base), bracket + rest
+    return graph.running.get(whole_execution(execution)), Address.parse(execution).part
 
 
 def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:

@@ -13,7 +13,7 @@ from logging import ERROR, INFO
 from typing import Any, Final
 
 from dspyer.errors import ConcurrentRunError, InputError, RunStoppedError, ThreadError
-from dspyer.events import error_dict
+from dspyer.record_codec import error_dict
 
 logger = logging.getLogger("dspyer")
 

@@ -14,6 +14,7 @@ from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
+from dspyer.ids import Address, execution_id
 from dspyer.patch import Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import START
@@ -350,11 +351,11 @@ class FinalFailure(NamedTuple):
 
 def parent_of(failure: Failure, commits: Sequence[Commit]) -> str:
     """The id of the last commit of the branch that failed; "" if it had none on this path."""
-    path, _, index = failure.execution.rpartition(":")
-    if not index.isdigit():
+    failed = Address.parse(failure.execution)
+    if failed.index < 1 or not failed.is_commit:
         return ""
-    before = f"{path.rpartition('/')[2]}:{int(index) - 1}"
-    return next((one.id for one in reversed(commits) if one.id.rpartition("/")[2] == before), "")
+    before = execution_id(failed.path, failed.index - 1)
+    return next((one.id for one in reversed(commits) if Address.parse(one.id).own == before), "")
 
 
 class Submitted(NamedTuple):

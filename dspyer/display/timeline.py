@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from dspyer.display.amounts import duration_text, elapsed_text
 from dspyer.display.run_rows import DisplayRow, leaves_of
 from dspyer.display.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
-from dspyer.events import BranchPath, record_dict
-from dspyer.scheduler.run_state import path_text
+from dspyer.events import BranchPath
+from dspyer.ids import path_text
+from dspyer.record_codec import encode
 
 DRAWN = 500
 """Bars that a picture has at most: the first and the last half of them."""
@@ -60,7 +61,7 @@ class TimelineBar(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class TimelineWait(NamedTuple):
@@ -86,7 +87,7 @@ class TimelineWait(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class TimelinePause(NamedTuple):
@@ -97,7 +98,7 @@ class TimelinePause(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Timeline:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from dspyer.ids import part_id
+
 
 class Executing:
     """The execution that runs in a context.
@@ -61,7 +63,7 @@ def execute_apart() -> None:
 def execute_item(key: object) -> None:
     """Name the execution of an item of the node that runs here, by its index."""
     here = executing.get() or Executing()
-    executing.set(Executing(f"{here.id}[{key}]", here.node, here.program))
+    executing.set(Executing(part_id(here.id, key), here.node, here.program))
 
 
 def execute_attempt(number: int) -> None:

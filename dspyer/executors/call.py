@@ -24,6 +24,7 @@ from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, er
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, result_parts, work
+from dspyer.ids import id_prefix
 from dspyer.layers.layer import layers_around
 from dspyer.layers.run_limits import CallCount
 from dspyer.nodes.binding import find_resource
@@ -293,8 +294,8 @@ class ExecutorCall:
         if self._caller is not None:  # the code of a node
             returned = returned._replace(lm_calls=_named_in(self._caller, self._program, returned.lm_calls))
         if request.inside is not None and request.inside.scope:  # as the runs inside of nodes name their executions
-            scope = "/".join(request.inside.scope)
-            calls = [call._replace(execution=f"{scope}/{call.execution}") for call in returned.lm_calls]
+            around = id_prefix(*request.inside.scope)
+            calls = [call._replace(execution=around + call.execution) for call in returned.lm_calls]
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(self._program, returned)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
+from dspyer.ids import Address
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor, digest_of, single_updates
 from dspyer.nodes.attempt import Attempt
@@ -403,7 +404,7 @@ class NodeReads:
         """Adds a commit of the node."""
         if commit.live is not None and commit.live.reads:
             reads = self.reads.setdefault(commit.branch, [])
-            self.commits.setdefault(commit.branch, []).append(int(commit.id.rpartition(":")[2]))
+            self.commits.setdefault(commit.branch, []).append(Address.parse(commit.id).index)
             reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
 
     def before(self, branch: Branch) -> Mapping[str, int]:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from dspyer.budget import Spending
 from dspyer.dspy_module.request_gate import gated
 from dspyer.errors import CallLimitError, Interrupt
+from dspyer.ids import path_text
 from dspyer.layers.layer import Inner, Layer, Place, Stop
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
-from dspyer.scheduler.run_state import path_text
 
 
 class Spends(Layer):

@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
+from dspyer.ids import id_prefix
 from dspyer.nodes.callables import members
 from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
@@ -36,7 +37,7 @@ class Given:
 
     def __call__(self, question: Question) -> Any:
         """The answer to a question, `MISSING` if there is none."""
-        here = f"{question.execution}/{question.key}"
+        here = id_prefix(question.execution) + question.key
         return self.answers.get(question.key, self.answers.get(here, MISSING))
 
 

@@ -41,6 +41,7 @@ from dspyer.errors import (
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
+from dspyer.ids import part_id, whole_execution
 from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, Together, latest_value
 from dspyer.nodes.program_calls import OpenCalls, not_cancelled
@@ -208,12 +209,12 @@ class Attempt:
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
-        place = (self.host, self.node, self.branch, f"{self.execution}[{index}]", f"{self.local_id}[{index}]")
+        place = (self.host, self.node, self.branch, part_id(self.execution, index), part_id(self.local_id, index))
         return Attempt(*place, self.position, index)
 
     def of_part(self, name: str) -> Attempt:
         """The attempt of a part of this execution, which is an execution of its own."""
-        place = (self.host, self.node, self.branch, f"{self.execution}[{name}]", f"{self.local_id}[{name}]")
+        place = (self.host, self.node, self.branch, part_id(self.execution, name), part_id(self.local_id, name))
         return Attempt(*place, self.position, self.index, part=name)
 
     def repeated(self) -> Attempt:
@@ -266,7 +267,7 @@ class Attempt:
     @property
     def outer_execution(self) -> str:
         """The id of the execution; of an item or another part, that of the whole."""
-        return self.execution.partition("[")[0]
+        return whole_execution(self.execution)
 
     def failure(self, error: BaseException, number: int) -> Failure:
         """The record of what attempt `number` of this execution raised."""

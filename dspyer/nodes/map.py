@@ -28,6 +28,7 @@ from dspyer.errors import (
 )
 from dspyer.events import ItemFinished, ItemStarted
 from dspyer.failure import Failure
+from dspyer.ids import part_id
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
@@ -133,7 +134,7 @@ class MapNode(ItemsNode):
         """One item, as an execution of its own."""
         outer = call.context
         attempt = outer.delegate.item(index)
-        name = f"{outer.execution}[{index}]"
+        name = part_id(outer.execution, index)
         context = Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt)
         made = partial(self._made, index)
         inner = call._replace(context=context, overlay=overlay, made=made)

@@ -15,6 +15,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer.dspy_module.not_public import Hasher
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
+from dspyer.ids import outermost_execution
 from dspyer.layers.layer import using
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
@@ -24,7 +25,6 @@ from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run, internals_of, take_run
-from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
 

@@ -19,13 +19,13 @@ import dspy
 from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import outermost_execution
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
 from dspyer.optimize.written_values import NO_FIELD, WrittenValues
 from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run, internals_of
-from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw

@@ -15,9 +15,9 @@ from dspyer.dspy_module.not_public import calling_modules
 from dspyer.dspy_module.parameters import walk_parameters
 from dspyer.dspy_module.tap import Subscriber, TappedCall, subscribing
 from dspyer.events import LMCall
+from dspyer.ids import outermost_execution
 from dspyer.optimize.components import nodes_by_part, only_graph
 from dspyer.runtime.program import CompiledGraph
-from dspyer.scheduler.run_state import outermost_execution
 
 
 class LMCounts(Subscriber):

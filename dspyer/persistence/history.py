@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.ids import Address, full_id, is_within
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
-from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
@@ -128,7 +128,7 @@ class History:
                 f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
             )
         state, commit_index = snapshot.content
-        name = f"{run_rows.labels[root.run]}/{PRUNED}"
+        name = full_id(run_rows.labels[root.run], PRUNED)
         patch = {field: Replace(value) for field, value in state.raw_items()}
         commit = Commit(name, None, PRUNED, (), 1, 0, seal(patch), ())
         self.runs[root] = LoggedRun((), (len(self.log),), 1, len(self.log))
@@ -158,8 +158,8 @@ class History:
             if index is None:
                 heads = [indexes[parent] for parent in entry.parents] or [head for head in before if head is not None]
                 index = len(self.log)
-                name = f"{run_rows.labels.get(point.run, point.run)}/{entry.commit.id}"
-                self.log.append(self._in_log(entry, name, row, heads, indexes, run_rows))
+                name = full_id(run_rows.labels.get(point.run, point.run), entry.commit.id)
+                self.log.append(self._in_log(entry, name, row, heads, indexes))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
                 self.settled.append(row.kind not in COMMITS or CommitHeader.parse(row.header).settled)
@@ -177,30 +177,18 @@ class History:
             parents, tuple(indexes), folded.last_settled + 1, trunk_index, folded.broken, fingerprints
         )
 
-    def _in_log(
-        self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int], run_rows: RunRows
-    ) -> LogEntry:
+    def _in_log(self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int]) -> LogEntry:
         """Return an entry of a run with ids and indexes of the whole log."""
         commit = entry.commit._replace(
             id=name,
             parents=tuple([self.log[head].commit.id for head in heads]),
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
         )
-        if row.kind == RowKind.MERGE and len(heads) > 1 and not run_rows.run.header.get("base"):
-            content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
-            node = commit.node.removeprefix("join:")
-            recorded = RecordedResolutions(content.resolutions, content.made)
-            join = Join(self.log, node, self.reader.schema, recorded, len(self.log))
-            merged = join.merge(heads, [self.log[head].state for head in heads])
-            return entry._replace(
-                commit=commit._replace(patch=merged.patch),
-                parents=tuple(heads),
-                winners=merged.winners,
-                conflicts=merged.conflicts,
-                resolutions=merged.resolutions,
-            )
         here = len(indexes)
         winners = {path: len(self.log) if at == here else indexes[at] for path, at in entry.winners.items()}
+        if row.kind == RowKind.MERGE and not isinstance(commit.patch, UnreadablePatch):
+            content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
+            winners = content.winner_indexes(self.log, entry.commit.id, len(self.log))
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
     def _is_opening(self, row: Row, run_rows: RunRows) -> bool:
@@ -239,12 +227,12 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
         header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
-        if header is None or len(header.scope) != len(scope) or not all(map(_matches, header.scope, scope)):
+        if header is None or len(header.scope) != len(scope) or not all(map(is_within, header.scope, scope)):
             continue
         siblings = commits.setdefault(header.scope, [])
         before = (len(siblings) - 1,) if siblings else ()
         parents = before if header.parents is None else header.parents
-        name = "/".join((run_rows.labels.get(point.run, point.run), *header.scope, header.id))
+        name = full_id(run_rows.labels.get(point.run, point.run), *header.scope, header.id)
         content = read_commit_content(row.content, reader.fetch, reader.decode)
         siblings.append(reader.commit(header, content, [siblings[parent].id for parent in parents])._replace(id=name))
     return [
@@ -252,10 +240,6 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
         for commit in sorted(commits[inner], key=lambda commit: (commit.step, commit.branch))
     ]
-
-
-def _matches(execution: str, wanted: str) -> bool:
-    return execution == wanted or execution.startswith(f"{wanted}[")
 
 
 # --- Listing
@@ -341,7 +325,7 @@ class CommitListing:
             newest: Sequence[int] = self.history.runs[self.heads[-1]].log_indexes if self.heads else ()
             for log_index in reversed(newest):
                 name = self.history.log[log_index].commit.id
-                if name.rpartition("/")[2] == version and name in self._by_id:  # the local id never contains a "/"
+                if name.endswith(version) and Address.parse(name).own == version and name in self._by_id:
                     return self._by_id[name]
             like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
             raise LookupError(f"no commit has the id {version!r}{like}")

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from dspyer.events import Commit, MergedConflict
+from dspyer.ids import FIRST, full_id
 from dspyer.persistence.history import PRUNED
 from dspyer.persistence.reader import (
     INDEX_OF_ITEMS,
@@ -43,6 +44,7 @@ from dspyer.persistence.rows import (
     RowKind,
     first_version,
     read_commit_content,
+    run_label,
 )
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.scheduler.lineage import LogEntry
@@ -199,7 +201,7 @@ def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
         # a manual commit writes the latter into a part of its own. Any other first row is no commit.
         del runs[1 if folded.entries and run_rows.rows[0].kind == RowKind.OPEN else 0]
     labels = run_rows.labels
-    return [f"{labels.get(run, run)}/{entry.commit.id}" for run, entry in zip(runs, folded.entries, strict=True)]
+    return [full_id(labels.get(run, run), entry.commit.id) for run, entry in zip(runs, folded.entries, strict=True)]
 
 
 def _with_versions(commits: list[Commit], settled_count: int, first: int) -> list[Commit]:
@@ -219,16 +221,16 @@ def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
         run, row = load_run(store, at.run), None
         ancestry.visit(run.id)
         if at == root:
-            return f"{run.header.get('label', run.id)}/{PRUNED}"
+            return full_id(run_label(run), PRUNED)
         for run, row in newest_rows(store, at):
             header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if header is not None and header.settled and not header.scope:
                 is_first = row.kind == RowKind.COMMIT and not header.step and run.header.get("continues")
                 # The part of the open row names the first commit, as in `_global_ids`.
                 part = load_run(store, read_run(store, at).points[0].run) if is_first else run
-                return f"{part.header.get('label', part.id)}/{header.id}"
+                return full_id(run_label(part), header.id)
         if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
-            return f"{run.header.get('label', run.id)}/trunk:0"  # a manual commit whose run was not resumed yet
+            return full_id(run_label(run), FIRST)  # a manual commit whose run was not resumed yet
         if not run.parents:
             return ""
         at = run.parents[0]

@@ -8,12 +8,12 @@ from typing import Any
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall
+from dspyer.ids import Address, outermost_execution
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.lm_usage import LMUsage, add_usage, sum_usage, usage_of_calls
 from dspyer.persistence.reader import RunRows, load_run, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
-from dspyer.scheduler.run_state import COMMIT_NAME, outermost_execution
 from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 
 PAGE = 64
@@ -34,7 +34,7 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
     """
     row = store.thread(thread)
     found = _run_of(store, row, name, _labels(store, thread))
-    if found is not None and COMMIT_NAME.fullmatch(outermost_execution(found[1])):
+    if found is not None and Address.parse(outermost_execution(found[1])).is_commit:
         last, execution = found
         at = _commit_row(store, last, execution)
         calls = calls_of(store, at or last, execution, root=None if row is None else row.root)
@@ -131,8 +131,8 @@ def _last_row(store: Store, run: str, head: Point) -> Point:
 
 def _commit_row(store: Store, last: Point, execution: str) -> Point | None:
     """Return the row of a commit. In a whole run it has at least as many rows before it as its id says."""
-    named = COMMIT_NAME.fullmatch(outermost_execution(execution))
-    first, count = int(named[1]) if named and not load_run(store, last.run).header.get("continues") else 0, PAGE
+    index = Address.parse(outermost_execution(execution)).index
+    first, count = 0 if load_run(store, last.run).header.get("continues") else max(index, 0), PAGE
     while first <= last.seq:
         for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
             if row.kind in COMMITS and _execution_of(row) == execution:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, brief
 from dspyer.events import LMCall
+from dspyer.ids import path_of_id
 from dspyer.persistence.reader import newest_rows
 from dspyer.persistence.rows import (
     COMMITS,
@@ -29,7 +30,6 @@ from dspyer.persistence.rows import (
     NewRow,
     RowKind,
 )
-from dspyer.scheduler.run_state import path_of_id
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Content, Fetch, ReadBudget, blob_id
 

@@ -23,7 +23,8 @@ from pydantic import create_model
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import seal
+from dspyer.ids import FIRST, outermost_execution
+from dspyer.patch import apply, seal
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -38,9 +39,7 @@ from dspyer.persistence.rows import (
     run_label,
 )
 from dspyer.reducers import BUILT_IN, Reducer, built_in
-from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.run_state import outermost_execution
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -427,12 +426,17 @@ class HistoryReader:
                 self.opening(run_rows.rows)  # raises what is wrong with it
             content = content._replace(patch=opening[1].patch, made=opening[1].made) if opening else CommitContent({})
             header = _with_creation_time(header, run_rows.rows)
-        if row.kind == RowKind.JOIN:
-            return self._join(entries, header, content, parents, schema)
         state = entries[parents[0]].state if parents else before
+        commit = self._commit(header, content, parents, entries)
+        if row.kind in (RowKind.JOIN, RowKind.MERGE):
+            after = apply(state, content.made)
+            commit = schema.with_sizes(commit, state, content.made, after, folded=False)
+            # Those of a merge of threads are in other runs: `History` finds them.
+            winners = content.winner_indexes(entries, header.id, len(entries)) if row.kind == RowKind.JOIN else {}
+            return LogEntry(commit, after, parents, _NO_COUNTS, winners, content.plain_conflicts())
         patch = content.patch or {}
         after = schema.replay(state, patch, content.made)
-        commit = schema.with_sizes(self._commit(header, content, parents, entries), state, (patch,), after)
+        commit = schema.with_sizes(commit, state, patch, after)
         return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.overlays)
 
     def _manual_opening(
@@ -440,26 +444,10 @@ class HistoryReader:
     ) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
         patch = content.patch or {}
-        header = _with_creation_time(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
+        header = _with_creation_time(CommitHeader(FIRST, node, 0, 1, True, (), None, (), 0, 0), rows)
         after = self.schema.replay(before, patch, content.made)
-        commit = self.schema.with_sizes(self._commit(header, content, (), []), before, (patch,), after)
+        commit = self.schema.with_sizes(self._commit(header, content, (), []), before, patch, after)
         return LogEntry(commit, after, (), _NO_COUNTS)
-
-    def _join(
-        self,
-        log: list[LogEntry],
-        header: CommitHeader,
-        content: CommitContent,
-        parents: tuple[int, ...],
-        schema: Schema,
-    ) -> LogEntry:
-        """Merge again, with the recorded resolutions instead of the merge policies."""
-        node = header.node.removeprefix("join:")
-        join = Join(log, node, schema, RecordedResolutions(content.resolutions, content.made), len(log))
-        merged = join.merge(parents, [log[parent].state for parent in parents])
-        commit = self._commit(header, content, parents, log)._replace(patch=merged.patch)
-        commit = join.with_sizes(commit, merged)
-        return LogEntry(commit, merged.state, parents, _NO_COUNTS, merged.winners, merged.conflicts, merged.resolutions)
 
     def _commit(
         self, header: CommitHeader, content: CommitContent, parents: tuple[int, ...], log: list[LogEntry]

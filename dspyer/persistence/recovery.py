@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dspyer.ids import FIRST
 from dspyer.persistence.reader import (
     FoldedRun,
     HistoryReader,
@@ -178,7 +179,7 @@ def _rebased(part: RunRows, index: int) -> RunRows:
     first, *rest = part.rows
     shifted = [_shifted(row, index) if row.kind in COMMITS else row for row in rest]
     commit_id, node = ("", "") if first.kind not in COMMITS else CommitHeader.parse(first.header)[:2]
-    header = CommitHeader(commit_id or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
+    header = CommitHeader(commit_id or FIRST, node or "START", 0, 1, True, (), None, (), 0, 0)
     opening = Row(first.seq, RowKind.COMMIT, header.pack(), Content(CommitContent({}), encode_commit_content))
     ended = [Row(first.seq, RowKind.END, first.header, first.content)] if first.kind == RowKind.END else []
     return part._replace(rows=(opening, *ended, *shifted))

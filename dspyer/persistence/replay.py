@@ -1,9 +1,9 @@
 """Replay: fold the rows of an unfinished run to the scheduler's `RunState`, so that it can be resumed.
 
 This is event sourcing: the state of a run is the fold of its log. The scheduler's pure functions that made the log
-(`begin`, `advance`) are called again with what the rows have recorded: patches, routes, overlays of a `Send`, and the
-resolutions of merge policies. Neither nodes nor routers, policies or LMs are called, so replay is deterministic and
-costs no tokens.
+(`begin`, `advance`) are called again with what the rows have recorded: patches, routes, overlays of a `Send`, and what
+joins have made. Neither nodes nor routers, policies, reducers of users or LMs are called, and nothing is merged: replay
+is deterministic and costs no tokens. Of an open fork it has the lineage, which the next join needs.
 
 A log may have been cut at a past version. It may lack the commits that proved that no other branch could still reach a
 join; where the log has the commit of a group that the scheduler would let wait, the group is forced to start.
@@ -18,9 +18,11 @@ from typing import Any
 
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
-from dspyer.patch import seal
+from dspyer.ids import Address
+from dspyer.patch import apply, seal
 from dspyer.persistence.rows import CommitContent, CommitHeader, Decode, RowKind, attempts_of, read_commit_content
-from dspyer.scheduler.join import RecordedResolutions
+from dspyer.scheduler.join import JoinResult
+from dspyer.scheduler.lineage import joined_counts, merge_base
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, append_commit, begin, force_ready, plan
 from dspyer.scheduler.topology import END as END_NODE
@@ -115,19 +117,20 @@ def _execution_of(run: RunState, header: CommitHeader) -> tuple[RunState, Execut
 
 
 def _replay_join(run: RunState, header: CommitHeader, content: CommitContent) -> RunState:
-    parents, node = set(header.parents or ()), header.node.removeprefix("join:")
+    parents, node = header.parents or (), header.node.removeprefix("join:")
 
     def joins(group: Group) -> bool:
         heads = {branch.head for branch in group.branches}
-        return len(group.branches) > 1 and group.position[0] == node and heads == parents
+        return len(group.branches) > 1 and group.position[0] == node and heads == set(parents)
 
     run, index = _ready_index(run, joins)
     if index is None:
         raise _impossible(header)
-    run, _, _ = begin(run, index, RecordedResolutions(content.resolutions, content.made))
-    if run.failures:
-        raise run.failures[0].error
-    return run
+    log = run.log
+    counts = joined_counts(log, *merge_base(log, parents), run.topology.schema.none_by_default)
+    winners = content.winner_indexes(log, header.id, len(log))
+    state = apply(log[parents[0]].state, content.made)
+    return begin(run, index, JoinResult(state, content.patch or {}, content.plain_conflicts(), winners, counts))[0]
 
 
 def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunState, int | None]:
@@ -160,14 +163,13 @@ def update_commit(
 
     It takes no index of its own. So the ids of later executions stay the same, and with them their recorded effects.
     """
-    before, _, count = branch.id.partition("+")
-    number = int(count or 0) + 1
+    change = Address.parse(branch.id).changed()
     return Commit(
-        f"{before}+{number}",
+        str(change),
         version,
         author,
         branch.path,
-        number,
+        change.change,
         branch.step + 1,
         seal(patch),
         (branch.id,),

@@ -4,9 +4,9 @@ A run is an append-only log. One row is a commit, or something else that must su
 
     open      the patch with which a run begins, written before any node runs
     commit    the commit of a node, or of the inputs
-    join      the commit of a join, with the resolutions of its merge policies
+    join      the commit of a join, with what the join made: no reader merges again
     update    a manual commit: it changes the state, and not which node comes next
-    merge     the commit that merges two threads: its run has two parents
+    merge     the commit that merges two threads, stored as a join: its run has two parents
     item      the result of one item of a map
     once      the result of `ctx.once`
     ask       a question
@@ -36,7 +36,6 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     without    the rows before this part that do not count, as ranges of indexes
     names      new names of nodes by their old ones, if another graph continues the run
     keys       the salt of the ids of runs with keys; from the first one on in each run of the thread
-    base       true for a merge of threads without a common commit, whose base the caller has named
 """
 
 from __future__ import annotations
@@ -48,17 +47,18 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import BranchPath, Commit, Exchange, Question
+from dspyer.events import BranchPath, Commit, Exchange, MergedConflict, Question
 from dspyer.failure import Failure
-from dspyer.patch import SealedPatch, decode_update, encode_update
-from dspyer.scheduler.lineage import LogEntry, Resolution
-from dspyer.scheduler.run_state import path_of_id
+from dspyer.ids import path_of_id
+from dspyer.patch import DELETE, SealedPatch, decode_update, encode_update
+from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.schema.schema import NOTHING_MADE
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
+from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.refusals import KeyPath
 
 Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
@@ -303,6 +303,7 @@ def commit_row(
     index: int,
     scope: tuple[str, ...],
     made: Mapping[str, Any],
+    winners: Mapping[KeyPath, str],
     is_opening: bool = False,
     items: MapItems | None = None,
     lm_calls: tuple[Any, ...] = (),
@@ -314,7 +315,8 @@ def commit_row(
         entry: the commit in the log of its run.
         index: its index there.
         scope: local ids of the executions around it.
-        made: how it has changed the fields that functions of the user fold.
+        made: how it has changed the fields that functions of the user fold; of a join, all fields that it changed.
+        winners: of a join, the id of the commit that wrote each resolved value.
         is_opening: whether its patch is in the run's open row already, and is not written again.
         items: of a map, which item rows hold its results; None if its own row does.
         lm_calls: the LM calls of the execution, packed.
@@ -343,11 +345,12 @@ def commit_row(
         None if is_opening else commit.patch,
         entry.sends,
         commit.reason,
-        entry.resolutions,
         commit.failure,
         commit.failed_attempts,
         lm_calls,
         made,
+        frozen_conflicts(entry.conflicts),
+        winners,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
     encode = encode_commit_content if items is None else partial(_encode_without, items.field)
@@ -362,7 +365,7 @@ def manual_commit_row(
     Args:
         kind: `UPDATE` or `MERGE`.
         commit: the commit.
-        content: its patch, and the resolutions of the merge policies.
+        content: its patch, and what it made of fields.
         graph_blobs: what is stored of the graph, by id, if a run begins with this row.
     """
     started = int(commit.started * 1_000)
@@ -534,41 +537,64 @@ class CommitContent(NamedTuple):
         patch: None if it is the patch of the run's open row.
         overlays: what a `Send` adds to the state of each branch that it starts; empty without a `Send`.
         reason: why an LM router chose the route.
-        resolutions: what the merge policies of a join decided.
         failure: the failure after which the branch went along an error edge.
         failed_attempts: the attempts that raised before the one that was committed.
         lm_calls: the LM calls of the execution, packed (see `lm_calls`).
-        made: how the fields have changed that functions of the user fold; readers call none of these.
+        made: how the fields have changed that functions of the user fold; readers call none of these. Of a join, how
+            all fields have changed that differ from its first parent.
+        conflicts: those of a join that were resolved, with frozen values.
+        winners: for each path that a join resolved, the id of the commit that wrote the kept value; an id within the
+            run, or of a merge of threads a global one, except for its own.
     """
 
     patch: Mapping[str, Any] | None
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
     reason: str | None = None
-    resolutions: tuple[Resolution, ...] = ()
     failure: Failure | None = None
     failed_attempts: tuple[Failure, ...] = ()
     lm_calls: tuple[Any, ...] = ()
     made: Mapping[str, Any] = NOTHING_MADE
+    conflicts: tuple[MergedConflict, ...] = ()
+    winners: Mapping[KeyPath, str] = NOTHING_MADE
+
+    def plain_conflicts(self) -> tuple[MergedConflict, ...]:
+        """Return the conflicts as users see them."""
+        return tuple([_with_values(conflict, thaw) for conflict in self.conflicts])
+
+    def winner_indexes(self, log: Log, own: str, index: int) -> dict[KeyPath, int]:
+        """Return the winners as indexes of a log, in which this commit is at `index` and has the id `own`."""
+        found: dict[KeyPath, int] = {}
+        for path, winner in self.winners.items():
+            places = (at for at in range(index - 1, -1, -1) if log[at].commit.id == winner)
+            place = index if winner == own else next(places, None)
+            if place is None:
+                raise StoreError(f"commit {own} has a value of commit {winner!r}, which is not in the log before it")
+            found[path] = place
+        return found
 
 
-LM_CALLS_INDEX: Final = 5
+LM_CALLS_INDEX: Final = 4
 """Where the JSON form of a commit's content has its LM calls."""
 
 _NO_FAILURES: Final[tuple[Any, ...]] = (None, ())
-_NO_MORE: Final[tuple[Any, ...]] = ((), None, (), _NO_FAILURES, (), NOTHING_MADE)
+_NO_MORE: Final[tuple[Any, ...]] = ((), None, _NO_FAILURES, (), NOTHING_MADE, (), ())
 
 
 def encode_commit_content(content: CommitContent) -> Any:
     """Return the JSON form of a commit's content. Most commits have a patch and nothing else: a list of one item."""
-    patch, overlays, reason, resolutions, failure, failed, lm_calls, made = content
+    patch, overlays, reason, failure, failed, lm_calls, made, conflicts, winners = content
     encoded = None if patch is None else _encode_updates(patch)
     failures = (
         None if failure is None and not failed else [failure and _plain(failure), [_plain(one) for one in failed]]
     )
-    if not overlays and reason is None and not resolutions and failures is None and not lm_calls and not made:
+    if not overlays and reason is None and failures is None and not lm_calls and not made and not winners:
         return [encoded]
     sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
-    full = [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
+    full = [encoded, sent, reason]
+    if winners:  # every conflict that was resolved has one
+        won = [[_encode_path(path), winner] for path, winner in winners.items()]
+        more = [_encode_updates(made), [_encode_conflict(conflict) for conflict in conflicts], won]
+        return [*full, failures or _NO_FAILURES, lm_calls, *more]
     if lm_calls or made:
         return [*full, failures or _NO_FAILURES, lm_calls, *([_encode_updates(made)] if made else ())]
     return full if failures is None else [*full, failures]
@@ -590,15 +616,17 @@ def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) 
     patch = None if encoded_patch is None else _decode_updates(encoded_patch, decode)
     if not more:
         return CommitContent(patch)
-    sent, reason, resolved, (failure, failed), _, made = (*more, *_NO_MORE[len(more) :])  # _: `lm_calls` reads these
+    # `lm_calls` reads those.
+    sent, reason, (failure, failed), _, made, conflicts, winners = (*more, *_NO_MORE[len(more) :])
     return CommitContent(
         patch,
         tuple([None if overlay is None else decode(overlay) for overlay in sent]),
         reason,
-        tuple([_decode_resolution(resolution, decode) for resolution in resolved]),
         None if failure is None else Failure(**failure),
         tuple([Failure(**one) for one in failed]),
         made=_decode_updates(made, decode),
+        conflicts=tuple([_decode_conflict(conflict, decode) for conflict in conflicts]),
+        winners={_decode_path(path, decode): winner for path, winner in winners},
     )
 
 
@@ -627,14 +655,32 @@ def attempts_of(header: CommitHeader, content: CommitContent) -> dict[str, Any]:
     }
 
 
-def _encode_resolution(resolution: Resolution) -> list[Any]:
-    parts: list[Any] = [resolution.policy, resolution.chosen]
-    return [*parts, encode_update(resolution.value)] if resolution.chosen == "new" else parts
+def _encode_path(path: KeyPath) -> list[Any]:
+    return [encoding.encode(key) for key in path]
 
 
-def _decode_resolution(encoded: list[Any], decode: Decode) -> Resolution:
-    policy, chosen, *value = encoded
-    return Resolution(policy, chosen, decode_update(value[0], decode) if value else None)
+def _decode_path(encoded: list[Any], decode: Decode) -> KeyPath:
+    return tuple([decode(key) for key in encoded])
+
+
+def _encode_conflict(conflict: MergedConflict) -> list[Any]:
+    join, path, base, sides, policy, value, winner = _with_values(conflict, encode_update)
+    return [join, _encode_path(path), base, sides, policy, value, winner]
+
+
+def _decode_conflict(encoded: list[Any], decode: Decode) -> MergedConflict:
+    join, path, *rest = encoded
+    return _with_values(MergedConflict(join, _decode_path(path, decode), *rest), lambda one: decode_update(one, decode))
+
+
+def frozen_conflicts(conflicts: Iterable[MergedConflict]) -> tuple[MergedConflict, ...]:
+    """Return conflicts as contents hold them: users may change the values that a run has shown them."""
+    return tuple([_with_values(one, lambda value: value if value is DELETE else freeze(value)) for one in conflicts])
+
+
+def _with_values(conflict: MergedConflict, of: Callable[[Any], Any]) -> MergedConflict:
+    values = tuple([(author, of(side)) for author, side in conflict.values])
+    return conflict._replace(base=of(conflict.base), values=values, value=of(conflict.value))
 
 
 class MapCommitContent(Content):

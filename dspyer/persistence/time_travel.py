@@ -16,6 +16,7 @@ from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall
+from dspyer.ids import Address, full_id
 from dspyer.patch import DELETE, Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
@@ -43,7 +44,6 @@ from dspyer.scheduler.lineage import (
     touches,
     value_at,
 )
-from dspyer.scheduler.run_state import COMMIT_NAME
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.values.freezing import same
@@ -249,8 +249,9 @@ class ThreadReader:
         listed, store = self.cache.listed(), self._reader.store
         if isinstance(version, int) or listed.has(version):
             return listed
+        label = Address.parse(version).run
         for run in store.runs(self._thread):
-            rows = store.rows(run.id) if version.startswith(f"{run.header.get('label')}/") else []
+            rows = store.rows(run.id) if label == run.header.get("label") else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
                 row = ThreadRow(self._thread, at, 0, root=self.cache.root)
@@ -261,15 +262,12 @@ class ThreadReader:
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
         """The commits of the graph inside of a node."""
-        outer = self.id_of(version) if isinstance(version, int) else version
+        outer = Address.parse(self.id_of(version) if isinstance(version, int) else version)
         listed = self.cache.listed()
         found: list[Commit] = []
         for run in read_runs(self._reader.store, listed.heads, self.cache.root):
-            # Ids are compared by prefix and never split: the name of a thread may hold any character.
-            for label in dict.fromkeys(run.labels.values()):
-                if outer.startswith(f"{label}/"):
-                    execution = outer.removeprefix(f"{label}/")
-                    found += inner_commits(self._reader, run, tuple(execution.split("/")))
+            if outer.run in run.labels.values():
+                found += inner_commits(self._reader, run, outer.inside)
         return found
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
@@ -437,20 +435,21 @@ class PageReader:
         return block, next(commit.id for commit in block.commits if commit.version == version)
 
     def _find_id(self, commit_id: str, head: Point | None, root: Point | None) -> tuple[Block, str] | None:
+        commit = Address.parse(commit_id)
+        if commit.scope or not commit.is_commit:
+            return None
         for span in runs_back(self._reader.store, head, root):
             label = span.labels[0]
-            name = commit_id.removeprefix(f"{label}/")
-            found = COMMIT_NAME.fullmatch(name)
-            has_label = name != commit_id
             # A run in several parts has commits with the labels of all of them: only the whole history knows these.
-            if found is not None and (has_label or "/" not in commit_id) and span.run is span.oldest:
-                kept = self._kept_with(span, f"{label}/{name}")
+            if commit.run in ("", label) and span.run is span.oldest:
+                name = full_id(label, commit.own)
+                kept = self._kept_with(span, name)
                 if kept is not None:
-                    return kept, f"{label}/{name}"
-                index = self._index_of(span, name, int(found[1]))
+                    return kept, name
+                index = self._index_of(span, commit.own, commit.index)
                 block = None if index is None else self._block(span, span.first + index, root)
-                return None if block is None else (block, f"{label}/{name}")
-            if "/" not in commit_id:  # an id without a run is one of the last run
+                return None if block is None else (block, name)
+            if not commit.run:  # an id without a run is one of the last run
                 return None
         return None
 

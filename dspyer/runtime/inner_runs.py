@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b
 from typing import Any
-from urllib.parse import quote
 
 import dspy
 
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
+from dspyer.ids import Address, full_id, id_prefix, part_id
 from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.program_calls import InsideRun
@@ -55,10 +55,10 @@ def request_inside(
         host = attempt.host
         return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
-    scope = tuple(attempt.local_id.split("/"))
+    execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
     inside = Inside(
         around=Around(around.events, attempt.node, attempt.index, around.outermost),
-        scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
+        scope=Address.parse(execution).inside,
         attempts=(*(() if around.inside is None else around.inside.attempts), attempt.number),
         keeps_commits=retried or (around.inside is not None and around.inside.keeps_commits),
         own_inputs=key is not None,
@@ -76,11 +76,6 @@ def request_inside(
 def _session_of(attempt: Attempt) -> Session | None:
     """The run that an attempt belongs to; None for a node that is called without one."""
     return attempt.host if isinstance(attempt.host, Session) else None
-
-
-def _escaped(key: str) -> str:
-    """A key as a part of an id, in which slashes and brackets have a meaning."""
-    return "".join([quote(char, safe="") if char in "%/[]" else char for char in key])
 
 
 @contextmanager
@@ -128,7 +123,7 @@ def check_same_inputs(
     """
     text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    place = RecordKey("/".join(inside.scope), "inputs")
+    place = RecordKey(full_id(*inside.scope), "inputs")
     if begun:
         if records.effects.get(place, digest) != digest:
             raise AttemptError(
@@ -158,7 +153,7 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
             around.notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
         if request.outcome.returned is not None:
             inside = request.inside or Inside()
-            prefix = "/".join((*inside.label, *inside.scope, ""))
+            prefix = id_prefix(*inside.label, *inside.scope)
             for logged in internals_of(request.outcome.returned).logged_checks:
                 scope = (*inside.scope, *logged.scope)
                 commits = [one._replace(id=prefix + one.id) for one in logged.commits]

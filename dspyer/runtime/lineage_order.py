@@ -14,12 +14,13 @@ from dspyer.dspy_module.tracing import Steps, is_apart, is_rejected, rejected_st
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath, TraceStep
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import execution_id
 from dspyer.nodes.check import FinderNode, rejected_executions
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, ancestry
-from dspyer.scheduler.run_state import Branch, FailedBranch, RunState, execution_id, last_attempt
+from dspyer.scheduler.run_state import Branch, FailedBranch, RunState, last_attempt
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same

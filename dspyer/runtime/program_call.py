@@ -19,6 +19,7 @@ from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, is_lost_work
 from dspyer.executors.call import lost
 from dspyer.graph.spec import GraphSpec, check_inputs
+from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.streaming import Streaming
 from dspyer.nodes.answer_types import first_of
@@ -100,7 +101,7 @@ class ProgramCall:
             state = schema.initial_state(inputs, commit_id="inputs")
             schema.check_state_limit(None, ImmutableState(), inputs, state)
             return _new_run(topology, state)
-        commit_id = "/".join((*inside.label, *inside.scope, "inputs"))
+        commit_id = full_id(*inside.label, *inside.scope, "inputs")
         state = schema.initial_state(
             inputs if inside.own_inputs else schema.as_replacements(inputs, commit_id),
             commit_id=commit_id,

@@ -11,13 +11,13 @@ part of the user message, to the outputs that were accepted. No single turn lead
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer.display.redaction import Redactor
+from dspyer.ids import id_order
 from dspyer.nodes.check import PROBLEMS, CheckedCommit, FinderNode, Repair
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace
@@ -71,8 +71,8 @@ def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[s
 def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> list[dspy.Example]:
     """The repairs in the graphs of a run: those of one graph in the order of its commits, outer graphs first."""
     found: list[dspy.Example] = []
-    for one in sorted(logged, key=lambda one: [_natural(execution) for execution in one.scope]):
-        for index, commit in sorted(enumerate(one.commits), key=lambda pair: _natural(pair[1].id)):
+    for one in sorted(logged, key=lambda one: [id_order(execution) for execution in one.scope]):
+        for index, commit in sorted(enumerate(one.commits), key=lambda pair: id_order(pair[1].id)):
             check = one.checks.get(commit.node)
             if check is None or check.rejects(commit.route):
                 continue
@@ -80,11 +80,6 @@ def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> lis
                 repair = check.repair_in(one.commits, index, one.nodes)
                 found += [] if repair is None else [_example(repair, commit.id, check.into, redactor)]
     return found
-
-
-def _natural(execution: str) -> list[tuple[int, str]]:
-    """Sorts `trunk:2` before `trunk:10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", execution)]
 
 
 def _is_empty(update: Any) -> bool:

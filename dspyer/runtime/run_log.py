@@ -13,6 +13,7 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
+from dspyer.ids import full_id, path_of_id, whole_execution
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
@@ -22,7 +23,7 @@ from dspyer.persistence.lm_calls import NO_CALLS
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.run_start import Inside, RunIds, RunStart
-from dspyer.scheduler.run_state import RunState, path_of_id
+from dspyer.scheduler.run_state import RunState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
@@ -57,12 +58,13 @@ class CommitRows:
                 found += lm_calls.rows_inside(execution, packed)
                 calls = lm_calls.packed(execution, int(commit.started * 1_000), packed)
             is_first = commit.patch is self._first_patch  # the row of its start has it already
-            made, schema = {}, run.topology.schema
-            if schema.user_folded and entry.parents:  # a join may have changed each of these fields
-                written = commit.patch if len(entry.parents) == 1 else schema.user_folded
-                made = schema.made(run.log[entry.parents[0]].state, entry.state, written)
+            made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
+            if joined or (schema.user_folded and entry.parents):
+                before, written = run.log[entry.parents[0]].state, None if joined else commit.patch
+                made = schema.made(before, entry.state, written)
+            winners = {path: run.log[winner].commit.id for path, winner in entry.winners.items()}
             items = _item_results(commit, self._nodes.get(commit.node), self._records, execution)
-            found.append(commit_row(entry, index, self._ids.scope, made, is_first, items, *calls))
+            found.append(commit_row(entry, index, self._ids.scope, made, winners, is_first, items, *calls))
         return found
 
 
@@ -187,7 +189,9 @@ class KeptCommits:
         rows = [row.numbered(seq) for seq, row in enumerate(self._commits.since(self._known, run))]
         committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.
-        found = {name: steps for name, steps in list(traces.items()) if name in committed or "[" in name}
+        found = {
+            name: steps for name, steps in list(traces.items()) if name in committed or whole_execution(name) != name
+        }
         self._records.kept[self._inside.scope] = KeptRun(
             self._inside.attempts, (*self._before.rows, *rows), found, self.posts
         )
@@ -214,4 +218,4 @@ def _origin(row: Row) -> tuple[str, BranchPath, str]:
     if row.kind not in COMMITS:
         return row.kind, (), str(row.header[0])
     header = CommitHeader.parse(row.header)
-    return header.node, header.branch, "/".join((*header.scope, header.id))
+    return header.node, header.branch, full_id(*header.scope, header.id)

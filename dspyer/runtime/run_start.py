@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.budget import Budget
+from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.patch import Replace
 from dspyer.persistence.execution_records import AnswerSource, KeptRun, no_answer
@@ -86,7 +87,7 @@ class RunIds(NamedTuple):
 
     def global_id(self, execution_id: str, *rest: str) -> str:
         """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
-        return "/".join((self.prefix + execution_id, *rest)) if rest else self.prefix + execution_id
+        return full_id(self.prefix + execution_id, *rest) if rest else self.prefix + execution_id
 
 
 class Around(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from dspyer.display.stats import Checked, ItemCounts, Mapped
 from dspyer.events import Event, ItemFinished
+from dspyer.ids import whole_execution
 from dspyer.nodes.check import rejecting_of
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
@@ -26,7 +27,7 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
     ended: dict[tuple[str, str], set[int]] = {}
     for event in events:
         if isinstance(event, ItemFinished):
-            execution = event.execution.rpartition("[")[0]
+            execution = whole_execution(event.execution)
             totals[execution] = event.items
             ended.setdefault((execution, event.status), set()).add(event.item)
     return {

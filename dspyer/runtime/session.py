@@ -44,6 +44,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import Layer, RunLayers
 from dspyer.nodes.attempt import Attempt, AttemptHost
 from dspyer.nodes.live_access import Peer, Together
@@ -71,7 +72,6 @@ from dspyer.scheduler.run_state import (
     Suspended,
     Transition,
     last_attempt,
-    path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
@@ -625,7 +625,7 @@ class Session(AttemptHost):
         if self.notes.checks:  # of nodes that have committed, along an error edge too: others may run again
             committed, depth = {entry.commit.id for entry in log}, len(self.ids.scope)
             inner = self.notes.checks.values()
-            found += [one for one in inner if one.scope[depth].partition("[")[0] in committed]
+            found += [one for one in inner if whole_execution(one.scope[depth]) in committed]
         return found
 
     def _show_failures(self) -> None:
@@ -638,10 +638,10 @@ class Session(AttemptHost):
 def _ids_of(start: RunStart, inside: Inside | None) -> RunIds:
     label, run_id = start.label, start.run_id
     if inside is None:
-        return RunIds(run_id, run_id, "/".join(label), (), "/".join((*label, "")), "", executing_id())
+        return RunIds(run_id, run_id, full_id(*label), (), id_prefix(*label), "", executing_id())
     scope = inside.scope
-    around, prefix = "/".join((*scope, "")) if scope else "", "/".join((*label, *scope, ""))
-    return RunIds(run_id, inside.root or run_id, "/".join(label), scope, prefix, around, "")
+    around, prefix = id_prefix(*scope), id_prefix(*label, *scope)
+    return RunIds(run_id, inside.root or run_id, full_id(*label), scope, prefix, around, "")
 
 
 class SessionEnd(NamedTuple):

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.errors import NodeOutputError, StoreError, annotate
-from dspyer.events import Commit, MergedConflict
+from dspyer.errors import NodeOutputError, annotate
+from dspyer.events import MergedConflict
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.policies import Conflict, Resolve, merge_values
 from dspyer.reducers import Keyed
@@ -34,18 +34,16 @@ from dspyer.scheduler.lineage import (
     Log,
     Obstacle,
     ReachableCommit,
-    Resolution,
     existing_prefix,
-    extra_counts,
+    joined_counts,
     last_writer,
     merge_base,
     value_at,
 )
-from dspyer.schema.schema import NOTHING_MADE, Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-from dspyer.values.persistent import PersistentMap
 from dspyer.values.refusals import KeyPath
 
 FindWriters = Callable[[KeyPath, Any, Any], tuple[int, int]]
@@ -53,23 +51,6 @@ FindWriters = Callable[[KeyPath, Any, Any], tuple[int, int]]
 
 PolicyLookup = Callable[[KeyPath], tuple[str, Callable[[Conflict], Any]]]
 """The path of a conflict -> the name of its merge policy, and the function that decides."""
-
-
-class RecordedResolutions:
-    """A `PolicyLookup` that repeats the resolutions of a join, in their order, instead of calling policies again.
-
-    `made` has what functions of the user made of their fields, as changes of the first branch's state.
-    """
-
-    def __init__(self, resolutions: Iterable[Resolution], made: Mapping[str, Any]) -> None:
-        self.made = made
-        self._remaining = iter(tuple(resolutions))
-
-    def __call__(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
-        resolution = next(self._remaining, None)
-        if resolution is None:
-            raise StoreError(f"the log has no resolution for the conflict at {path!r}: it is not the log of this join")
-        return resolution.policy, resolution.value_of
 
 
 class JoinResult(NamedTuple):
@@ -81,15 +62,13 @@ class JoinResult(NamedTuple):
         conflicts: the conflicts, as users see them.
         winners: for each path that was resolved, the log index of the commit that wrote the kept value.
         counts: the counts of the joined lineage.
-        resolutions: what the merge policies decided, in the order in which they were asked.
     """
 
     state: ImmutableState
-    patch: dict[str, Any]
+    patch: Mapping[str, Any]
     conflicts: tuple[MergedConflict, ...]
     winners: dict[KeyPath, int]
     counts: LineageCounts
-    resolutions: tuple[Resolution, ...] = ()
 
 
 class JoinFailedError(Exception):
@@ -124,16 +103,10 @@ class Join:
         self.schema = schema
         self.policies = policies
         self.index = index
-        self.made = policies.made if isinstance(policies, RecordedResolutions) else NOTHING_MADE
-        self.resolutions: list[Resolution] = []
         self.conflicts: dict[KeyPath, MergedConflict] = {}
         self.winners: dict[KeyPath, int] = {}
         self.resolved: dict[KeyPath, Any] = {}  # the value that was kept at each path of `winners`
         self.merged: set[str] = set()  # fields that more than one branch changed
-
-    def with_sizes(self, commit: Commit, result: JoinResult) -> Commit:
-        """The commit of this join with the sizes of the fields that have limits."""
-        return self.schema.with_sizes(commit, self.base.state, self._patches(result), result.state)
 
     def check_state_limit(self, result: JoinResult) -> None:
         """Raises `JoinFailedError`, naming the writers, if the joined state exceeds the size limit of the state."""
@@ -192,12 +165,12 @@ class Join:
         state = self._validated(state)
         for field, updates in live.items():
             state = state.set(field, self._fold_by_arrival(field, updates))
-        for field, change in self.made.items():
-            value = apply_value(states[0].raw(field, DELETE), change)
-            state = state.discard(field) if value is DELETE else state.set(field, value)
+        first = [name for name in states[0] if name in state]
+        if first != list(state)[: len(first)]:  # one branch deleted a field, and a later one had another value
+            state = ImmutableState({name: state.raw(name) for name in dict.fromkeys((*first, *state))})
         self._drop_stale_resolutions(state)
-        conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.resolutions)
-        return JoinResult(state, self._patch(state), conflicts, self.winners, self._counts(), resolutions)
+        counts = joined_counts(self.log, base, commits, self.schema.none_by_default)
+        return JoinResult(state, self._patch(state), tuple(self.conflicts.values()), self.winners, counts)
 
     def _record_writes(self, field: str, writes: list[ReachableCommit]) -> None:
         self.writes.setdefault(field, []).extend(writes)
@@ -265,8 +238,6 @@ class Join:
         try:
             return self.schema.fold(field, value, update)
         except Exception as error:
-            if field in self.made:  # by a function that has changed since; `merge` sets what it made then
-                return value
             raise self._failed(error, field) from error
 
     def _resets(self, items: list[ReachableCommit], field: str) -> list[ReachableCommit]:
@@ -473,8 +444,6 @@ class Join:
                 self.conflicts[path] = record
                 raise self._failed(error) from error
             winner = right_index if value is right else left_index if value is left else self.index
-            chosen = "right" if value is right else "left" if value is left else "new"
-            self.resolutions.append(Resolution(policy, chosen, value if chosen == "new" else None))
             self.winners[path] = winner
             self.resolved[path] = value
             self.conflicts[path] = record._replace(value=thaw(value), winner=self._author(winner))
@@ -582,27 +551,6 @@ class Join:
             else:
                 patch[field] = keyed.make_update(values)
         return patch
-
-    def _counts(self) -> LineageCounts:
-        """The counts at the base, and each commit after it once. Adding up those of the heads would count twice."""
-        counts = self.base.counts
-        assert counts is not None  # they are kept where branches part, and these have parted at the base
-        at_base = counts
-        added: dict[Any, Any] = {}
-
-        def before(key: Any, default: int) -> Any:
-            return added.get(key) or at_base.get(key, default)
-
-        for item in self.commits:
-            commit = self.log[item.log_index].commit
-            for key in (commit.node, commit.branch):
-                added[key] = before(key, 0) + 1
-            added |= extra_counts(commit, self.schema.none_by_default, before)
-        if len(added) > len(counts):  # setting so many keys one by one costs more than a new map
-            return PersistentMap({**dict(counts.items()), **added})
-        for key, count in added.items():
-            counts = counts.set(key, count)
-        return counts
 
 
 def _in_order_of(state: ImmutableState, touched: dict[str, list[ReachableCommit]]) -> list[str]:

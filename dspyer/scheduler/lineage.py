@@ -16,26 +16,14 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import BranchPath, Commit, MergedConflict
+from dspyer.ids import Address
 from dspyer.patch import DELETE
-from dspyer.policies import Conflict
 from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap
 from dspyer.values.refusals import KeyPath
-
-
-class Resolution(NamedTuple):
-    """What a merge policy decided about one conflict: `chosen` is `"left"`, `"right"` or `"new"`."""
-
-    policy: str
-    chosen: str
-    value: Any = None
-
-    def value_of(self, conflict: Conflict) -> Any:
-        """The value that was kept."""
-        return self.value if self.chosen == "new" else getattr(conflict, self.chosen)
 
 
 class LogEntry(NamedTuple):
@@ -48,7 +36,6 @@ class LogEntry(NamedTuple):
         counts: the counts of its lineage; kept where branches part, since only a join needs them.
         winners: for a join, the log index of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
-        resolutions: for a join, what the merge policies decided, in the order in which they were asked.
         sends: what a `Send` brings to each branch that starts here, None for one without; empty if none has one.
     """
 
@@ -58,7 +45,6 @@ class LogEntry(NamedTuple):
     counts: LineageCounts | None
     winners: Mapping[KeyPath, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
-    resolutions: tuple[Resolution, ...] = ()
     sends: tuple[FrozenDict[str, Any] | None, ...] = ()
 
     @property
@@ -267,13 +253,37 @@ def extra_counts(
     return found
 
 
+def joined_counts(
+    log: Log, base: int, commits: Iterable[ReachableCommit], none_by_default: AbstractSet[str]
+) -> LineageCounts:
+    """The counts at the base of a join, and each commit after it once: those of the heads would count some twice."""
+    counts = log[base].counts
+    assert counts is not None  # they are kept where branches part, and these have parted at the base
+    at_base = counts
+    added: dict[Any, Any] = {}
+
+    def before(key: Any, default: int) -> Any:
+        return added.get(key) or at_base.get(key, default)
+
+    for item in commits:
+        commit = log[item.log_index].commit
+        for key in (commit.node, commit.branch):
+            added[key] = before(key, 0) + 1
+        added |= extra_counts(commit, none_by_default, before)
+    if len(added) > len(counts):  # setting so many keys one by one costs more than a new map
+        return PersistentMap({**dict(counts.items()), **added})
+    for key, count in added.items():
+        counts = counts.set(key, count)
+    return counts
+
+
 UPDATE_AUTHOR = "update"
 """The author of a manual commit, unless it was made as a node."""
 
 
 def is_manual(commit: Commit) -> bool:
     """Whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
-    return "+" in commit.id
+    return "+" in commit.id and Address.parse(commit.id).change > 0
 
 
 def lineage_counts(log: Log, head: int) -> LineageCounts:

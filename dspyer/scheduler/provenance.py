@@ -23,6 +23,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit
+from dspyer.ids import Address
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
 from dspyer.reducers import Reducer, Updates
@@ -278,7 +279,7 @@ class FieldIndexes:
         """The parts of the joined branches, folded as the join folded them. Its own patch is not applied yet."""
         field = self.of.field
         # Only within one run: posts are numbered by run.
-        if self.of.live and len({_run_of(log[one].commit.id) for one in (at, *parents)}) == 1:
+        if self.of.live and len({Address.parse(log[one].commit.id).run for one in (at, *parents)}) == 1:
             base, commits = merge_base(log, parents)
             writes = [item.log_index for item in commits if field in log[item.log_index].commit.patch]
             if any(log[one].commit.live is not None for one in writes):
@@ -463,10 +464,6 @@ def _parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tupl
 
 def _forks(entry: LogEntry) -> bool:
     return len(entry.commit.route) > 1
-
-
-def _run_of(commit_id: str) -> str:
-    return commit_id.rpartition("/")[0]
 
 
 # --- what a node has not seen

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from dspyer.events import BranchPath, Exchange, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.ids import Address, outermost_execution
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.scheduler.loops import Round
 from dspyer.scheduler.topology import Topology
@@ -173,12 +173,7 @@ def active_branches(run: RunState) -> list[Branch]:
     return sorted(branches, key=lambda branch: branch.path)
 
 
-# --- ids and paths
-
-
-def execution_id(path: BranchPath, index: int) -> str:
-    """The id of the commit number `index` of a branch path, and of the execution that makes it."""
-    return f"{path_text(path)}:{index}"
+# --- paths
 
 
 def contains_commit(branch: Branch, execution: str) -> bool:
@@ -186,35 +181,9 @@ def contains_commit(branch: Branch, execution: str) -> bool:
 
     The commits of one path are a chain, numbered from 0, so their count in the lineage decides.
     """
-    known: int = branch.counts.get(path_of_id(execution), 0)
-    return int(execution.rpartition(":")[2]) < known
-
-
-def path_text(path: BranchPath) -> str:
-    """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
-    return ".".join(map(str, path)) if path else "trunk"
-
-
-COMMIT_NAME = re.compile(r"(?:trunk|[0-9]{1,18}(?:\.[0-9]{1,18})*):([0-9]{1,18})(?:\+[0-9]+)?")
-"""The id of a commit without its run. The group is its step: at least as many commits of the run come before it.
-
-No run has so many that a number is longer than that."""
-
-
-def path_of_id(execution: str) -> BranchPath:
-    """The branch path in the id of an execution or commit: that of the run's own node around it; `()` for `""`.
-
-    Example:
-        >>> path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"), path_of_id("trunk:3")
-        ((1, 0), (1, 0), ())
-    """
-    path = outermost_execution(execution).rpartition(":")[0]
-    return () if path in ("trunk", "") else tuple(map(int, path.split(".")))
-
-
-def outermost_execution(execution: str) -> str:
-    """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
-    return execution.partition("/")[0].partition("[")[0]
+    commit = Address.parse(outermost_execution(execution))
+    known: int = branch.counts.get(commit.path, 0)
+    return commit.index < known
 
 
 def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:

@@ -29,8 +29,9 @@ from dspyer.events import (
     NodeStarted,
 )
 from dspyer.failure import Failure
+from dspyer.ids import execution_id, path_text
 from dspyer.patch import seal
-from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, RecordedResolutions
+from dspyer.scheduler.join import Join, JoinFailedError, JoinResult
 from dspyer.scheduler.lineage import NO_CALLS, LogEntry, ancestry, extra_counts, is_manual
 from dspyer.scheduler.run_state import (
     NOTHING_READY,
@@ -46,9 +47,7 @@ from dspyer.scheduler.run_state import (
     Transition,
     active_branches,
     collapse_forks,
-    execution_id,
     path_of,
-    path_text,
 )
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
@@ -91,12 +90,12 @@ def only_end_is_left(run: RunState) -> bool:
 
 
 def begin(
-    run: RunState, index: int = 0, policies: PolicyLookup | None = None
+    run: RunState, index: int = 0, recorded: JoinResult | None = None
 ) -> tuple[RunState, Execution | None, list[Event]]:
     """Starts the group at `index` of `plan`: joins its branches and makes an execution for the driver to call.
 
-    Conflicts of the join are resolved by `policies`, by default the merge policies of the graph. There is no execution
-    if the group has reached `END`, or if the join or a limit failed.
+    A replay passes the `recorded` result of the join: nothing is merged then. There is no execution if the group has
+    reached `END`, or if the join or a limit failed.
     """
     group, ready = run.ready.taken(index)
     position, branches, overlay, _ = group
@@ -106,7 +105,7 @@ def begin(
     if len(branches) > 1:
         run = run._replace(ready=ready)
         try:
-            run, branch, events = _join(run, group, policies)
+            run, branch, events = _join(run, group, recorded)
         except JoinFailedError as error:
             # The traceback of the error refers to this frame. If a local of it referred to the error in turn, that
             # cycle would keep both alive: so the failure is made in another function.
@@ -118,7 +117,7 @@ def begin(
         return _new(RunState, done), None, events
     path, counted = branch.path, branch.counts._data.get
     visit, number = counted(node, 0) + 1, counted(path, 0)
-    commit_id = execution_id(path, number) if path else f"trunk:{number}"
+    commit_id = execution_id(path, number)
     if node != START:
         if branch.step >= topology.max_steps and (limit := limit_error(topology, branch, node)) is not None:
             failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
@@ -163,7 +162,7 @@ def advance(
     how = (reason, started, duration, live, made, _NOTHING, None, failure, failed_attempts, cached)
     commit: Commit = _new(Commit, (*who, seal(patch), parents, attempt, route, *how))
     if schema.limited_fields or schema.state_limit is not None:
-        commit = schema.with_sizes(commit, before, (patch,), state)
+        commit = schema.with_sizes(commit, before, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
     if made != NO_CALLS or reason is not None or schema.none_by_default:
         changed |= extra_counts(commit, schema.none_by_default, counts.get)
@@ -173,7 +172,7 @@ def advance(
         overlays = tuple([target.overlay for target in targets])
         overlays = overlays if any(one is not None for one in overlays) else ()
     parents_at = (head,) if step else ()
-    entry: LogEntry = _new(LogEntry, (commit, state, parents_at, None if one else counts, _NOTHING, (), (), overlays))
+    entry: LogEntry = _new(LogEntry, (commit, state, parents_at, None if one else counts, _NOTHING, (), overlays))
     moved: Branch = _new(Branch, (path, fork_children, state, index, commit_id, step, counts))
     log = log.append(entry)
     events: list[Event] = [_new(Committed, (commit, first + index, ()))]
@@ -310,27 +309,27 @@ def _blocker(topology: Topology, positions: PersistentMap[Position, int], positi
 # --- joins
 
 
-def _join(run: RunState, group: Group, policies: PolicyLookup | None) -> tuple[RunState, Branch, list[Event]]:
+def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunState, Branch, list[Event]]:
     """Merges the branches of a group into one, and commits what the merge policies decided."""
     branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
     node = group.position[0]
     index = len(run.log)
-    topology = run.topology
-    policies = policies or topology.join_policies.get(node, topology.policies).decider_for
-    join = Join(run.log, node, topology.schema, policies, index)
-    merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
-    if not isinstance(join.policies, RecordedResolutions):  # a replay must not fail where the run itself did not
+    topology, author, first = run.topology, f"join:{node}", branches[0].state
+    heads, schema = tuple([branch.head for branch in branches]), topology.schema
+    if merged is None:
+        join = Join(run.log, node, schema, topology.join_policies.get(node, topology.policies).decider_for, index)
+        merged = join.merge(heads, [branch.state for branch in branches])
         join.check_state_limit(merged)
     fork_children = collapse_forks([path for branch in branches for path in branch.fork_children])
     path = path_of(fork_children)
     alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.suspended
-    count, visit = merged.counts.get(path, 0), merged.counts.get(join.author, 0) + 1
+    count, visit = merged.counts.get(path, 0), merged.counts.get(author, 0) + 1
     step = 1 + max([branch.step for branch in branches])
     commit_id = execution_id(path, count)
     commit = Commit(
         commit_id,
         run.first + index if alone else None,
-        join.author,
+        author,
         path,
         visit,
         step,
@@ -339,10 +338,10 @@ def _join(run: RunState, group: Group, policies: PolicyLookup | None) -> tuple[R
         route=(node,),
         started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
-    commit = join.with_sizes(commit, merged)
-    heads = tuple([branch.head for branch in branches])
-    entry = LogEntry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
-    counts = merged.counts.update({join.author: visit, path: count + 1})
+    if schema.limited_fields or schema.state_limit is not None:
+        commit = schema.with_sizes(commit, first, schema.made(first, merged.state, None), merged.state, folded=False)
+    entry = LogEntry(commit, merged.state, heads, None, merged.winners, merged.conflicts)
+    counts = merged.counts.update({author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), trunk_state=merged.state if alone else run.trunk_state)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
     events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit, run.first + index)]
@@ -378,7 +377,7 @@ def force_ready(run: RunState, position: Position) -> RunState:
 def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     """Adds a manual commit on top of the only active branch, with the state after it. The branch keeps its target."""
     (branch,) = active_branches(run)
-    commit = run.topology.schema.with_sizes(commit, branch.state, (commit.patch,), state)
+    commit = run.topology.schema.with_sizes(commit, branch.state, commit.patch, state)
     counts = branch.counts.update(extra_counts(commit, run.topology.schema.none_by_default, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}

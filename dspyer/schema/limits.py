@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dspyer.errors import GraphError, NodeOutputError, brief
-from dspyer.patch import DELETE, resets
+from dspyer.patch import DELETE, Tail, resets
 from dspyer.reducers import Reducer, Updates
 from dspyer.state import ImmutableState, cache_size, cached_size
 from dspyer.values import json as encoding
@@ -341,6 +341,10 @@ def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | N
             inside = [one[key] for one in ones if key in one]
             size += around + (_size_after(before, inside, now, None) if same_kind else _inner(now))
         size = max(2, size)
+    elif type(updates[-1]) is Tail:
+        kept, size = updates[-1].kept, size_of(old) if len(old) else 0
+        size -= sum([entry_size(None, old.raw(index)) + 2 for index in range(kept, len(old))])
+        size = max(2, size + sum([entry_size(None, item) + 2 for item in updates[-1].items.raw_items()]))
     else:
         return size_of(new)
     remember_size(new, size)

@@ -23,7 +23,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
-from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff_value
+from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff, diff_value
 from dspyer.reducers import Reducer, Updates, built_in
 from dspyer.schema.fields import (
     NO_OTHER_FIELDS,
@@ -43,7 +43,7 @@ from dspyer.values.persistent import as_map
 from dspyer.values.scalars import SCALARS
 
 NONE_VALID: Mapping[str, Any] = MappingProxyType({})
-NOTHING_MADE: Mapping[str, Any] = MappingProxyType({})
+NOTHING_MADE: Mapping[Any, Any] = MappingProxyType({})
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
 
@@ -203,7 +203,8 @@ class Schema:
     ) -> ImmutableState:
         """Return the state after a patch of `commit` or `begin`: reducers fold, nothing is validated again.
 
-        A field of `made` is not folded: it gets the value that it had then.
+        A field of `made` is not folded: it gets the value that it had then. So readers of a store call no function of
+        the user. The built-in reducers are part of the format of stores: what they make of an update never changes.
         """
         for name, update in patch.items():
             old = state.raw(name, DELETE)
@@ -212,11 +213,14 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return state
 
-    def made(self, before: ImmutableState, after: ImmutableState, written: Iterable[str]) -> dict[str, Any]:
+    def made(self, before: ImmutableState, after: ImmutableState, written: Iterable[str] | None) -> dict[str, Any]:
         """Return how the written fields have changed that functions of the user fold, for `replay`.
 
-        Stores hold it, since a reader of the field may have another function, or none.
+        Stores hold it, since a reader of the field may have another function, or none. Of a join, whose `written` is
+        None, it is how all fields have changed: no reader merges again.
         """
+        if written is None:
+            return diff(before, after, change_between)
         names = sorted(self.user_folded.intersection(written))
         return {name: change_between(before.raw(name, DELETE), after.raw(name, DELETE)) for name in names}
 
@@ -303,12 +307,24 @@ class Schema:
         """Return the sizes of the limited fields that a patch names, in the state after it."""
         return {name: size_of(state.raw(name)) for name in patch if name in self.limited_fields and name in state}
 
-    def with_sizes(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
-        """Return a commit with its `sizes` and `size`; `patches` is its patch, or those of the branches of a join."""
+    def with_sizes(
+        self,
+        commit: Commit,
+        before: ImmutableState,
+        patch: Mapping[str, Any],
+        after: ImmutableState,
+        *,
+        folded: bool = True,
+    ) -> Commit:
+        """Return a commit with its `sizes` and `size`.
+
+        `patch` was folded, or, if not `folded`, is the change from the first parent of a join.
+        """
         if self.limited_fields:
-            commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
+            commit = commit._replace(sizes=self.sizes(patch, after))
         if self.state_limit is not None:
-            commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
+            size = state_size_after(before, (patch,), after, self._reducers if folded else {})
+            commit = commit._replace(size=size)
         return commit
 
     def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:

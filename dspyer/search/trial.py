@@ -22,6 +22,7 @@ from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.lm_requests import in_rollout
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.ids import part_id
 from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
@@ -177,7 +178,7 @@ class TrialNode(ItemsNode):
                 made[commit.id] = [trial["name"] for trial in commit.patch.get(TRIALS, ())]
         led = {ROOT, *path_to(best)} if best else set()
         return {
-            execution: [(f"{execution}[{index}]", name in led) for index, name in enumerate(names)]
+            execution: [(part_id(execution, index), name in led) for index, name in enumerate(names)]
             for execution, names in made.items()
         }
 
@@ -205,7 +206,7 @@ class TrialNode(ItemsNode):
 def _within(call: Call, attempt: Any) -> Call:
     """The call for an execution inside another one."""
     outer = call.context
-    name = f"{outer.execution}[{attempt.execution.rpartition('[')[2]}"
+    name = part_id(outer.execution, attempt.part or attempt.index)
     return call._replace(context=Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt))
 
 

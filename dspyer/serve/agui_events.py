@@ -66,6 +66,7 @@ from dspyer.events import (
     Token,
 )
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import is_within, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session
@@ -298,7 +299,7 @@ class EventTranslator:
 
     def _is_text(self, token: Token) -> bool:
         """Whether a token belongs to a text for the user, by what its node writes."""
-        node = self._graph.nodes.get(self._nodes.get([*token.scope, token.execution][0].partition("[")[0], ""))
+        node = self._graph.nodes.get(self._nodes.get(whole_execution([*token.scope, token.execution][0]), ""))
         writes = None if node is None or node.writes is None else frozenset(node.writes)
         if token.field in self._texts:
             return not token.scope or writes is None or token.field in writes
@@ -356,13 +357,11 @@ class EventTranslator:
     def _unwritten_of(self, *path: str) -> list[str]:
         """The texts of an execution, of its parts, and of the runs inside of it; it has the executions around it."""
         *around, execution = path
-        depth, parts = len(around), f"{execution}["
+        depth = len(around)
         return [
             one
             for one, (_, found, _) in self._unwritten.items()
-            if [*found[:depth]] == around
-            and len(found) > depth
-            and (found[depth] == execution or found[depth].startswith(parts))
+            if [*found[:depth]] == around and len(found) > depth and is_within(found[depth], execution)
         ]
 
     def _end_texts(self, ids: Iterable[str]) -> Iterator[BaseEvent]:

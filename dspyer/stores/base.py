@@ -403,13 +403,13 @@ class Store(ABC):
 
     @abstractmethod
     def runs(self, thread: str) -> list[RunRow]:
-        """The stored runs that were made for a thread, in the order of their creation.
+        """The stored runs that were made for a thread, in the order of their start, by the clocks of their machines.
 
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> for epoch, run in enumerate("ba"):
-            ...     _ = store.write(Change("t", epoch, run=RunRow(run, "t", (), {})))
+            ...     _ = store.write(Change("t", epoch, run=RunRow(run, "t", (), {"started": epoch})))
             >>> [run.id for run in store.runs("t")]
             ['b', 'a']
         """

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 from dspyer.errors import StateError, brief
@@ -68,11 +67,6 @@ def decode_point(run: str | None, seq: int | None) -> Point | None:
 
 def decode_owner(data: bytes | str | None) -> Owner | None:
     return None if data is None else Owner(*json.loads(data))
-
-
-def decode_content(data: bytes | None, refs: Iterable[str]) -> Content | None:
-    """The content of two columns: its bytes, and the ids of the blobs that they refer to."""
-    return None if data is None else Content.stored(data, refs)
 
 
 BLOB_ID = re.compile("(?:[0-9a-f]{2})+")

@@ -20,17 +20,17 @@ How concurrent writers are kept apart:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
-from psycopg import sql
 
 from dspyer.errors import StoreError
 from dspyer.stores.base import (
     ENDINGS,
     NO_EPOCHS,
+    RESUME,
     Change,
     DeletionReport,
     ListedRun,
@@ -44,27 +44,38 @@ from dspyer.stores.base import (
     start_of,
 )
 from dspyer.stores.columns import (
-    decode_content,
-    decode_json,
-    decode_owner,
+    BLOB_ID,
+    DAMAGED,
+    decode_body,
     decode_point,
     decode_points,
     decode_text,
+    encode_blob_id,
+    encode_body,
+    encode_ended,
     encode_json,
     encode_text,
 )
-from dspyer.stores.content import Content
-from dspyer.stores.postgres_lists import list_runs
-from dspyer.stores.postgres_server import (
-    LAST_ENDING,
+from dspyer.stores.postgres_reading import (
+    LAST,
     MAX_SEQ,
+    ROW,
+    RUN,
+    THREAD,
+    decode_row,
+    decode_run,
+    decode_snapshot,
+    decode_thread,
+    last_end,
+    list_runs,
+)
+from dspyer.stores.postgres_server import (
     PATIENCE,
     SHARED,
     Connection,
+    PostgresSession,
     ServerConnections,
-    check_tables,
-    ending_column,
-    graph_column,
+    Values,
     prepare,
     split_address,
     with_schema,
@@ -76,21 +87,15 @@ SCHEMA = "dspyer"
 CONNECTIONS = 8
 
 T = TypeVar("T")
-Execute = Callable[..., list[tuple[Any, ...]]]
-"""Executes a statement with values and returns its rows."""
 
 # In all statements, {s} is the schema, and %b a value that is sent in binary form.
-_THREAD = """
-    SELECT head_run, head_seq, fencing, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
-        root_run, root_seq, runs FROM {s}.thread WHERE name = %b"""
+_THREAD = f"{THREAD} FROM {{s}}.thread WHERE name = %b"
 _NAMES = "SELECT name FROM {s}.thread WHERE name > %b ORDER BY name LIMIT %b::bigint"
-_RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
-_RUNS = "SELECT id, thread, parents, header FROM {s}.run WHERE thread = %b ORDER BY number"
-_ROWS = """
-    SELECT seq, kind, head, data, blob_ids FROM {s}.entry
-    WHERE run = %b AND seq >= %b AND seq <= coalesce(%b::bigint, 9223372036854775807) ORDER BY seq"""
-_BLOBS = "SELECT id, data FROM {s}.blob WHERE id = ANY(%b)"
-_SNAPSHOT = "SELECT seq, data, blob_ids FROM {s}.snapshot WHERE run = %b AND seq <= %b ORDER BY seq DESC LIMIT 1"
+_RUN = f"{RUN} FROM {{s}}.run WHERE id = %b"
+_RUNS = f"{RUN} FROM {{s}}.run WHERE thread = %b ORDER BY started, id"
+_ROWS = f"{ROW} WHERE run = %b AND seq BETWEEN %b AND %b::bigint ORDER BY seq"
+_BLOBS = "SELECT id, body FROM {s}.blob WHERE id = ANY(%b)"
+_SNAPSHOT = "SELECT run, seq, body FROM {s}.snapshot WHERE run = %b AND seq <= %b ORDER BY seq DESC LIMIT 1"
 
 
 class Postgres(Store):
@@ -128,7 +133,6 @@ class Postgres(Store):
         self._max_connections = connections
         self._connections = SHARED.setdefault((whole, connections), ServerConnections(whole, connections))
         self._connections.users.add(self)
-        self._writer = ChangeWriter(self._sql)
         self._prepared = False
         self._read_only = read_only
 
@@ -145,15 +149,11 @@ class Postgres(Store):
         return make, (self._public,)
 
     def write(self, change: Change) -> int:
-        self._check_writable()
-        encoded = self._writer.encode(change)
-        return self._run(lambda connection: self._writer.write(connection, change, encoded))
+        encoded = encode_change(change)
+        return self._run(lambda session: write_change(session, change, encoded), writes=True)
 
     def thread(self, name: str) -> ThreadRow | None:
-        for head, head_seq, epoch, owner, lease, root, root_seq, runs in self._fetch(_THREAD, encode_text(name)):
-            head_and_root = decode_point(head, head_seq), decode_point(root, root_seq)
-            return ThreadRow(name, head_and_root[0], epoch, decode_owner(owner), lease or 0.0, head_and_root[1], runs)
-        return None
+        return next((decode_thread(*columns) for columns in self._fetch(_THREAD, encode_text(name))), None)
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         return [decode_text(name) for (name,) in self._fetch(_NAMES, encode_text(after), limit)]
@@ -165,127 +165,60 @@ class Postgres(Store):
         return [decode_run(*columns) for columns in self._fetch(_RUNS, encode_text(thread))] if thread else []
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
-        return self._run(lambda connection: list_runs(connection, self._sql, query))
+        return self._run(lambda session: list_runs(session, query))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        return [decode_row(*columns) for columns in self._fetch(_ROWS, run, first, last)]
+        found = self._fetch(_ROWS, run, first, MAX_SEQ if last is None else last)
+        return [decode_row(*columns) for columns in found]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
-        return dict(self._fetch(_BLOBS, list(ids))) if ids else {}
+        keys = [bytes.fromhex(name) for name in ids if BLOB_ID.fullmatch(name)]
+        return {key.hex(): body for key, body in self._fetch(_BLOBS, keys)} if keys else {}
 
     def snapshot(self, at: Point) -> Snapshot | None:
-        for seq, data, refs in self._fetch(_SNAPSHOT, at.run, at.seq):
-            content = decode_content(data, refs or ())
-            return None if content is None else Snapshot(Point(at.run, seq), content)
-        return None
+        return next((decode_snapshot(*columns) for columns in self._fetch(_SNAPSHOT, at.run, at.seq)), None)
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        self._check_writable()
         gone = frozenset(threads)
-        return self._run(lambda connection: delete_threads(connection, self._sql, gone, epochs))
+        return self._run(lambda session: delete_threads(session, gone, epochs), writes=True)
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
-        def plan(threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary]) -> DeletionPlan:
-            return plan_delete_unreachable(threads, runs, thread)
-
-        self._check_writable()
-        return self._run(lambda connection: delete_planned(connection, self._sql, [thread], plan))
+        plan = partial(plan_delete_unreachable, thread=thread)
+        return self._run(lambda session: delete_planned(session, [thread], plan), writes=True)
 
     def drop_snapshots(self) -> None:
-        self._check_writable()
-        self._run(lambda connection: delete_snapshots(connection, self._sql))
+        self._run(delete_snapshots, writes=True)
 
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
-        self._check_writable()
-        tables = [
-            sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob", "ref")
-        ]
-        statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
-        self._run(lambda connection: connection.execute(statement))
+        tables = ", ".join([f"{{s}}.{name}" for name in ("thread", "run", "entry", "snapshot", "blob", "ref", "link")])
+        self._run(lambda session: session(f"VACUUM (FULL, ANALYZE) {tables}"), writes=True)
 
     def close(self) -> None:
         self._connections.close(self)
 
-    def _check_writable(self) -> None:
-        if self._read_only:
+    def _run(self, work: Callable[[PostgresSession], T], writes: bool = False) -> T:
+        if writes and self._read_only:
             raise StoreError(
                 f"the store {self.address!r} was opened for reading only: open_store(address) opens it to write"
             )
 
-    def _sql(self, statement: str) -> sql.Composed:
-        return sql.SQL(statement).format(s=sql.Identifier(self._schema))
-
-    def _run(self, work: Callable[[Connection], T]) -> T:
         def prepared(connection: Connection) -> T:
             if not self._prepared:
-                (check_tables if self._read_only else prepare)(connection, self._schema)
+                prepare(connection, self._schema, self._read_only)
                 self._prepared = True
-            return work(connection)
+            return work(PostgresSession(connection, self._schema))
 
         return self._connections.run(self, prepared)
 
     def _fetch(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        query = self._sql(statement)
-        return self._run(lambda connection: connection.execute(query, values, binary=True).fetchall())
-
-
-# --- columns: text of users is stored as bytes, see dspyer.stores.columns
-
-
-class RowColumns(NamedTuple):
-    """Rows on their way to the table, one list per column, in the order of the rows.
-
-    Attributes:
-        refs: for each row, the ids of its blobs in one text: an array of arrays would need equal lengths.
-        blobs: the blobs that may not be stored yet, by id.
-    """
-
-    seqs: list[int]
-    kinds: list[str]
-    heads: list[bytes]
-    datas: list[bytes | None]
-    refs: list[str | None]
-    blobs: dict[str, bytes]
-
-
-def encode_rows(rows: Iterable[Row]) -> RowColumns:
-    columns = RowColumns([], [], [], [], [], {})
-    for row in rows:
-        data, refs = encode_content(row.content, columns.blobs)
-        columns.seqs.append(row.seq)
-        columns.kinds.append(row.kind)
-        columns.heads.append(encode_json(row.header))
-        columns.datas.append(data)
-        columns.refs.append(None if refs is None else " ".join(refs))
-    return columns
-
-
-def encode_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[bytes | None, list[str] | None]:
-    """The bytes of a content and the ids of its blobs; the blobs themselves are added to `blobs`."""
-    if content is None:
-        return None, None
-    data, refs = content.data, content.refs
-    if refs:
-        blobs.update(content.blobs)
-    return data, list(refs) or None
-
-
-def decode_row(seq: int, kind: str, head: bytes, data: bytes | None, refs: list[str] | None) -> Row:
-    return Row(seq, kind, tuple(decode_json(head)), decode_content(data, refs or ()))
-
-
-def decode_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRow:
-    return RunRow(name, decode_text(thread), decode_points(parents), decode_json(header))
+        return self._run(lambda session: session(statement, values))
 
 
 # --- writing: one statement where that is enough, else one transaction
 
 MAX_NAME = 2_500
 """Bytes of a thread's name at most: an index of PostgreSQL cannot hold more than about 2,700."""
-
-MESSAGE = 16 * 1024 * 1024
-"""Bytes of blobs that are sent in one message."""
 
 LOCK_TIMEOUT = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
 """Ends the transaction if it waits longer than PATIENCE for a lock."""
@@ -306,277 +239,230 @@ _DURABILITY = f"set_config('synchronous_commit', CASE WHEN %(flush)s THEN {_FLUS
 
 # Whether the first new row directly follows the last stored one; a second row of its number violates the primary key.
 _FOLLOWS = """
-    CASE %(first)s::bigint WHEN 0 THEN EXISTS (SELECT FROM {s}.run WHERE id = %(run)b)
+    CASE %(first)s::bigint WHEN -1 THEN true WHEN 0 THEN EXISTS (SELECT FROM {s}.run WHERE id = %(run)b)
         ELSE EXISTS (SELECT FROM {s}.entry WHERE run = %(run)b AND seq = %(first)s::bigint - 1) END"""
 _COLUMNS = """
     head_run = coalesce(%(head_run)b, head_run), head_seq = coalesce(%(head_seq)s::bigint, head_seq),
     root_run = coalesce(%(root_run)b, root_run), root_seq = coalesce(%(root_seq)s::bigint, root_seq),
-    owner = CASE WHEN %(lease)s::float8 <= 0 THEN NULL WHEN %(lease)s::float8 > 0
-        THEN coalesce(%(owner)b::bytea, owner) ELSE owner END,
-    lease_until = CASE WHEN %(lease)s::float8 <= 0 THEN NULL WHEN %(lease)s::float8 > 0
-        THEN clock_timestamp() + make_interval(secs => %(lease)s::float8) ELSE lease_until END"""
-_NEW_ROWS = """
-    SELECT %(run)b, new.seq, new.kind, new.head, new.data, string_to_array(new.refs, ' ')
-    FROM {source}unnest(%(seqs)b::bigint[], %(kinds)b::text[], %(heads)b::bytea[], %(datas)b::bytea[], %(refs)b::text[])
-    AS new (seq, kind, head, data, refs)"""
-_INSERT_ROWS = f"""
-    WITH added AS (
-        INSERT INTO {{s}}.entry (run, seq, kind, head, data, blob_ids) {_NEW_ROWS.replace("{source}", "")}
-        RETURNING run, seq, blob_ids
-    ) INSERT INTO {{s}}.ref SELECT unnest(blob_ids), run, seq FROM added ON CONFLICT DO NOTHING"""
+    owner = CASE WHEN %(lease)s::float8 = 0 THEN NULL ELSE coalesce(%(owner)b::bytea, owner) END,
+    lease_until = coalesce(clock_timestamp() + make_interval(secs => %(lease)s::float8), lease_until)"""
+_INSERT_ROWS = """
+    INSERT INTO {s}.entry (run, seq, kind, body) SELECT %(run)b, new.*
+    FROM unnest(%(seqs)b::bigint[], %(kinds)b::text[], %(bodies)b::bytea[]) AS new"""
+# How the run ended, or that it was resumed: see `dspyer.stores.base.ListedRun`.
+_WRITE_ENDED = "UPDATE {s}.run SET ended = %(ended)b::bytea WHERE id = %(run)b"
 
 # A usual append, of rows without blobs: `held` is the row of the thread if its epoch is right, else nothing, and then
 # `added` adds nothing. Its answer is how many threads were found: 1, or 0 for a conflict.
 _APPEND = f"""
-    WITH held AS (%s), added AS (
-        INSERT INTO {{s}}.entry (run, seq, kind, head, data, blob_ids) {_NEW_ROWS.replace("{source}", "held, ")}
-    ) SELECT count(*), {_DURABILITY} FROM held"""
-_HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND "
-_APPEND_ROWS = _APPEND.replace("%s", f"{_HOLD}{_FOLLOWS} RETURNING 1", 1)
-_APPEND_NOTHING = f"WITH held AS ({_HOLD} true RETURNING 1) SELECT count(*), {_DURABILITY} FROM held"
-# How the run ended, or that it was resumed: see `dspyer.stores.base.ListedRun`.
-_WRITE_ENDING = "UPDATE {s}.run SET ended = %(ended)b::bytea WHERE id = %(run)b"
-_APPEND_END = _APPEND_ROWS.replace(") SELECT", f"), ended AS ({_WRITE_ENDING} AND EXISTS (SELECT FROM held)) SELECT", 1)
-_APPEND_WITHOUT_THREAD = _APPEND.replace(
-    "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
+    WITH held AS (
+        UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND {_FOLLOWS} RETURNING 1
+    ), added AS ({_INSERT_ROWS}, held) SELECT count(*), {_DURABILITY} FROM held"""
+_APPEND_END = _APPEND.replace(
+    " SELECT count", f", ended AS ({_WRITE_ENDED} AND EXISTS (SELECT FROM held)) SELECT count"
 )
+_APPEND_WITHOUT_THREAD = f"""
+    WITH held AS (SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run),
+    added AS ({_INSERT_ROWS}, held) SELECT count(*), {_DURABILITY} FROM held"""
 
-_LOCK_THREAD = """
-    SELECT fencing, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
-_NEW_THREAD = "INSERT INTO {s}.thread (name, fencing) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
-_MAX_DELETED_EPOCH = "SELECT largest FROM {s}.fence"
+_NEW_THREAD = """
+    INSERT INTO {s}.thread (name, fencing, lease_until, runs) VALUES (%(thread)b, 0, clock_timestamp(), 0)
+    ON CONFLICT DO NOTHING"""
+_LOCK_THREAD = f"{THREAD} FROM {{s}}.thread WHERE name = %(thread)b FOR UPDATE"
+_LARGEST_DELETED_EPOCH = "SELECT largest FROM {s}.fence"
 # KEY SHARE: writers do not exclude each other, but a deletion of these rows waits for them, and they for it.
 _HOLD_RUNS = "SELECT id FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
 _HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
-_LAST = """
-    SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
-_ROWS_OF_RUN = "SELECT seq, kind, head, data, blob_ids FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
+_RUNS_WITH_LAST = f"{RUN}, {LAST} FROM {{s}}.run AS run WHERE id = ANY(%b)"
 _INSERT_RUN = """
-    INSERT INTO {s}.run (id, thread, parents, header, started, graph) VALUES (%b, %b, %b, %b, %b::float8, %b::bytea)"""
-_INSERT_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
+    INSERT INTO {s}.run (id, thread, parents, header, graph, started) VALUES (%b, %b, %b, %b, %b::bytea, %b::float8)"""
+_INSERT_LINKS = "INSERT INTO {s}.link SELECT DISTINCT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
 # An update that changes nothing, not DO NOTHING: it locks a blob that another writer has just inserted, so that no
 # deletion can take it away before this transaction has committed its reference.
-_INSERT_BLOBS = """
-    INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1
-    ON CONFLICT (id) DO UPDATE SET id = excluded.id"""
-_DELETE_SNAPSHOT = "DELETE FROM {s}.snapshot AS gone WHERE run = %b AND seq = %b"
+_INSERT_BLOB = "INSERT INTO {s}.blob (id, body) VALUES (%b, %b) ON CONFLICT (id) DO UPDATE SET id = excluded.id"
+_INSERT_REFS = "INSERT INTO {s}.ref SELECT * FROM unnest(%b::bytea[], %b::text[], %b::bigint[]) ON CONFLICT DO NOTHING"
+_DELETE_SNAPSHOT = "DELETE FROM {s}.snapshot WHERE run = %b AND seq = %b RETURNING run, -1 - seq, body"
 _INSERT_SNAPSHOT = """
-    WITH added AS (
-        INSERT INTO {s}.snapshot (run, seq, data, blob_ids) VALUES (%b, %b, %b, %b)
-        ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, blob_ids = excluded.blob_ids
-        RETURNING run, seq, blob_ids
-    ) INSERT INTO {s}.ref SELECT unnest(blob_ids), run, -1 - seq FROM added ON CONFLICT DO NOTHING"""
-
+    INSERT INTO {s}.snapshot (run, seq, body) VALUES (%b, %b, %b)
+    ON CONFLICT (run, seq) DO UPDATE SET body = excluded.body"""
 _WRITE_THREAD = (
     f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(new_runs)s, {_COLUMNS} WHERE name = %(thread)b"
 )
+
+Ref = tuple[bytes, str, int]
+"""A use of a blob: the columns of the table `ref`."""
 
 
 class PostgresChange(NamedTuple):
     """A change, encoded before any lock is taken.
 
     Attributes:
-        rows: its rows.
-        snapshot: the bytes of its snapshot, and the ids of its blobs.
         values: the values of the statements, by name.
-        is_append: whether one statement may be enough.
-        ends: whether one of the rows is the end of the run, or a resume after it.
+        snapshot: the body of its snapshot.
+        blobs: the blobs that may not be stored yet.
+        refs: what its rows and its snapshot refer to.
     """
 
-    rows: RowColumns
-    snapshot: tuple[bytes, list[str] | None] | None
     values: dict[str, Any]
-    is_append: bool
-    ends: bool
+    snapshot: bytes
+    blobs: dict[bytes, bytes]
+    refs: list[Ref]
 
 
-class ChangeWriter:
-    """Encodes changes and writes them with a connection; `statement` fills in the name of the schema."""
+def encode_change(change: Change) -> PostgresChange:
+    if len(change.thread) > MAX_NAME // 4 and len(encode_text(change.thread)) > MAX_NAME:
+        raise ValueError(
+            f"the thread's name has more than {MAX_NAME} bytes, which PostgreSQL cannot index: use a shorter one"
+        )
+    last = next((row for row in reversed(change.rows) if row.kind in ENDINGS), None)
+    (head_run, head_seq), (root_run, root_seq) = change.head or (None, None), change.root or (None, None)
+    lease, snapshot = change.lease, change.snapshot
+    values: dict[str, Any] = {
+        "thread": encode_text(change.thread),
+        "epoch": change.epoch,
+        "head_run": head_run,
+        "head_seq": head_seq,
+        "root_run": root_run,
+        "root_seq": root_seq,
+        "owner": encode_json(change.owner) if change.owner is not None and lease else None,
+        "lease": None if lease is None else max(float(lease), 0.0),
+        # An epoch that a crash of the server loses could be given to a second owner.
+        "flush": change.flush or change.next_epoch is not None or not change.epoch,
+        "run": change.rows_of,
+        "first": change.rows[0].seq if change.rows else -1,
+        "ended": None if last is None or last.kind == RESUME else encode_ended(last),
+        "seqs": [row.seq for row in change.rows],
+        "kinds": [row.kind for row in change.rows],
+        "bodies": [encode_body(row.header, row.content) for row in change.rows],
+    }
+    contents = [(change.rows_of, row.seq, row.content) for row in change.rows]
+    if snapshot is not None:
+        contents.append((snapshot.at.run, -1 - snapshot.at.seq, snapshot.content))
+    blobs: dict[bytes, bytes] = {}
+    refs: list[Ref] = []
+    for run, seq, content in contents:
+        if content is not None and content.refs:
+            blobs.update({encode_blob_id(name): data for name, data in content.blobs.items()})
+            refs += [(encode_blob_id(name), run, seq) for name in content.refs]
+    return PostgresChange(values, b"" if snapshot is None else encode_body({}, snapshot.content), blobs, refs)
 
-    def __init__(self, statement: Callable[[str], sql.Composed]) -> None:
-        self._sql = statement
-        self._append_rows = statement(_APPEND_ROWS)
-        self._append_end = statement(_APPEND_END)
-        self._append_nothing = statement(_APPEND_NOTHING)
-        self._append_without_thread = statement(_APPEND_WITHOUT_THREAD)
 
-    def encode(self, change: Change) -> PostgresChange:
-        if len(change.thread) > MAX_NAME // 4 and len(encode_text(change.thread)) > MAX_NAME:
-            raise ValueError(
-                f"the thread's name has more than {MAX_NAME} bytes, which PostgreSQL cannot index: use a shorter one"
-            )
-        rows = encode_rows(change.rows)
-        last = next((row for row in reversed(change.rows) if row.kind in ENDINGS), None)
-        snapshot = None
-        if change.snapshot is not None:
-            data, refs = encode_content(change.snapshot.content, rows.blobs)
-            snapshot = data or b"", refs
-        head, root, lease = change.head, change.root, change.lease
-        new_epoch = change.next_epoch is not None
-        values: dict[str, Any] = {
-            "thread": encode_text(change.thread),
-            "epoch": change.epoch,
-            "head_run": None if head is None else head.run,
-            "head_seq": None if head is None else head.seq,
-            "root_run": None if root is None else root.run,
-            "root_seq": None if root is None else root.seq,
-            "owner": encode_json(change.owner) if change.owner is not None else None,
-            "lease": None if lease is None else float(lease),
-            # An epoch that a crash of the server loses could be given to a second owner.
-            "flush": change.flush or new_epoch or not change.epoch,
-            "run": change.rows_of,
-            "first": rows.seqs[0] if rows.seqs else 0,
-            "ended": None if last is None else ending_column(last.kind, encode_json(last.header)),
-            **rows._asdict(),
-        }
-        del values["blobs"]
-        refers = any(refs is not None for refs in rows.refs)
-        is_append = not new_epoch and _is_append(change) and not refers and (last is None or bool(change.thread))
-        return PostgresChange(rows, snapshot, values, is_append, last is not None)
+def write_change(session: PostgresSession, change: Change, encoded: PostgresChange) -> int:
+    """Write what is new of a change; return the epoch of its thread afterwards."""
+    if not encoded.refs and _is_append(change) and _append(session, change, encoded.values):
+        return change.epoch
+    with session.connection.transaction():
+        return _transact(session, change, encoded)
 
-    def write(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
-        """Write what is new of a change; return the epoch of its thread afterwards."""
-        if encoded.is_append and self._append(connection, change, encoded):
-            return change.epoch
-        with connection.transaction():
-            return self._transact(connection, change, encoded)
 
-    def _append(self, connection: Connection, change: Change, encoded: PostgresChange) -> bool:
-        """Append with one statement; False, and nothing is written, on any conflict."""
-        statement = self._append_rows if change.rows else self._append_nothing
-        if encoded.ends:
-            statement = self._append_end
-        elif not change.thread:
-            statement = self._append_without_thread
-        try:
-            found = connection.execute(statement, encoded.values).fetchone()
-        except (psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure):
-            return False
-        return found is not None and found[0] == 1
+def _append(session: PostgresSession, change: Change, values: Values) -> bool:
+    """Append with one statement; False, and nothing is written, on any conflict."""
+    statement = _APPEND if change.thread else _APPEND_WITHOUT_THREAD
+    if any(row.kind in ENDINGS for row in change.rows):
+        statement = _APPEND_END
+    try:
+        return bool(session(statement, values)[0][0])
+    except (psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure):
+        return False
 
-    def _transact(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
-        execute = _executor(connection, self._sql)
-        execute(f"SELECT {_DURABILITY}, {LOCK_TIMEOUT}, {BY_KEYS}", encoded.values)
-        thread, max_deleted_epoch = self._lock_thread(execute, change, encoded)
-        held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
-        current = self._current_rows(execute, change, encoded)
-        plan = plan_write(change, current._replace(thread=thread, max_deleted_epoch=max_deleted_epoch))
-        if plan is None:
-            return 0 if thread is None else thread.epoch
-        if plan.new_run and change.run is not None:
-            run = change.run
-            columns = run.id, encode_text(run.thread), encode_json(run.parents), encode_json(dict(run.header))
-            execute(_INSERT_RUN, (*columns, start_of(run), graph_column(run)))
-            if run.parents:
-                execute(_INSERT_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
-            held.add(run.id)
-        for point in (change.head, change.root, change.snapshot and change.snapshot.at):
-            if point is not None and point.run not in held:
-                raise ValueError(
-                    f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)"
-                )
-        self._insert(execute, change, encoded, plan)
-        if not change.thread:
-            return 0
-        execute(_WRITE_THREAD, {**encoded.values, "after": plan.epoch, "new_runs": plan.new_run + change.runs})
-        return plan.epoch
 
-    def _lock_thread(self, execute: Execute, change: Change, encoded: PostgresChange) -> tuple[ThreadRow | None, int]:
-        """Lock the row of the thread, inserted first if the change creates it.
+def _transact(session: PostgresSession, change: Change, encoded: PostgresChange) -> int:
+    session(f"SELECT {_DURABILITY}, {LOCK_TIMEOUT}, {BY_KEYS}", encoded.values)
+    current = _lock_thread(session, change, encoded.values)
+    named = sorted(_runs_of(change))
+    held = {run for (run,) in session(_HOLD_RUNS, (named,))} if named else set()
+    plan = plan_write(change, _with_rows(session, change, current))
+    if plan is None:
+        return 0 if current.thread is None else current.thread.epoch
+    if plan.new_run and change.run is not None:
+        run, graph = change.run, change.run.header.get("graph")
+        columns = run.id, encode_text(run.thread), encode_json(run.parents), encode_json(dict(run.header))
+        session(_INSERT_RUN, (*columns, encode_text(graph) if isinstance(graph, str) else None, start_of(run)))
+        if run.parents:
+            session(_INSERT_LINKS, ([parent.run for parent in run.parents], run.id))
+        held.add(run.id)
+    for point in (change.head, change.root, change.snapshot and change.snapshot.at):
+        if point is not None and point.run not in held:
+            raise ValueError(f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)")
+    _insert(session, change, encoded, plan)
+    if not change.thread:
+        return 0
+    session(_WRITE_THREAD, {**encoded.values, "after": plan.epoch, "new_runs": plan.new_run + change.runs})
+    return plan.epoch
 
-        Return the thread, None if it is new or missing; and for a new one, the largest epoch of deleted threads.
-        """
-        if not change.thread:
-            execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # excludes a deletion that searches the whole store
-            return None, 0
-        if not change.epoch:
-            execute(_NEW_THREAD, encoded.values)
-        for epoch, owner, run, seq in execute(_LOCK_THREAD, encoded.values):
-            if epoch:  # 0: this transaction has just inserted it
-                return ThreadRow(change.thread, decode_point(run, seq), epoch, decode_owner(owner)), 0
-        return None, 0 if change.epoch else execute(_MAX_DELETED_EPOCH)[0][0]
 
-    def _current_rows(self, execute: Execute, change: Change, encoded: PostgresChange) -> CurrentRows:
-        """What `plan_write` must know, except for the thread."""
-        run_row: RunRow | None = None
-        if change.run is not None:
-            run_row = next((decode_run(*columns) for columns in execute(_RUN, (change.run.id,))), None)
-        if not change.rows:
-            return CurrentRows(run=run_row)
-        last = next((last for (last,) in execute(_LAST, (change.rows_of,))), None)
-        found = execute(_ROWS_OF_RUN, (change.rows_of, min(encoded.rows.seqs), max(encoded.rows.seqs)))
-        return CurrentRows(None, run_row, last, [decode_row(*columns) for columns in found])
+def _lock_thread(session: PostgresSession, change: Change, values: Values) -> CurrentRows:
+    """Lock the row of the thread, inserted first if the change creates it; return what `plan_write` must know of it."""
+    if not change.thread:
+        session("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # excludes a deletion that searches the whole store
+        return CurrentRows()
+    if not change.epoch:
+        session(_NEW_THREAD, values)
+    for columns in session(_LOCK_THREAD, values):
+        thread = decode_thread(*columns)
+        if thread.epoch:  # 0: this transaction has just inserted it
+            return CurrentRows(thread)
+    return CurrentRows(max_deleted_epoch=0 if change.epoch else session(_LARGEST_DELETED_EPOCH)[0][0])
 
-    def _insert(self, execute: Execute, change: Change, encoded: PostgresChange, plan: WritePlan) -> None:
-        """Insert blobs, rows and snapshot."""
-        rows, snapshot = encoded.rows, encoded.snapshot
-        if rows.blobs:
-            # Stored ones are locked and not sent again. Sorted: two writers of the same blobs wait, in one order.
-            held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(rows.blobs),))}
-            for batch in _batches({name: rows.blobs[name] for name in sorted(rows.blobs.keys() - held)}):
-                execute(_INSERT_BLOBS, (list(batch), list(batch.values())))
-        if plan.rows:
-            stored = len(change.rows) - len(plan.rows)
-            values = {name: column[stored:] for name, column in rows._asdict().items() if name != "blobs"}
-            execute(_INSERT_ROWS, {**values, "run": change.rows_of})
-            if encoded.ends and any(row.kind in ENDINGS for row in plan.rows):
-                execute(_WRITE_ENDING, encoded.values)
-        if snapshot is not None and change.snapshot is not None:
-            before = execute(_returning_blobs(_DELETE_SNAPSHOT, "-1 - seq"), change.snapshot.at)
-            execute(_INSERT_SNAPSHOT, (*change.snapshot.at, *snapshot))
-            delete_unused_blobs(execute, before)
+
+def _with_rows(session: PostgresSession, change: Change, current: CurrentRows) -> CurrentRows:
+    """The same with what `plan_write` must know of the run and the rows."""
+    made = "" if change.run is None else change.run.id
+    for *columns, last in session(_RUNS_WITH_LAST, ([made, change.rows_of],)) if made or change.rows else ():
+        run = decode_run(*columns)
+        if run.id == made:
+            current = current._replace(run=run)
+        if run.id == change.rows_of:
+            current = current._replace(last=last)
+    if current.last is None or not change.rows or change.rows[0].seq > current.last:
+        return current
+    stored = session(_ROWS, (change.rows_of, change.rows[0].seq, change.rows[-1].seq))
+    return current._replace(rows=[decode_row(*columns) for columns in stored])
+
+
+def _insert(session: PostgresSession, change: Change, encoded: PostgresChange, plan: WritePlan) -> None:
+    """Insert blobs, rows and snapshot."""
+    values, blobs = encoded.values, encoded.blobs
+    if blobs:
+        # Stored ones are locked and not sent again. Sorted: two writers of the same blobs wait, in one order.
+        held = {key for (key,) in session(_HOLD_BLOBS, (sorted(blobs),))}
+        session.each(_INSERT_BLOB, [(key, blobs[key]) for key in sorted(blobs.keys() - held)])
+    if plan.rows:
+        new = {name: values[name][-len(plan.rows) :] for name in ("seqs", "kinds", "bodies")}
+        session(_INSERT_ROWS, {**values, **new})
+        if any(row.kind in ENDINGS for row in change.rows):
+            session(_WRITE_ENDED, values)
+    freed: Collection[bytes] = ()
+    if change.snapshot is not None:
+        _, freed = _delete_refs(session, session(_DELETE_SNAPSHOT, change.snapshot.at))
+        session(_INSERT_SNAPSHOT, (*change.snapshot.at, encoded.snapshot))
+    if encoded.refs:
+        session(_INSERT_REFS, _columns(encoded.refs))
+    _delete_unused_blobs(session, freed)
 
 
 def _is_append(change: Change) -> bool:
     """Whether a change only appends to a run, moves the head to its rows, or renews a lease."""
-    if change.run is not None or change.snapshot is not None or change.root is not None or change.runs:
+    if change.run or change.snapshot or change.root or change.runs or change.next_epoch is not None:
         return False
     seqs = [row.seq for row in change.rows]
     if change.rows and (seqs[0] < 0 or seqs != list(range(seqs[0], seqs[0] + len(seqs)))):
         return False
     if not change.thread:
-        return bool(change.rows) and change.head is None
+        return bool(change.rows) and change.head is None and not any(row.kind in ENDINGS for row in change.rows)
     own_head = change.head is None or (change.head.run == change.rows_of and bool(change.rows))
     return change.epoch > 0 and own_head
 
 
-def _batches(blobs: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """The blobs in parts of about MESSAGE bytes; a larger blob is a part of its own."""
-    batch: dict[str, bytes] = {}
-    size = 0
-    for name, data in blobs.items():
-        if batch and size + len(data) > MESSAGE:
-            yield batch
-            batch, size = {}, 0
-        batch[name] = data
-        size += len(data)
-    if batch:
-        yield batch
-
-
 def _runs_of(change: Change) -> set[str]:
     """The runs that a change names, which must not be deleted before it is committed."""
-    points = [
-        change.head,
-        change.root,
-        change.snapshot and change.snapshot.at,
-        *(change.run.parents if change.run else ()),
-    ]
-    named = {change.run.id if change.run else "", change.rows_of} - {""}
-    return named | {point.run for point in points if point is not None}
-
-
-def _executor(connection: Connection, statement: Callable[[str], sql.Composed]) -> Execute:
-    def execute(text: str, values: Any = None) -> list[tuple[Any, ...]]:
-        cursor = connection.execute(statement(text), values, binary=True)
-        return cursor.fetchall() if cursor.description else []
-
-    return execute
+    made, snapshot = change.run, change.snapshot
+    points = [change.head, change.root, snapshot and snapshot.at, *(made.parents if made else ())]
+    return {made.id if made else "", change.rows_of, *[point.run for point in points if point]} - {""}
 
 
 # --- deletion
 
-Statement = Callable[[str], sql.Composed]
 Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
 Subgraph = tuple[dict[str, ThreadBounds], dict[str, RunSummary]]
 
@@ -612,54 +498,47 @@ _EPOCHS = "SELECT name, fencing FROM {s}.thread WHERE name = ANY(%b)"
 _RAISE_MAX_DELETED_EPOCH = "UPDATE {s}.fence SET largest = %(largest)s WHERE largest < %(largest)s"
 
 
-def _returning_blobs(deletion: str, place: str) -> str:
-    """A statement that deletes rows or snapshots with their references, and returns the ids of their blobs."""
-    return f"""
-        WITH deleted AS ({deletion} RETURNING gone.run, gone.seq, gone.blob_ids), freed AS (
-            DELETE FROM {{s}}.ref USING (SELECT unnest(blob_ids) AS blob, run, {place} AS place FROM deleted) AS old
-            WHERE ref.blob = old.blob AND ref.run = old.run AND ref.place = old.place
-        ) SELECT blob_ids FROM deleted"""
-
-
 _DELETE_SPANS = """
-    DELETE FROM {s}.%s AS gone USING unnest(%%b::text[], %%b::bigint[], %%b::bigint[]) AS span (run, first, last)
-    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last"""
-_DELETE_ROWS = _returning_blobs(_DELETE_SPANS % "entry", "seq")
-_DELETE_SNAPSHOTS = _returning_blobs(_DELETE_SPANS % "snapshot", "-1 - seq")
+    DELETE FROM {s}.TABLE AS gone USING unnest(%b::text[], %b::bigint[], %b::bigint[]) AS span (run, first, last)
+    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last RETURNING gone.run, SEQ, gone.body"""
+_DELETE_ROWS = _DELETE_SPANS.replace("TABLE", "entry").replace("SEQ", "gone.seq")
+_DELETE_SNAPSHOTS = _DELETE_SPANS.replace("TABLE", "snapshot").replace("SEQ", "-1 - gone.seq")
+_DELETE_REFS = """
+    DELETE FROM {s}.ref USING unnest(%b::bytea[], %b::text[], %b::bigint[]) AS gone (blob, run, seq)
+    WHERE ref.blob = gone.blob AND ref.run = gone.run AND ref.seq = gone.seq"""
+# What a damaged body refers to is not known: this reads the whole table.
+_DELETE_REFS_OF_DAMAGED = """
+    DELETE FROM {s}.ref USING unnest(%b::text[], %b::bigint[]) AS gone (run, seq)
+    WHERE ref.run = gone.run AND ref.seq = gone.seq RETURNING ref.blob"""
 _DELETE_RUNS = "DELETE FROM {s}.run WHERE id = ANY(%b)"
 _DELETE_LINKS = "DELETE FROM {s}.link WHERE child = ANY(%b)"
 _DELETE_THREADS = "DELETE FROM {s}.thread WHERE name = ANY(%b)"
 _CLEAR_THREAD = "UPDATE {s}.run SET thread = ''::bytea WHERE id = ANY(%b)"
 _DELETE_SNAPSHOTS_BUT_ROOTS = """
     DELETE FROM {s}.snapshot AS gone WHERE NOT EXISTS (
-        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq)"""
+        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq)
+    RETURNING run, -1 - seq, body"""
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 # OFFSET 0: the search stops at the first reference. As a join, it might read all references of the store.
 _DELETE_BLOBS = """
     DELETE FROM {s}.blob WHERE id = ANY(%b) AND NOT EXISTS (SELECT FROM {s}.ref WHERE ref.blob = blob.id OFFSET 0)"""
 
 
-def delete_threads(
-    connection: Connection, statement: Statement, gone: Collection[str], epochs: Mapping[str, int]
-) -> DeletionReport:
+def delete_threads(session: PostgresSession, gone: Collection[str], epochs: Mapping[str, int]) -> DeletionReport:
     """Delete threads and what only they reach; without any, all that no thread reaches."""
 
-    def check(execute: Execute) -> None:
+    def check() -> None:
         names = [encode_text(name) for name in {*gone, *epochs}]
-        current = {decode_text(name): epoch for name, epoch in execute(_EPOCHS, [names])}
+        current = {decode_text(name): epoch for name, epoch in session(_EPOCHS, [names])}
         check_epochs(current, epochs)
         largest = max([current[name] for name in gone if name in current], default=0)
-        execute(_RAISE_MAX_DELETED_EPOCH, {"largest": largest})
+        session(_RAISE_MAX_DELETED_EPOCH, {"largest": largest})
 
-    return delete_planned(connection, statement, gone, lambda threads, runs: plan_deletion(threads, runs, gone), check)
+    return delete_planned(session, gone, partial(plan_deletion, gone=gone), check)
 
 
 def delete_planned(
-    connection: Connection,
-    statement: Statement,
-    names: Collection[str],
-    plan_for: Plan,
-    check: Callable[[Execute], None] | None = None,
+    session: PostgresSession, names: Collection[str], plan_for: Plan, check: Callable[[], None] | None = None
 ) -> DeletionReport:
     """Delete what `plan_for` plans for the threads and runs around `names`, or for the whole store without names.
 
@@ -667,74 +546,92 @@ def delete_planned(
     that are not locked, locking them now would break the lock order: the transaction starts again. `check` is called
     once all locks are held, and may raise.
     """
-    execute = _executor(connection, statement)
     for turn in range(TRIES + 1):
-        with connection.transaction():
-            execute(f"SELECT {LOCK_TIMEOUT}, {BY_KEYS}" if names else f"SELECT {LOCK_TIMEOUT}")
+        with session.connection.transaction():
+            session(f"SELECT {LOCK_TIMEOUT}, {BY_KEYS}" if names else f"SELECT {LOCK_TIMEOUT}")
+            before: Subgraph | None = None
             if not names or turn == TRIES:
-                execute(_LOCK)
-                subgraph = _subgraph(execute, names)
+                session(_LOCK)
             else:
-                before = _subgraph(execute, names)
-                execute(_LOCK_THREADS, [sorted(encode_text(name) for name in {*before[0], *names})])
-                execute(_LOCK_RUNS, [sorted(before[1])])
-                subgraph = _subgraph(execute, names)
-                if not (subgraph[0].keys() <= before[0].keys() and subgraph[1].keys() <= before[1].keys()):
-                    continue
-            if check is not None:
-                check(execute)
-            return _delete(execute, plan_for(*subgraph))
+                before = _subgraph(session, names)
+                session(_LOCK_THREADS, [sorted(encode_text(name) for name in {*before[0], *names})])
+                session(_LOCK_RUNS, [sorted(before[1])])
+            threads, runs = _subgraph(session, names)
+            if before is None or (threads.keys() <= before[0].keys() and runs.keys() <= before[1].keys()):
+                if check is not None:
+                    check()
+                return _delete(session, plan_for(threads, runs))
     raise AssertionError("the last turn locks the tables, and returns")
 
 
-def delete_snapshots(connection: Connection, statement: Statement) -> None:
+def delete_snapshots(session: PostgresSession) -> None:
     """Delete the snapshots that are not at the root of a thread."""
-    with connection.transaction():
-        execute = _executor(connection, statement)
-        execute(f"SELECT {LOCK_TIMEOUT}")
-        execute(_LOCK)
-        delete_unused_blobs(execute, execute(_returning_blobs(_DELETE_SNAPSHOTS_BUT_ROOTS, "-1 - seq")))
+    with session.connection.transaction():
+        session(f"SELECT {LOCK_TIMEOUT}")
+        session(_LOCK)
+        _delete_unused_blobs(session, _delete_refs(session, session.stream(_DELETE_SNAPSHOTS_BUT_ROOTS))[1])
 
 
-def _subgraph(execute: Execute, names: Collection[str]) -> Subgraph:
+def _subgraph(session: PostgresSession, names: Collection[str]) -> Subgraph:
     """The threads and runs that decide what is deleted; all without names."""
     encoded = [encode_text(name) for name in names]
-    found = execute(_SUBGRAPH, {"names": encoded}) if names else execute(_SUMMARIES)
+    found = session(_SUBGRAPH, {"names": encoded}) if names else session(_SUMMARIES)
     runs = {run: RunSummary(decode_text(thread), decode_points(parents), last) for run, thread, parents, last in found}
     owners = {encode_text(summary.thread) for summary in runs.values() if summary.thread}
     values = {"names": [*{*encoded, *owners}], "runs": list(runs)}
     threads = {
         decode_text(name): ThreadBounds(decode_point(*points[:2]), decode_point(*points[2:]))
-        for name, *points in (execute(_SOME_BOUNDS, values) if names else execute(_BOUNDS))
+        for name, *points in (session(_SOME_BOUNDS, values) if names else session(_BOUNDS))
     }
     return threads, runs
 
 
-def _delete(execute: Execute, plan: DeletionPlan) -> DeletionReport:
+def _delete(session: PostgresSession, plan: DeletionPlan) -> DeletionReport:
     spans = [(run, 0, MAX_SEQ) for run in plan.runs] + [tuple(span) for span in plan.rows]
-    columns = [list(column) for column in zip(*spans, strict=True)]
-    rows = execute(_DELETE_ROWS, columns) if spans else []
-    snapshots = execute(_DELETE_SNAPSHOTS, columns) if spans else []
+    columns = _columns(spans) if spans else [[], [], []]
+    rows, freed = _delete_refs(session, session.stream(_DELETE_ROWS, columns))
+    freed |= _delete_refs(session, session.stream(_DELETE_SNAPSHOTS, columns))[1]
     if plan.runs:
-        execute(_DELETE_RUNS, [list(plan.runs)])
-        execute(_DELETE_LINKS, [list(plan.runs)])
+        session(_DELETE_RUNS, [list(plan.runs)])
+        session(_DELETE_LINKS, [list(plan.runs)])
     for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
-        ended = next((ending_column(*mark) for mark in execute(LAST_ENDING, (run, MAX_SEQ))), None)
-        execute(_WRITE_ENDING, {"ended": ended, "run": run})
+        end = last_end(session, run)
+        session(_WRITE_ENDED, {"ended": None if end is None else encode_ended(end), "run": run})
     if plan.orphans:
-        execute(_CLEAR_THREAD, [list(plan.orphans)])
+        session(_CLEAR_THREAD, [list(plan.orphans)])
     if plan.threads:
-        execute(_DELETE_THREADS, [[encode_text(name) for name in plan.threads]])
-    delete_unused_blobs(execute, [*rows, *snapshots])
-    return DeletionReport(plan.threads, len(plan.runs), len(rows), plan.kept, erased=False)
+        session(_DELETE_THREADS, [[encode_text(name) for name in plan.threads]])
+    _delete_unused_blobs(session, freed)
+    return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept, erased=False)
 
 
-def delete_unused_blobs(execute: Execute, deleted: list[tuple[Any, ...]]) -> None:
-    """Delete the blobs of deleted contents, given by their ids, that nothing refers to any more.
+def _delete_refs(session: PostgresSession, deleted: Iterable[tuple[Any, ...]]) -> tuple[int, set[bytes]]:
+    """Delete the references of deleted rows or snapshots, given by their columns in `ref` and their bodies.
+
+    Returns:
+        How many rows or snapshots these were, and the blobs that they referred to.
+    """
+    count, refs, damaged = 0, list[Ref](), list[tuple[str, int]]()
+    for run, seq, body in deleted:
+        count += 1
+        header, content = decode_body(body)
+        refs += [(encode_blob_id(name), run, seq) for name in (() if content is None else content.refs)]
+        damaged += [(run, seq)] * (isinstance(header, dict) and DAMAGED in header)
+    if refs:
+        session(_DELETE_REFS, _columns(refs))
+    found = session(_DELETE_REFS_OF_DAMAGED, _columns(damaged)) if damaged else ()
+    return count, {blob for blob, *_ in (*refs, *found)}
+
+
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _delete_unused_blobs(session: PostgresSession, freed: Collection[bytes]) -> None:
+    """Delete those of the blobs that nothing refers to any more.
 
     They are locked before the references are searched: a writer of a new reference holds the blob until its commit.
     """
-    candidates = sorted({name for (ids,) in deleted for name in ids or ()})
-    if candidates:
-        execute(_LOCK_BLOBS, [candidates])
-        execute(_DELETE_BLOBS, [candidates])
+    if freed:
+        session(_LOCK_BLOBS, [sorted(freed)])
+        session(_DELETE_BLOBS, [sorted(freed)])

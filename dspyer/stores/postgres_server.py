@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -23,10 +23,9 @@ from psycopg.pq import TransactionStatus
 from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
-from dspyer.stores.base import END, Row, RunRow, ending_of
-from dspyer.stores.columns import decode_json, encode_text
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Values = Sequence[Any] | Mapping[str, Any]
 T = TypeVar("T")
 
 PATIENCE = 15.0
@@ -257,124 +256,78 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
 
 # --- tables
 
-LAST_ENDING = """
-    SELECT kind, head FROM {s}.entry WHERE run = %b AND seq <= %b AND kind IN ('end', 'resume')
-    ORDER BY seq DESC LIMIT 1"""
-
-MAX_SEQ = 2**63 - 1
-
-
-def ending_column(kind: str, head: bytes) -> bytes | None:
-    """How a run ended, by its last row of the kind END or RESUME, as a column; None if it has not ended."""
-    return (encode_text(ending_of(Row(0, kind, tuple(decode_json(head))))) or None) if kind == END else None
-
-
-def graph_column(run: RunRow) -> bytes | None:
-    """The name of the graph of a run, as a column."""
-    name = run.header.get("graph")
-    return encode_text(name) if isinstance(name, str) else None
-
-
-VERSION = 4
+VERSION = 5
 """The version of the tables, which is in the table `version`."""
 
-# `fencing` is the epoch of a thread, and `fence` has the largest of those that were deleted. The parents of runs
-# (`link`) and the uses of blobs (`ref`) are there so that a deletion searches nothing. `place` is the number of a row,
-# or -1 less the number of a snapshot: all runs of a graph refer to the same description of it, and an index of arrays
-# would collect all of them to say that there is one.
+# `fencing` is the epoch of a thread, and `fence` has the largest of those that were deleted. A released thread has no
+# owner, and keeps in `lease_until` when it was released. The parents of runs (`link`) and the uses of blobs (`ref`) are
+# there so that a deletion searches nothing. The `seq` of a use is the number of a row, or -1 less that of a snapshot.
 TABLES = """
-    CREATE TABLE {s}.thread (
-        name bytea PRIMARY KEY,
-        fencing bigint NOT NULL,
-        head_run text COLLATE "C",
-        head_seq bigint,
-        root_run text COLLATE "C",
-        root_seq bigint,
-        owner bytea,
-        lease_until timestamptz,
-        runs bigint NOT NULL DEFAULT 0
-    ) WITH (fillfactor = 50);
-    CREATE INDEX thread_head ON {s}.thread (head_run) WHERE head_run IS NOT NULL;
+    CREATE TABLE {s}.thread (name bytea PRIMARY KEY, fencing bigint NOT NULL, head_run text COLLATE "C",
+        head_seq bigint, root_run text COLLATE "C", root_seq bigint, owner bytea, lease_until timestamptz NOT NULL,
+        runs bigint NOT NULL) WITH (fillfactor = 50);
+    CREATE TABLE {s}.run (id text COLLATE "C" PRIMARY KEY, thread bytea NOT NULL, parents bytea NOT NULL,
+        header bytea NOT NULL, graph bytea, started float8 NOT NULL, ended bytea);
+    CREATE TABLE {s}.entry (run text COLLATE "C", seq bigint, kind text COLLATE "C" NOT NULL, body bytea NOT NULL,
+        PRIMARY KEY (run, seq));
+    CREATE TABLE {s}.snapshot (run text COLLATE "C", seq bigint, body bytea NOT NULL, PRIMARY KEY (run, seq));
+    CREATE TABLE {s}.blob (id bytea PRIMARY KEY, body bytea NOT NULL);
+    CREATE TABLE {s}.ref (blob bytea, run text COLLATE "C", seq bigint, PRIMARY KEY (blob, run, seq));
+    CREATE TABLE {s}.link (parent text COLLATE "C", child text COLLATE "C", PRIMARY KEY (parent, child));
     CREATE TABLE {s}.fence (largest bigint NOT NULL);
-    INSERT INTO {s}.fence VALUES (0);
-    CREATE TABLE {s}.run (
-        id text COLLATE "C" PRIMARY KEY,
-        number bigint GENERATED ALWAYS AS IDENTITY,
-        thread bytea NOT NULL,
-        parents bytea NOT NULL,
-        header bytea NOT NULL,
-        started float8 NOT NULL,
-        graph bytea,
-        ended bytea
-    );
-    CREATE INDEX run_of_thread ON {s}.run (thread, number);
-    CREATE INDEX run_started ON {s}.run (started, id, ended);
-    CREATE TABLE {s}.link (
-        parent text COLLATE "C",
-        child text COLLATE "C",
-        PRIMARY KEY (parent, child)
-    );
+    CREATE TABLE {s}.version (number int NOT NULL);
+    CREATE INDEX thread_head ON {s}.thread (head_run);
+    CREATE INDEX run_thread ON {s}.run (thread);
+    CREATE INDEX run_started ON {s}.run (started, id);
     CREATE INDEX link_child ON {s}.link (child);
-    CREATE TABLE {s}.entry (
-        run text COLLATE "C",
-        seq bigint,
-        kind text NOT NULL,
-        head bytea NOT NULL,
-        data bytea,
-        blob_ids text[],
-        PRIMARY KEY (run, seq)
-    );
-    CREATE INDEX entry_end ON {s}.entry (run, seq) WHERE kind = 'end';
-    CREATE TABLE {s}.snapshot (
-        run text COLLATE "C",
-        seq bigint,
-        data bytea NOT NULL,
-        blob_ids text[],
-        PRIMARY KEY (run, seq)
-    );
-    CREATE TABLE {s}.blob (
-        id text COLLATE "C" PRIMARY KEY,
-        data bytea NOT NULL
-    );
-    CREATE TABLE {s}.ref (
-        blob text COLLATE "C",
-        run text COLLATE "C",
-        place bigint,
-        PRIMARY KEY (blob, run, place)
-    );
-    CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp());
+    INSERT INTO {s}.fence VALUES (0);
     """
 
 
-def prepare(connection: Connection, schema: str) -> None:
-    """Create the tables if there are none; raise `StoreError` if they have another version."""
-    if version_of(connection, schema) == VERSION:
-        return
-    names = {"s": sql.Identifier(schema)}
-    with connection.transaction():
-        # Held until the transaction ends: of many processes that start at once, one creates the tables.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('dspyer ' || %s, 0))", [schema])
-        version = version_of(connection, schema)
-        if version:
-            check_version(version, schema)
-            return
-        if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
-            # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
-            connection.execute(sql.SQL("CREATE SCHEMA {s}").format(**names))
-        connection.execute(sql.SQL(TABLES).format(**names))
-        connection.execute(sql.SQL("INSERT INTO {s}.version (number) VALUES (%s)").format(**names), [VERSION])
+class PostgresSession:
+    """Executes statements with a connection. `{s}` in them is the name of the schema."""
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self.connection = connection
+        self._schema = sql.Identifier(schema).as_string(None).replace("%", "%%")
+
+    def __call__(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Execute a statement and return its rows."""
+        cursor = self.connection.execute(statement.replace("{s}", self._schema), values, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    def each(self, statement: str, values: Iterable[Values]) -> None:
+        """Execute a statement with each of the values, without waiting for the answer to one before the next."""
+        with self.connection.cursor() as cursor:
+            cursor.executemany(statement.replace("{s}", self._schema), values)
+
+    def stream(self, statement: str, values: Values = ()) -> Iterator[tuple[Any, ...]]:
+        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
+        with self.connection.cursor() as cursor:
+            yield from cursor.stream(statement.replace("{s}", self._schema), values, binary=True)
 
 
-def check_tables(connection: Connection, schema: str) -> None:
-    """Raise `StoreError` unless the tables are there and of the current version; nothing is changed."""
-    version = version_of(connection, schema)
+def prepare(connection: Connection, schema: str, read_only: bool) -> None:
+    """Create the tables if there are none and that is allowed.
+
+    Raises:
+        StoreError: there are none, or they have another version.
+    """
+    version = _version_of(connection, schema)
+    if not version and not read_only:
+        with connection.transaction():
+            # Held until the transaction ends: of many processes that start at once, one creates the tables.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('dspyer ' || %s, 0))", [schema])
+            version = _version_of(connection, schema)
+            if not version:
+                if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
+                    # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
+                    connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema)))
+                PostgresSession(connection, schema)("INSERT INTO {s}.version VALUES (%s)", [VERSION])
+                return
     if not version:
         raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
-    check_version(version, schema)
-
-
-def check_version(version: int, schema: str) -> None:
-    """Raise `StoreError` for tables that another version of dspyer has made."""
     if version != VERSION:
         raise StoreError(
             f"the tables in schema {schema!r} are of version {version}, and this dspyer knows version {VERSION}: use "
@@ -382,12 +335,10 @@ def check_version(version: int, schema: str) -> None:
         )
 
 
-def version_of(connection: Connection, schema: str) -> int:
+def _version_of(connection: Connection, schema: str) -> int:
     """The version of the tables in a schema; 0 without tables."""
     # Read from the catalog: to_regclass may answer from what the session had cached before it waited for the lock.
     tables = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
     if not connection.execute(tables, [schema]).rowcount:
         return 0
-    table = sql.Identifier(schema, "version")
-    row = connection.execute(sql.SQL("SELECT coalesce(max(number), 0) FROM {}").format(table)).fetchone()
-    return int(row[0]) if row else 0
+    return int(PostgresSession(connection, schema)("SELECT coalesce(max(number), 0) FROM {s}.version")[0][0])

@@ -196,7 +196,7 @@ class StoreConformance:
                 assert (thread.name, thread.head) == (name, Point(f"r{number}", 0))
                 assert [(run.id, run.thread) for run in reader.runs(name)] == [(f"r{number}", name)]
 
-    def test_runs_are_listed_in_order_of_creation(self, store: Store) -> None:
+    def test_runs_are_listed_in_order_of_their_start(self, store: Store) -> None:
         """Whatever their ids are; each is counted once."""
         ids = ["m", "z", "a", "10", "9"]
         for epoch, run in enumerate(ids):

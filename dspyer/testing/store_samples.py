@@ -112,7 +112,9 @@ def begin(thread: str, run: str, count: int, *parents: Point, epoch: int = 0) ->
         owner(run),
         30.0,
         Point(run, count - 1) if count else None,
-        run=RunRow(run, thread, parents, {"nodes": ["a", "b"], "graph": {"fields": {"x": "\u2603"}}}),
+        run=RunRow(
+            run, thread, parents, {"nodes": ["a", "b"], "graph": {"fields": {"x": "\u2603"}}, "started": float(epoch)}
+        ),
         rows_of=run,
         rows=rows(count),
     )

@@ -9,6 +9,7 @@ from dspyer.display.redaction import HIDDEN
 from dspyer.errors import InputError, ThreadError, brief, suggestion
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import Address
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.values.freezing import freeze, same
@@ -68,7 +69,7 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
                 f"and {_shown(graph, frozen)}. Nothing was stored: give it one"
             )
         shown = _shown(graph, frozen)
-        node = None if "/" in question.execution else graph.nodes.get(question.node)
+        node = None if Address.parse(question.execution).scope else graph.nodes.get(question.node)
         if node is not None and question.key in node.answer_types:
             validated(node.answer_types[question.key], frozen, question, shown)
         elif question.answer is None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, ThreadError, brief, suggestion
 from dspyer.events import Commit
+from dspyer.ids import FIRST, execution_id, full_id, outermost_execution
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.reader import (
     RowRange,
@@ -39,7 +40,7 @@ from dspyer.persistence.rows import (
 from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
-from dspyer.scheduler.run_state import Branch, active_branches, execution_id, outermost_execution
+from dspyer.scheduler.run_state import Branch, active_branches
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, ThreadRow
@@ -225,10 +226,8 @@ def commit_alone(
     if node is not None:
         return commit_as_node(starter, head, parents, patch, node)
     label = starter.next_label(head)
-    update, state = _adapted_update(starter, head, patch, UPDATE_AUTHOR, f"{label}/trunk:0", new_thread=not parents)
-    commit = Commit(
-        "trunk:0", head.next_version, UPDATE_AUTHOR, (), 1, 0, update, (), route=(END,), started=time.time()
-    )
+    update, state = _adapted_update(starter, head, patch, UPDATE_AUTHOR, full_id(label, FIRST), new_thread=not parents)
+    commit = Commit(FIRST, head.next_version, UPDATE_AUTHOR, (), 1, 0, update, (), route=(END,), started=time.time())
     return one_commit_run(starter, head, label, parents, commit, state)
 
 
@@ -267,7 +266,7 @@ def commit_in_open_run(
     branch = only_branch(starter, listed, prefix)
     _check_next_node_not_started(starter, prefix, branch)
     commit = update_commit(branch, 0, UPDATE_AUTHOR, {}, time.time())
-    update, after = _validated(starter, branch.state, patch, UPDATE_AUTHOR, f"{label}/{commit.id}")
+    update, after = _validated(starter, branch.state, patch, UPDATE_AUTHOR, full_id(label, commit.id))
     made = starter.graph.topology.schema.made(branch.state, after, update)
     return [
         manual_commit_row(RowKind.UPDATE, commit._replace(patch=update), CommitContent(update, made=made)),
@@ -293,7 +292,7 @@ def commit_as_node(
             "be asked. Pass the node before it, or call thread.update(...) without as_node"
         )
     label = starter.next_label(head)
-    update, state = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
+    update, state = _adapted_update(starter, head, patch, node, full_id(label, FIRST), new_thread=not parents)
     made = graph.topology.schema.made(head.state, state, update)
     blob = starter.compatibility.graph_blobs
     rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end_row("stopped", None, ())]

@@ -219,11 +219,12 @@ class KeyedRuns:
         if end is None:
             # What the run of the root continued was deleted, and its id may be free again.
             root = "" if row.root is None else row.root.run
-            for other in self._store.runs(self._thread):  # in the order of their creation
-                continues = other.header.get("continues") and other.id != root
-                if end is None and continues and other.parents[0].run in parts:
-                    parts.add(other.id)
-                    end = self._completion_of(other.id)
+            others = [run for run in self._store.runs(self._thread) if run.header.get("continues") and run.id != root]
+            # Each time from the first one on: by clocks that differ, a part may have started before what it continues.
+            while end is None and (found := next((one for one in others if one.parents[0].run in parts), None)):
+                others.remove(found)
+                parts.add(found.id)
+                end = self._completion_of(found.id)
         return row.head if end is None and row.head is not None and row.head.run in parts else end
 
     def _completion_of(self, part: str) -> Point | None:

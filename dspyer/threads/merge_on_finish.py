@@ -17,6 +17,7 @@ from typing import Any
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.failure import Failure
+from dspyer.ids import FIRST, full_id, label_of
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import MARK, is_alive, leases, mark_of, new_owner
 from dspyer.persistence.reader import read_run
@@ -46,7 +47,7 @@ class MergeOnFinish:
     def start(self, inputs: Mapping[str, Any], request: Request, hand_over: HandOver, *, abandon: bool) -> None:
         """Write a new run that continues from the head of the thread, without acquiring the thread."""
         starter = self._starter
-        label = f"{starter.thread}.{token_hex(4)}"  # not numbered: other runs may start at the same time
+        label = label_of(starter.thread, token_hex(4))  # not numbered: other runs may start at the same time
         row = starter.store.thread(starter.thread) or ThreadRow(starter.thread, None, 0)
         if row.head is None:
             starter.new_run(starter.load_head(), inputs, request, label)  # refused inputs must not begin a thread
@@ -156,8 +157,8 @@ class MergeOnFinish:
 
     def _write_first_commit(self, row: ThreadRow) -> None:
         """Begin a thread with a commit of the defaults of its fields, which all runs then have in common."""
-        starter, label = self._starter, f"{row.name}.{row.runs + 1}"
+        starter, label = self._starter, label_of(row.name, row.runs + 1)
         schema = starter.graph.topology.schema
-        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
-        commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
+        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=full_id(label, FIRST))
+        commit = Commit(FIRST, 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
         write_manual_commit(starter.store, row, one_commit_run(starter, None, label, (), commit, state))

@@ -17,43 +17,39 @@ from typing import Any, NamedTuple
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.declarations import checked_policies
-from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
+from dspyer.ids import FIRST
+from dspyer.patch import DELETE, Replace, diff
 from dspyer.persistence.history import History
-from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
+from dspyer.persistence.rows import CommitContent, RowKind, end_row, frozen_conflicts, manual_commit_row
 from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.policies import Conflict, Policies
-from dspyer.reducers import Updates
 from dspyer.runtime.session_events import log_conflict
-from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, value_at_key
-from dspyer.scheduler.lineage import Resolution, ancestry
+from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
+from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.topology import END
-from dspyer.schema.schema import Schema
+from dspyer.schema.schema import NOTHING_MADE, Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow, Store, ThreadRow
 from dspyer.threads.changes import ManualCommit, write_manual_commit
 from dspyer.threads.start import RunStarter, ThreadHead
-from dspyer.values.freezing import same
-
-RIGHT_ONLY = 0b10
-"""Mask of a commit that the right side of a join alone has: bit 0 is the left side, bit 1 the right one."""
+from dspyer.values.refusals import KeyPath
 
 
 class MergeResult(NamedTuple):
     """The merge of two states.
 
     Attributes:
-        patch: from the left state to the merged one: for fields with a reducer the updates of the right side, for
-            others the net change.
+        patch: of the merge commit: the resolved values, or all that differs if the sides have no commit in common.
         state: the merged state.
-        conflicts: the decisions of the merge policies, for people.
-        resolutions: the same, as the log stores them.
+        conflicts: the decisions of the merge policies.
+        winners: for each resolved path, the global id of the commit whose value was kept; `FIRST` for the merge.
     """
 
-    patch: dict[str, Any]
+    patch: Mapping[str, Any]
     state: ImmutableState
     conflicts: tuple[MergedConflict, ...] = ()
-    resolutions: tuple[Resolution, ...] = ()
+    winners: Mapping[KeyPath, str] = NOTHING_MADE
 
 
 class ThreadMerger:
@@ -90,7 +86,7 @@ class ThreadMerger:
             return False
         self.log_conflicts(merged)
         heads = (head.row.head, other_head.row.head)
-        commit = self.merge_commit(head, heads, merged, other.thread, has_base=base is not None)
+        commit = self.merge_commit(head, heads, merged, other.thread)
         write_manual_commit(starter.store, head.row, commit)
         return True
 
@@ -125,19 +121,16 @@ class ThreadMerger:
         return merge_states(self._thread_reader.state_of(base), schema, ours.state, theirs.state, policies)
 
     def merge_commit(
-        self, head: ThreadHead, heads: tuple[Point, Point], merged: MergeResult, name: str, has_base: bool = False
+        self, head: ThreadHead, heads: tuple[Point, Point], merged: MergeResult, name: str
     ) -> ManualCommit:
         """The merge commit, in a run of its own; its version counts the commits of both sides."""
         starter = self._starter
         version = head.next_version + self._thread_reader.cache.history.count_settled_not_in(*heads)
         header = starter.run_header(head, version, starter.next_label(head))
-        if has_base:
-            header["base"] = True
-        commit = Commit(
-            "trunk:0", version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time()
-        )
-        made = starter.graph.topology.schema.made(head.state, merged.state, merged.patch)
-        content = CommitContent(merged.patch, resolutions=merged.resolutions, made=made)
+        commit = Commit(FIRST, version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())
+        made = starter.graph.topology.schema.made(head.state, merged.state, None)
+        conflicts = frozen_conflicts(merged.conflicts)
+        content = CommitContent(merged.patch, made=made, conflicts=conflicts, winners=merged.winners)
         rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
         return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
 
@@ -187,20 +180,15 @@ def merge_lineages(history: History, left: int, right: int, name: str, deciding:
     `left` and `right` are indexes in the log of the history; they have ancestors in common, and the right one is no
     ancestor of the left one. `name` is that of the join in conflicts. Raises `MergeConflictError` if a policy does.
     """
-    schema, log = history.reader.schema, history.log
-    join = Join(log, name, schema, deciding, len(log))
+    log = history.log
+    join = Join(log, name, history.reader.schema, deciding, len(log))
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
         join.check_state_limit(merged)
     except JoinFailedError as raised:
         raise raised.error from None
-    updates: dict[str, list[Any]] = {}
-    for item in join.commits:
-        if item.mask == RIGHT_ONLY:
-            for field, update in log[item.log_index].commit.patch.items():
-                updates.setdefault(field, []).append(update)
-    patch = _patch_between(schema, log[left].state, merged.state, updates)
-    return MergeResult(patch, schema.replay(log[left].state, patch), merged.conflicts, merged.resolutions)
+    ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
+    return MergeResult(merged.patch, merged.state, merged.conflicts, ids)
 
 
 def merge_states(
@@ -212,41 +200,15 @@ def merge_states(
         value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
-    patch = _patch_between(schema, left, merged, {})
+    patch = _patch_between(schema, left, merged)
     schema.check_state_limit("merge", left, patch, merged)
-    return MergeResult(patch, schema.replay(left, patch))
+    return MergeResult(patch, merged)
 
 
-def _patch_between(
-    schema: Schema, left: ImmutableState, merged: ImmutableState, updates: Mapping[str, list[Any]]
-) -> dict[str, Any]:
-    """A patch from one state to another, made of the updates between them where folding these gives the new value."""
-    patch: dict[str, Any] = {}
-    for field in dict.fromkeys((*left, *merged)):
-        old, new = left.raw(field, DELETE), merged.raw(field, DELETE)
-        if same(old, new):
-            continue
-        if schema.reducer(field) is None:
-            patch[field] = diff_value(old, new)
-            continue
-        found = updates.get(field, [])
-        for update in (Updates(*found), _update_by_key(schema, field, found, new)):
-            if update is not None and found and same(schema.fold(field, old, update), new):
-                patch[field] = update
-                break
-        else:  # a policy has made the value: no update of either side leads to it
-            patch[field] = DELETE if new is DELETE else Replace(new)
+def _patch_between(schema: Schema, left: ImmutableState, merged: ImmutableState) -> dict[str, Any]:
+    """A patch from one state to another. What reducers fold is replaced: no update of either side leads there."""
+    patch = diff(left, merged)
+    for field in patch:
+        if schema.reducer(field) is not None and patch[field] is not DELETE:
+            patch[field] = Replace(merged.raw(field))
     return patch
-
-
-def _update_by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
-    """One update that sets the kept value under each key that the updates write; None if there is no such update."""
-    reducer = schema.reducer(field)
-    if reducer is None or reducer.keyed is None or new is DELETE:
-        return None
-    assert reducer.parts is not None  # a keyed reducer has parts
-    if any(map(resets, updates)):
-        return None
-    keys = dict.fromkeys(key for update in updates for one in each_update(update) for key, _ in reducer.parts(one))
-    kept = {key: value_at_key(reducer.keyed, new, key) for key in keys}
-    return None if DELETE in kept.values() else reducer.keyed.make_update(kept)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.ids import FIRST, full_id, id_prefix, label_of
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
@@ -184,7 +185,7 @@ class RunStarter:
         check_inputs_by_name(self.graph, inputs)
         check_inputs(self.graph, inputs, self._fields_kept(adapted.state))
         schema = self.graph.topology.schema
-        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=f"{label}/trunk:0")
+        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=full_id(label, FIRST))
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
         schema.check_state_limit(None, head.state, patch, state)
@@ -390,7 +391,7 @@ class RunStarter:
 
     def next_label(self, head: ThreadHead) -> str:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
-        return f"{self.thread}.{head.row.runs + 1}"
+        return label_of(self.thread, head.row.runs + 1)
 
     def run_header(self, head: ThreadHead | None, first: int, label: str) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
@@ -571,7 +572,7 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
     for row, point in zip(run.rows, run.points, strict=True):
         if row.kind in COMMITS and not CommitHeader.parse(row.header).scope:
             count += 1
-            prefix = f"{run.labels[point.run]}/"
+            prefix = id_prefix(run.labels[point.run])
             if found and found[-1][1] == prefix:
                 found.pop()
             found.append((count, prefix))

@@ -7,6 +7,7 @@ from typing import Any
 import dspy
 
 from dspyer.display.redaction import Redactor
+from dspyer.ids import Address, full_id, whole_execution
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
@@ -45,7 +46,7 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
         content = read_commit_content(row.content, reader.fetch, reader.decode)
         parent = len(logged) - 1 if header.parents is None else (header.parents or (-1,))[0]
         sent = content.overlays[0] if len(content.overlays) == 1 else None
-        name = "/".join((run.labels.get(point.run, point.run), *header.scope, header.id))
+        name = full_id(run.labels.get(point.run, point.run), *header.scope, header.id)
         manual = row.kind != RowKind.COMMIT and row.kind != RowKind.JOIN
         logged.append(CheckedCommit(name, header.node, header.route, content.patch or {}, sent, parent, manual))
     return [
@@ -58,7 +59,7 @@ def _program_at(scope: tuple[str, ...], programs: dict[tuple[str, ...], Any], no
     """The program that ran inside some executions; None if the node around it is gone, or has not committed."""
     if scope not in programs:
         around = _program_at(scope[:-1], programs, nodes)
-        name = nodes.get((*scope[:-1], scope[-1].partition("[")[0]))
+        name = nodes.get((*scope[:-1], whole_execution(scope[-1])))
         node = None if around is None else around.graph.nodes.get(name)
         programs[scope] = None if node is None else _program_of(getattr(around, str(name), None), node, scope[-1])
     return programs[scope]
@@ -71,7 +72,7 @@ def _program_of(held: Any, node: Node, execution: str) -> Any:
     """
     if node.look.inner:
         return held
-    key = execution.rpartition("[")[2].removesuffix("]")
+    key = next(reversed(Address.parse(execution).keys), "")
     if key in node.programs or len(node.programs) == 1:
         return getattr(held, key if key in node.programs else node.programs[0])
     return None

@@ -38,12 +38,13 @@ from dspyer.events import (
     Posted,
 )
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import path_text, thread_of, whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
 from dspyer.persistence.rows import StoredTrace, trace_row
-from dspyer.scheduler.run_state import RunState, path_text
+from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
@@ -260,7 +261,7 @@ class RunSpans:
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
         thread = "" if run.log is None else run.log.journal.thread
         if not thread and run.run_start.label:  # the run is merged into its thread at its end
-            thread = run.run_start.label[0].rpartition(".")[0]
+            thread = thread_of(run.run_start.label[0])
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph
@@ -505,7 +506,7 @@ class RunSpans:
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
-        running = self._running.get(execution) or self._running.get(execution.partition("[")[0])
+        running = self._running.get(execution) or self._running.get(whole_execution(execution))
         return self._span if running is None else running.span
 
     def _add_commit(self, event: Committed) -> None:

@@ -66,14 +66,15 @@ def finished(store: Store, thread: str) -> set[str]:
     return found
 
 
-RESOLUTIONS = 3
-"""The place of what policies have decided in the content of a join, where it has more than a patch."""
+CONFLICTS, SIDES = 6, 3
+"""The place of the conflicts in the content of a join that has resolved some, and of the sides in a conflict."""
 
 
 def decided(store: Store, thread: str) -> int:
     """How many conflicts were decided by a policy in what is in the store."""
     joins = [json.loads(row.content.data) for row in rows_of(store, thread) if row.kind == "join" and row.content]
-    return sum(len(content[RESOLUTIONS]) for content in joins if len(content) > RESOLUTIONS)
+    conflicts = [conflict for content in joins for conflict in dict(enumerate(content)).get(CONFLICTS, ())]
+    return sum(len(conflict[SIDES]) - 1 for conflict in conflicts)
 
 
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:

@@ -25,7 +25,6 @@ from dspyer.persistence.rows import (
     CommitContent,
     CommitHeader,
     MapItems,
-    decode_commit_content,
     encode_commit_content,
 )
 from dspyer.persistence.snapshots import CHUNK, SnapshotContent, SnapshotEncoder, SnapshotState, state_digest
@@ -138,14 +137,6 @@ def test_a_long_text_is_stored_once_and_not_read_with_its_row() -> None:
     assert not any(name.encode() in content.data for name in blobs), "Content.value would read it with each commit"
     read = calls_in(row.numbered(0), lambda names: {name: blobs[name] for name in names})
     assert [call.messages for call in read] == prompts
-
-
-def test_version_0_4_reads_a_commit_with_lm_calls() -> None:
-    encoded = encode_commit_content(CommitContent({"n": 1}, reason="why", lm_calls=(pack_call(USUAL, {}),)))
-    _, _, _, _, *failures = encoded
-    failure, failed = failures[0] if failures else (None, ())  # as `decode_commit_content` of version 0.4 does
-    assert (failure, [*failed]) == (None, [])
-    assert decode_commit_content(encoded) == CommitContent({"n": 1}, reason="why")
 
 
 def test_a_damaged_call_is_named() -> None:

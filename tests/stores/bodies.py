@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from dspyer.stores.base import Row
@@ -10,9 +11,9 @@ from dspyer.stores.columns import DICTIONARY, decode_body, encode_body, encode_e
 from dspyer.stores.content import Content
 
 
-def body(header: Any, data: bytes | None = None) -> bytes:
-    """A body with any header, and any bytes as its content."""
-    return encode_body(header, None if data is None else Content.stored(data))
+def body(header: Any, data: bytes | None = None, refs: Sequence[str] = ()) -> bytes:
+    """A body with any header, and any bytes as its content, which may refer to blobs."""
+    return encode_body(header, None if data is None else Content.stored(data, refs))
 
 
 def with_content(stored: bytes, data: bytes) -> bytes:

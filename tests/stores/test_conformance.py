@@ -91,7 +91,7 @@ BROKEN: list[tuple[type[Memory], str]] = [
     (broken.RepeatsTheLastName, "test_any_text_names_a_thread"),
     (broken.NeedsThePageBefore, "test_any_text_names_a_thread"),
     (broken.ForgetsTheSecondParent, "test_both_parents_of_a_run_are_kept_in_order"),
-    (broken.SortsRuns, "test_runs_are_listed_in_order_of_creation"),
+    (broken.SortsRuns, "test_runs_are_listed_in_order_of_their_start"),
     (broken.OmitsTheLastRow, "test_row_ranges_include_both_ends"),
     (broken.FindsLaterSnapshots, "test_the_latest_snapshot_before_a_row_is_found"),
     (broken.DropsSnapshotsAtRoots, "test_the_latest_snapshot_before_a_row_is_found"),

@@ -169,18 +169,15 @@ def filling(path: Path) -> Iterator[sqlite3.Connection]:
 FILL_POSTGRES = [
     (
         "INSERT INTO {s}.run (id, thread, parents, header, started, ended) "
-        "SELECT 'o' || n, ('other ' || n)::bytea, '[]', '{{}}', n, 'completed' FROM generate_series({a}, {b}) AS n"
+        "SELECT 'o' || n, ('other ' || n)::bytea, '[]', '{{}}', n, %(ended)s FROM generate_series({a}, {b}) AS n"
     ),
     (
-        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq) "
-        "SELECT ('other ' || n)::bytea, 1, 1, 'o' || n, 0 FROM generate_series({a}, {b}) AS n"
+        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq, lease_until) "
+        "SELECT ('other ' || n)::bytea, 1, 1, 'o' || n, 0, now() FROM generate_series({a}, {b}) AS n"
     ),
     "INSERT INTO {s}.link SELECT 'pruned ' || n, 'o' || n FROM generate_series({a}, {b}) AS n",
-    (
-        "INSERT INTO {s}.entry (run, seq, kind, head, blob_ids) "
-        "SELECT 'o' || n, 0, 'end', '[\"completed\"]', ARRAY['{shared}'] FROM generate_series({a}, {b}) AS n"
-    ),
-    "INSERT INTO {s}.ref SELECT '{shared}', 'o' || n, 0 FROM generate_series({a}, {b}) AS n",
+    "INSERT INTO {s}.entry SELECT 'o' || n, 0, 'end', %(body)s FROM generate_series({a}, {b}) AS n",
+    "INSERT INTO {s}.ref SELECT %(shared)s, 'o' || n, 0 FROM generate_series({a}, {b}) AS n",
 ]
 TOUCHED = """
     SELECT (SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) + n_tup_ins + n_tup_upd + n_tup_del)
@@ -207,13 +204,19 @@ class Tables:
             begin_threads(self.store)
         (self.connection,) = made  # one thread needs one
 
-    def execute(self, statement: str, connection: Any = None) -> Any:
-        return (connection or self.connection).execute(sql.SQL(statement).format(s=sql.Identifier(self.schema)))
+    def execute(self, statement: str, connection: Any = None, **values: Any) -> Any:
+        query = sql.SQL(statement).format(s=sql.Identifier(self.schema), a=values.pop("a", 0), b=values.pop("b", 0))
+        return (connection or self.connection).execute(query, values or None)
 
     def fill(self, first: int, last: int) -> None:
+        shared, end = content(SHARED), Row(0, "end", ("completed",))
+        values = {
+            "ended": ended(end),
+            "body": body(end.header, shared.data, shared.refs),
+            "shared": bytes.fromhex(shared.refs[0]),
+        }
         for statement in FILL_POSTGRES:
-            text = statement.replace("{a}", str(first)).replace("{b}", str(last))
-            self.execute(text.replace("{shared}", content(SHARED).refs[0]))
+            self.execute(statement, a=first, b=last, **values)
 
     def touched(self) -> int:
         self.connection.execute("SELECT pg_stat_force_next_flush()")

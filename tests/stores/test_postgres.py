@@ -20,10 +20,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dspyer.errors import ConcurrentRunError, StoreError
+from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
-from dspyer.stores import postgres as postgres_write
-from dspyer.stores.base import Change, Point, Snapshot
+from dspyer.stores.base import Change, Point, Row, Snapshot
+from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
@@ -174,7 +174,7 @@ def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres,
     work: dict[str, Callable[[], bool]] = {
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
-        "blobs": lambda: far.blobs(["x"]) == {},
+        "blobs": lambda: far.blobs(["00"]) == {},
         "remove": lambda: far.delete(["t"]) is not None and far.threads() == [],
     }
     for name, does in work.items():
@@ -289,13 +289,18 @@ def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """The values of each statement."""
     found: list[list[Any]] = []
-    execute = psycopg.Connection.execute
+    execute, executemany = psycopg.Connection.execute, psycopg.Cursor.executemany
 
     def counted(self: Any, query: Any, values: Any = None, **options: Any) -> Any:
         found.append(list(values.values() if isinstance(values, dict) else values or ()))
         return execute(self, query, values, **options)
 
+    def counted_each(self: Any, query: Any, values: Any, **options: Any) -> Any:
+        found.extend(list(each) for each in values)
+        return executemany(self, query, values, **options)
+
     monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    monkeypatch.setattr(psycopg.Cursor, "executemany", counted_each)
     return found
 
 
@@ -309,15 +314,16 @@ def test_an_append_is_one_statement(store: Postgres, calls: list[Any]) -> None:
 def test_a_stored_blob_is_not_sent_again(store: Postgres, calls: list[Any]) -> None:
     store.write(begin("t", "r", 1))
     store.write(append("t", "r", 1, value=BLOB))
-    assert any([BLOB.encode()] in call for call in calls)
+    assert any(BLOB.encode() in call for call in calls)
     calls.clear()
     store.write(append("t", "r", 2, value=BLOB))
     assert calls
-    assert not any([BLOB.encode()] in call for call in calls)
+    assert not any(BLOB.encode() in call for call in calls)
 
 
 PREPARE = """
 import sys
+from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres
 store = Postgres(sys.argv[1])
 print("ready", flush=True)
@@ -325,19 +331,6 @@ sys.stdin.readline()
 print(store.threads())
 store.close()
 """
-
-
-def test_many_blobs_are_sent_in_several_messages(
-    store: Postgres, calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres_write, "MESSAGE", 2 * len(BLOB.encode()) + 10)
-    store.write(begin("t", "r", 1)._replace(rows=[row(0, [BLOB + str(number) for number in range(5)])]))
-    assert [len(call[0]) for call in calls if len(call) == 2 and type(call[1]) is list] == [2, 2, 1]
-    assert len(store.blobs(_refs(store))) == 5
-
-
-def _refs(store: Postgres, name: str = "r") -> list[str]:
-    return [ref for found in store.rows(name) if found.content for ref in found.content.refs]
 
 
 def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
@@ -399,13 +392,13 @@ def test_a_deletion_does_not_wait_for_unrelated_threads(store: Postgres, postgre
     assert len(store.rows("s")) == 2
 
 
-@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("version", [4, 99])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_tables_of_another_version_are_refused(postgres: str, store: Postgres, version: int, read_only: bool) -> None:
     store.write(begin("t", "r", 1))
     schema = _schema(postgres)
     _execute(postgres, sql.SQL("UPDATE {}.version SET number = {}").format(schema, sql.Literal(version)))
-    text = f"version {version}, and this dspyer knows version 4"
+    text = f"version {version}, and this dspyer knows version 5"
     with Postgres(postgres, read_only=read_only) as other, pytest.raises(StoreError, match=text):
         other.threads()
 
@@ -473,8 +466,8 @@ def test_connection_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
     store.write(begin("t", "r", 1))
 
-    def broken(connection: Any) -> None:
-        connection.execute("BEGIN")
+    def broken(session: Any) -> None:
+        session("BEGIN")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -486,6 +479,7 @@ def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
 
 FORK = """
 import os, sys, threading
+from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres
 from dspyer.testing.store_samples import append, begin
 store = Postgres(sys.argv[1])
@@ -553,3 +547,44 @@ def test_no_reference_to_a_blob_outlives_what_referred_to_it(store: Postgres, po
         assert connection.execute(count).fetchone() == (2,)
         store.delete(["t"])
         assert connection.execute(count).fetchone() == (0,)
+
+
+def test_a_damaged_body_is_named_and_its_blob_is_deleted_with_its_thread(store: Postgres, postgres: str) -> None:
+    store.write(begin("t", "r", 3))
+    store.write(append("t", "r", 3, value=BLOB))
+    for seq in (1, 2):
+        store.write(Change("t", 1, snapshot=Snapshot(Point("r", seq), content(f"state {seq}"))))
+    schema = _schema(postgres)
+    for table, seq in (("entry", 3), ("entry", 1), ("snapshot", 2)):
+        cut = sql.SQL("UPDATE {} SET body = substr(body, 1, 9) WHERE seq = {}")
+        _execute(postgres, cut.format(sql.Identifier(str(split_address(postgres)[2]), table), sql.Literal(seq)))
+    found = store.rows("r")
+    assert [(row.seq, "damaged" in row.header, row.content is None) for row in found] == [
+        (seq, seq in (1, 3), seq in (1, 3)) for seq in range(4)
+    ]
+    assert [found[0], found[2]] == [row(0, 0), row(2, 2)]
+    damaged = store.snapshot(Point("r", 2))
+    assert damaged is not None
+    with pytest.raises(StateError):  # so its reader takes the one before
+        damaged.content.value(store.blobs)
+    assert store.delete(["t"]).rows == 4
+    assert _execute(postgres, sql.SQL("SELECT FROM {s}.ref UNION ALL SELECT FROM {s}.blob").format(s=schema)) == []
+
+
+def test_a_released_thread_keeps_when_it_was_released(store: Postgres, postgres: str) -> None:
+    """By the clock of the server; the same of a thread that never had an owner."""
+    store.write(begin("t", "r", 1))
+    store.write(append("t", "r", 1)._replace(lease=0.0))
+    store.write(copy_thread("copy", Point("r", 0)))
+    schema = _schema(postgres)
+    text = "SELECT name, owner, lease_until BETWEEN now() - interval '1 minute' AND now() FROM {}.thread ORDER BY name"
+    assert _execute(postgres, sql.SQL(text).format(schema)) == [(b"copy", None, True), (b"t", None, True)]
+
+
+def test_ids_of_blobs_that_are_no_hexadecimal_digits_are_refused(store: Postgres) -> None:
+    store.write(begin("t", "r", 1))
+    for name in ("x", "AB", "a b", "abc", ""):
+        refused = Row(1, "commit", ("trunk:1",), Content.stored(b"1", [name], {name: b"blob"}))
+        with pytest.raises(ValueError, match="no id of a blob"):
+            store.write(Change("t", 1, rows_of="r", rows=[refused]))
+    assert store.rows("r") == rows(1)

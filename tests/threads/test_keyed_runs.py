@@ -479,6 +479,17 @@ def test_manual_commits_and_other_graphs_continue_the_run(store: Store) -> None:
     assert flaky.calls.count("second") == 4
 
 
+class Backwards(Memory):
+    """As of machines whose clocks differ: each part of a run seems to have started before what it continues."""
+
+    def runs(self, thread: str) -> list[RunRow]:
+        return super().runs(thread)[::-1]
+
+
+def test_a_continued_run_is_found_whatever_the_clocks_said() -> None:
+    test_manual_commits_and_other_graphs_continue_the_run(Backwards())
+
+
 def nothing() -> dict[str, Any]:
     return {}
 

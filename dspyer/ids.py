@@ -1,0 +1,183 @@
+"""Ids of commits and executions: the one place that writes and reads their text.
+
+An id is made of names with slashes between them: `t-42.1/trunk:2[0]/1.0:3[route]`. They are, from the left: the label
+of the run; the executions around, in which graphs run; the execution itself. That one has the path of its branch and
+its index there, then, in brackets, parts: an item of a map, a trial of a search, a router, what condenses, the key of a
+called program. A commit has the id of the execution that made it; one that no node made is `trunk:3+1`.
+
+The name of a thread may hold any character, so that labels do too: ids are read from the right. The label of a run is
+the name of its thread, a point and a number (`label_of`), and nothing with such an end can be an execution.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+_NUMBER = "(?:0|[1-9][0-9]{0,17})"  # as `str` writes it; no run has so many commits that a number is longer than that
+_OWN = re.compile(
+    rf"(?:trunk|(?P<path>{_NUMBER}(?:\.{_NUMBER})*)):(?P<index>{_NUMBER})(?P<part>\+[1-9][0-9]{{0,17}}|(?:\[[^][/]*\])*)"
+)
+_KEY = re.compile(r"\[([^][]*)\]")
+_DIGITS = re.compile(r"([0-9]+)")
+FIRST = "trunk:0"
+"""The id of the first commit of a run."""
+
+_ESCAPES = str.maketrans({char: quote(char, safe="") for char in "%/[]"})
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An id in its parts. `Address.parse(str(address)) == address`.
+
+    Attributes:
+        run: the label of the run; "" for an id within its run.
+        scope: the executions around it, outermost first.
+        path: the path of the branch.
+        index: the number of the execution on this path; -1 for a name that is no execution.
+        part: what follows the index, as it is written: `"[0]"`, `"[0][again]"`, `"+1"`. Of a name that is no execution,
+            such as `"pruned"`, the name.
+
+    Example:
+        >>> Address.parse("a/b.1/trunk:2[0]/1.0:3[route]")
+        Address(run='a/b.1', scope=('trunk:2[0]',), path=(1, 0), index=3, part='[route]')
+    """
+
+    run: str = ""
+    scope: tuple[str, ...] = ()
+    path: tuple[int, ...] = ()
+    index: int = -1
+    part: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address with a text. A text of any form has one: what is no id is the name of no execution."""
+        *before, own = text.split("/")
+        begin = len(before)
+        while begin and _OWN.fullmatch(before[begin - 1]):
+            begin -= 1
+        run, scope = "/".join(before[:begin]), tuple(before[begin:])
+        if begin and not run:
+            return cls(part=text)
+        found = _OWN.fullmatch(own)
+        if found is None:
+            return cls(run, scope, part=own)
+        path, index, part = found.groups()
+        return cls(run, scope, () if path is None else tuple(map(int, path.split("."))), int(index), part)
+
+    def __str__(self) -> str:
+        return id_prefix(self.run, *self.scope) + self.own
+
+    @property
+    def own(self) -> str:
+        """The id without what is around: `"trunk:1[0]"` of `"t-42.1/trunk:2/trunk:1[0]"`."""
+        return self.part if self.index < 0 else f"{execution_id(self.path, self.index)}{self.part}"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The scope of what runs inside of it."""
+        return (*self.scope, self.own)
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether a commit of a graph can have this id: it names no part of an execution."""
+        return self.index >= 0 and not self.part.startswith("[")
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the parts, from the outside to the inside: `["0", "again"]` of `"trunk:2[0][again]"`."""
+        return [unquote(key) for key in _KEY.findall(self.part)]
+
+    @property
+    def change(self) -> int:
+        """How many manual commits have followed the commit of an execution, this one included."""
+        return int(self.part[1:]) if self.part.startswith("+") else 0
+
+    def changed(self) -> Address:
+        """The address of a manual commit after this one: `trunk:3+1` after `trunk:3`, then `trunk:3+2`."""
+        return replace(self, part=f"+{self.change + 1}")
+
+
+def path_text(path: tuple[int, ...]) -> str:
+    """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
+    return ".".join(map(str, path)) if path else "trunk"
+
+
+def execution_id(path: tuple[int, ...], index: int) -> str:
+    """The id of the commit number `index` of a branch path, and of the execution that makes it."""
+    return f"{path_text(path)}:{index}" if path else f"trunk:{index}"  # made at each step of a run
+
+
+def part_id(execution: str, key: object) -> str:
+    """The id of a part of an execution: `"trunk:2[0]"`. In a key, slashes and brackets are escaped."""
+    return f"{execution}[{str(key).translate(_ESCAPES)}]"
+
+
+def full_id(*names: str) -> str:
+    """The id made of the label of a run, executions around and an id inside of them; names that are empty are left out.
+
+    Example:
+        >>> full_id("t-42.1", "trunk:2[0]", "trunk:1"), full_id("", "trunk:1")
+        ('t-42.1/trunk:2[0]/trunk:1', 'trunk:1')
+    """
+    return "/".join([name for name in names if name])
+
+
+def id_prefix(*names: str) -> str:
+    """What the ids begin with that are in a run, or inside of executions; "" for none."""
+    return "/".join([*[name for name in names if name], ""])
+
+
+def label_of(thread: str, number: int | str) -> str:
+    """The label of a run, with which the ids of its commits begin: `"t-42.3"`."""
+    return f"{thread}.{number}"
+
+
+def thread_of(label: str) -> str:
+    """The thread for which a run with a label was made; "" for no label."""
+    return label.rpartition(".")[0]
+
+
+def whole_execution(execution: str) -> str:
+    """The id of the node's execution of which another one may be a part: `"trunk:2"` of `"trunk:2[0]"`."""
+    return execution.removesuffix(Address.parse(execution).part) if execution.endswith("]") else execution
+
+
+def outermost_execution(execution: str) -> str:
+    """The id of the execution in the run's own graph that contains another one, or is it.
+
+    Example:
+        >>> outermost_execution("trunk:2[0]/trunk:1"), outermost_execution("t-42.1/trunk:2[0]")
+        ('trunk:2', 't-42.1/trunk:2')
+    """
+    if "/" not in execution:
+        return whole_execution(execution)
+    found = Address.parse(execution)
+    return full_id(found.run, whole_execution(found.inside[0]))
+
+
+def path_of_id(execution: str) -> tuple[int, ...]:
+    """The branch path in an id: that of the execution in the run's own graph; `()` for `""`.
+
+    Example:
+        >>> path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"), path_of_id("trunk:3")
+        ((1, 0), (1, 0), ())
+    """
+    return Address.parse(outermost_execution(execution)).path
+
+
+def is_within(execution: str, outer: str) -> bool:
+    """Whether an execution is another one, or a part of it.
+
+    Example:
+        >>> is_within("trunk:2[0]/trunk:1", "trunk:2"), is_within("trunk:21", "trunk:2")
+        (True, False)
+    """
+    return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))
+
+
+def id_order(execution: str) -> list[tuple[int, str]]:
+    """A key that sorts `trunk:2` before `trunk:10`."""
+    # Every second part is a number. `isdigit` would take a superscript for one.
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in enumerate(_DIGITS.split(execution))]

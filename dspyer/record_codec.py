@@ -1,0 +1,332 @@
+"""Records as JSON and back: one conversion by the declared types of the fields, so that a new class needs no code.
+
+A record is a dataclass or a named tuple. Its JSON form is an object with a key for each field: the name of the field,
+or `field(metadata={"key": "short"})`. What a type stands for:
+
+- `str`, `int`, `bool`: as they are; `float` too, but for infinity and NaN, which JSON does not have.
+- `Any`, and every type that is not named here: a value of a state, in the form in which stores hold it.
+- `Update`: an update of a patch, with its markers.
+- `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, another record, `Failure`, `datetime`.
+- an exception: its class, text and notes. It cannot be read back.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dspyer.errors import DspyerError, StateError, brief, error_text
+from dspyer.failure import Failure
+from dspyer.patch import DELETE, decode_update, encode_update
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.json import TAG
+
+R = TypeVar("R")
+Convert = Callable[[Any], Any]
+DecodeValue = Callable[[Any], Any]
+
+_UPDATE = "update"
+Update = Annotated[Any, _UPDATE]
+"""The type of a field that holds an update of a patch; plain `Any` is a value of a state."""
+
+
+class _Codec(NamedTuple):
+    """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state."""
+
+    encode: Convert
+    decode: Callable[[Any, DecodeValue], Any]
+
+
+class _Field(NamedTuple):
+    """A field of a record class. Of a property, which is written and not read, `decode` is None."""
+
+    name: str
+    key: str
+    encode: Convert
+    decode: Callable[[Any, DecodeValue], Any] | None
+    default: Any = MISSING
+
+
+def encode(record: Any, *, omit_defaults: bool = False, omit: Collection[str] = ()) -> dict[str, Any]:
+    """Return the JSON form of a record: its fields and properties.
+
+    Args:
+        record: the record.
+        omit_defaults: leave out fields that equal their default, and the properties: `decode` needs neither.
+        omit: names of more fields to leave out.
+
+    Example:
+        >>> from dspyer.events import FieldShape
+        >>> encode(FieldShape("n", "int", limit_kb=2.0), omit_defaults=True)
+        {'name': 'n', 'type': 'int', 'limit_kb': 2.0}
+    """
+    found = {}
+    cls: Any = type(record)
+    for name, key, convert, decoder, default in _fields_of(cls):
+        if name in omit:
+            continue
+        value = getattr(record, name)
+        if omit_defaults:
+            if decoder is None or value is default:
+                continue
+            if default is not MISSING and _same(value, default):
+                continue
+        found[key] = convert(value)
+    return found
+
+
+def decode(cls: type[R], data: Any, decode_value: DecodeValue = encoding.decode) -> R:
+    """Return the record of a JSON form. Fields that it lacks get their default.
+
+    Args:
+        cls: the class of the record.
+        data: what `encode` has returned, also through JSON text.
+        decode_value: reads a value of a state. A caller that knows more classes, or where large values are, passes its
+            own.
+
+    Raises `ValueError` if the data is malformed: it names the class and the key, and shows the value.
+
+    Example:
+        >>> from dspyer.events import FieldShape
+        >>> decode(FieldShape, {"name": "n", "type": "int"}).limit_kb is None
+        True
+    """
+    if type(data) is not dict:
+        raise ValueError(f"{cls.__name__}: {brief(data)} is no JSON object")
+    of: Any = cls
+    known = _by_key(of)
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        field = known.get(key)
+        if field is None:
+            raise ValueError(f"{cls.__name__}: the key {brief(key)} is unknown")
+        if field.decode is None:
+            continue
+        try:
+            given[field.name] = field.decode(value, decode_value)
+        except (DspyerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ValueError(f"{cls.__name__}.{key}: {brief(value)} cannot be read: {error_text(error)}") from error
+    try:
+        return cls(**given)
+    except TypeError as error:  # a field without a default is missing
+        raise ValueError(f"{cls.__name__}: {error_text(error)}") from error
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value is written as its default is. Two of different classes differ: True is not 1."""
+    if type(value) is type(default) or (isinstance(value, Mapping) and isinstance(default, Mapping)):
+        return bool(value == default)
+    return False
+
+
+def error_dict(error: BaseException) -> dict[str, Any]:
+    """Return the JSON form of an exception: class name, text and notes.
+
+    Example:
+        >>> error_dict(ValueError("odd"))
+        {'type': 'ValueError', 'message': 'odd', 'notes': []}
+    """
+    return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
+
+
+# --- the fields of a class
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
+    """Return the fields and properties of a record class."""
+    found = []
+    if is_dataclass(cls):
+        defaults: dict[str, Any] = {}
+        keys = {}
+        for one in fields(cls):
+            made = one.default_factory
+            defaults[one.name] = one.default if made is MISSING else made()
+            keys[one.name] = one.metadata.get("key", one.name)
+    else:
+        defaults = {name: cls._field_defaults.get(name, MISSING) for name in cls._fields}
+        keys = {name: name for name in cls._fields}
+    hints = _hints_of(cls)
+    for name, key in keys.items():
+        codec = _codec(hints.get(name, Any))
+        found.append(_Field(name, key, codec.encode, codec.decode, defaults[name]))
+    for name, value in _properties_of(cls).items():
+        found.append(_Field(name, name, _codec(_hints_of(value.fget).get("return", Any)).encode, None))
+    return tuple(found)
+
+
+@cache
+def _by_key(cls: Any) -> dict[str, _Field]:
+    return {field.key: field for field in _fields_of(cls)}
+
+
+def _properties_of(cls: Any) -> dict[str, property]:
+    """Return the public properties of a class and its bases, which are shown with its fields."""
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, property) and not name.startswith("_")
+    }
+
+
+def _hints_of(owner: Any) -> dict[str, Any]:
+    """Return the types of the fields of a class, or of a function, without those that no import at run time defines."""
+    try:
+        return get_type_hints(owner, include_extras=True)
+    except NameError:
+        found: dict[str, Any] = {}
+        for base in reversed(getattr(owner, "__mro__", (owner,))):
+            names = vars(sys.modules[base.__module__])
+            for name, hint in getattr(base, "__annotations__", {}).items():
+                one = types.SimpleNamespace(__annotations__={name: hint})
+                try:
+                    found |= get_type_hints(one, globalns=names, include_extras=True)
+                except NameError:
+                    found[name] = Any  # it is imported for type checkers alone: any value is shown as one of a state
+        return found
+
+
+# --- the types
+
+
+def _codec(hint: Any) -> _Codec:
+    """Return the conversion of a declared type."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is None and hint in _PLAIN:
+        return _PLAIN[hint]
+    if kind is Annotated:
+        return _UPDATES if _UPDATE in parts else _codec(parts[0])
+    if kind in (Union, types.UnionType):
+        inner = [_codec(part) for part in parts if part is not type(None)]
+        return _optional(inner[0]) if len(inner) == 1 and len(parts) == 2 else _VALUES
+    if kind is tuple and parts and parts[-1] is ...:
+        return _items(_codec(parts[0]))
+    if kind is tuple:
+        return _members([_codec(part) for part in parts])
+    if isinstance(kind, type) and issubclass(kind, Mapping) and parts[0] is str:
+        return _mapping(_codec(parts[1]), dict)
+    if isinstance(hint, type) and issubclass(hint, FrozenDict):
+        return _mapping(_VALUES, hint)
+    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
+        return _Codec(encode, lambda value, decode_value: decode(hint, value, decode_value))
+    if isinstance(hint, type) and issubclass(hint, BaseException):
+        return _Codec(error_dict, _refuse_error)
+    return _VALUES
+
+
+def _scalar(cls: type) -> _Codec:
+    """A text, number or truth value as it is; another value in its place (a float of numpy) as one of a state."""
+
+    def write(value: Any) -> Any:
+        return value if type(value) is cls else _encode_value(value)
+
+    def read(value: Any, _: DecodeValue) -> Any:
+        if type(value) is not cls:
+            raise TypeError(f"it is no {cls.__name__}")
+        return value
+
+    return _Codec(write, read)
+
+
+def _read_float(value: Any, _: DecodeValue) -> float:
+    if type(value) in (float, int):
+        return float(value)
+    found = encoding.decode(value)
+    if type(found) is not float:
+        raise TypeError("it is no float")
+    return found
+
+
+def _optional(inner: _Codec) -> _Codec:
+    write, read = inner
+    return _Codec(
+        lambda value: None if value is None else write(value),
+        lambda value, decode_value: None if value is None else read(value, decode_value),
+    )
+
+
+def _items(item: _Codec) -> _Codec:
+    write, read = item
+    return _Codec(
+        lambda values: [write(value) for value in values],
+        lambda values, decode_value: tuple([read(value, decode_value) for value in _list(values)]),
+    )
+
+
+def _members(members: list[_Codec]) -> _Codec:
+    return _Codec(
+        lambda values: [member.encode(value) for member, value in zip(members, values, strict=True)],
+        lambda values, decode_value: tuple(
+            [member.decode(value, decode_value) for member, value in zip(members, _list(values), strict=True)]
+        ),
+    )
+
+
+def _mapping(item: _Codec, cls: Any) -> _Codec:
+    write, read = item
+
+    def pairs(values: Mapping[Any, Any]) -> dict[str, Any]:
+        if write is _encode_value and isinstance(values, FrozenDict):  # as it is, without thawing its values
+            return {str(key): encoding.encode(value) for key, value in values.raw_items()}
+        return {str(key): write(values[key]) for key in values}
+
+    def back(values: Any, decode_value: DecodeValue) -> Any:
+        if type(values) is not dict:
+            raise TypeError("it is no JSON object")
+        found = {key: read(value, decode_value) for key, value in values.items()}
+        return found if cls is dict else cls(found)
+
+    return _Codec(pairs, back)
+
+
+def _list(values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise TypeError("it is no JSON array")
+    return values
+
+
+def _refuse_error(_value: Any, _decode: DecodeValue) -> NoReturn:
+    raise TypeError("an exception is written for readers alone: declare a Failure, which can be read back")
+
+
+def _encode_value(value: Any) -> Any:
+    """Encode a value of a state; of an object that no state can hold (`ctx.emit` takes any) its class and text."""
+    if value is DELETE:
+        return {TAG: "delete"}
+    try:
+        return encoding.encode(freeze(value))
+    except StateError:
+        return {TAG: "object", "class": f"{type(value).__module__}:{type(value).__qualname__}", "value": brief(value)}
+
+
+def _decode_value(value: Any, decode_value: DecodeValue) -> Any:
+    return DELETE if type(value) is dict and value.get(TAG) == "delete" else decode_value(value)
+
+
+def _read_failure(value: Any, _: DecodeValue) -> Failure:
+    return Failure.model_validate(value, strict=False)
+
+
+def _read_time(value: Any, _: DecodeValue) -> datetime:
+    return datetime.fromisoformat(value)
+
+
+_VALUES = _Codec(_encode_value, _decode_value)
+_UPDATES = _Codec(encode_update, decode_update)
+_PLAIN: dict[Any, _Codec] = {
+    Any: _VALUES,
+    str: _scalar(str),
+    int: _scalar(int),
+    bool: _scalar(bool),
+    float: _Codec(lambda value: encoding.encode(value) if type(value) is float else _encode_value(value), _read_float),
+    Failure: _Codec(Failure.to_dict, _read_failure),
+    datetime: _Codec(datetime.isoformat, _read_time),
+}
