@@ -1,18 +1,22 @@
 """What a run records and streams: commits, conflicts, questions and events. Values only: nothing here decides anything.
 
-Records come first, then the events in the order in which a reader meets them in a stream. Every one is a tuple with
-names, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes; the code for that, one
-conversion by the declared types of the attributes, is at the end.
+Records come first, then the events in the order in which a reader meets them in a stream. Every one is a frozen
+dataclass, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes. What shows events shows
+any by `label()` and `to_dict()`, so that a new one is its class and nothing else.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeGuard
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+from dspyer.errors import brief, error_text
 from dspyer.failure import Failure
 from dspyer.ids import id_prefix
-from dspyer.record_codec import Update, encode
+from dspyer.record_codec import Record, Update, encode, fast
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.types import register_value_type
 
@@ -24,7 +28,9 @@ register_value_type(Failure)  # so that a graph without a schema can store one i
 # --- records
 
 
-class Commit(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class Commit(Record):
     """One patch that was applied to the state of a branch.
 
     Attributes:
@@ -77,12 +83,9 @@ class Commit(NamedTuple):
         """When the node had finished, wall clock."""
         return self.started + self.duration
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
 
-
-class Exchange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Exchange(Record):
     """What a node exchanged with running siblings over live fields.
 
     Attributes:
@@ -93,12 +96,9 @@ class Exchange(NamedTuple):
     posts: Mapping[str, tuple[int, ...]]
     reads: Mapping[str, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
 
-
-class MergedConflict(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MergedConflict(Record):
     """One conflict of a join: a path that several branches changed, and how it was resolved.
 
     Attributes:
@@ -119,12 +119,9 @@ class MergedConflict(NamedTuple):
     value: Any = None
     winner: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
 
-
-class Question(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Question(Record):
     """A question of a node that the run waits to have answered.
 
     Attributes:
@@ -151,12 +148,9 @@ class Question(NamedTuple):
         """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
         return id_prefix(self.run, self.execution) + self.key
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
 
-
-class FieldShape(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FieldShape(Record):
     """What the schema declares about a field.
 
     Attributes:
@@ -175,12 +169,9 @@ class FieldShape(NamedTuple):
     limit_kb: float | None = None
     full: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
 
-
-class TraceStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TraceStep(Record):
     """One call of a predictor, as DSPy's trace has it, and what became of it.
 
     Attributes:
@@ -207,10 +198,12 @@ class TraceStep(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the predictor, its class and a text."""
         outputs = dict(self.outputs.items()) if hasattr(self.outputs, "items") else self.outputs
-        return encode(self._replace(outputs=outputs))
+        return encode(replace(self, outputs=outputs))
 
 
-class LMCall(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class LMCall(Record):
     """One LM call of a run: made by a predictor, answered by a server or a cache, or failed.
 
     Attributes:
@@ -262,49 +255,151 @@ class LMCall(NamedTuple):
         """Tokens of prompt and response."""
         return self.prompt_tokens + self.response_tokens
 
+
+# --- events: the base class
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Record):
+    """What happens in a run. One of your own is a frozen dataclass that `call.publish` or `ctx.emit` takes.
+
+    It is in streams, server-sent events, `run.events`, spans, `run.report()`, the page of a run and on the command
+    line, by its `label()` and its fields. A field `node` or `execution` says where it belongs.
+
+    Attributes:
+        scope: ids of the executions around the run: empty for the outermost run.
+        at: wall clock, seconds since the epoch. Two events that differ in nothing else are equal.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Slowness(Event):
+        ...     node: str
+        ...     seconds: float
+        >>> Slowness("read", 2.1).label()
+        'slowness: seconds 2.1'
+    """
+
+    # `publish` fills in both.
+    scope: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
+    at: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+
+    def label(self) -> str:
+        """Return what happened in a few words: by default the name of the class and the fields."""
+        name = type(self).__name__
+        shown = [f"{one.name} {brief(getattr(self, one.name))}" for one in fields(self) if one.name not in _PLACE]
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
+        return f"{words}: {', '.join(shown)}" if shown else words
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return encode(self)
+        """Return the JSON form: the name of the class as `"event"`, then the fields."""
+        return {"event": type(self).__name__, **encode(self)}
+
+
+_PLACE = ("scope", "at", "node", "branch", "execution")
+"""The fields that say where and when an event happened: what shows events shows them beside the label."""
+
+
+def stamped(event: Event, scope: tuple[str, ...], at: float) -> Event:
+    """Return an event with its scope and time, unless it has them. It is changed in place: nobody has seen it yet.
+
+    A copy would take longer than the rest of publishing it. An event that a user has made is a copy already.
+    """
+    if scope and not event.scope:
+        _set(event, "scope", scope)
+    if not event.at:
+        _set(event, "at", at)
+    return event
+
+
+_set = object.__setattr__
+
+
+def own_copy(event: Event) -> Event:
+    """Return a copy of an event that a user has made: it gets a scope and a time, and the user may publish it again.
+
+    Raises `TypeError` if its class is no dataclass.
+    """
+    cls = type(event)
+    if "__dataclass_fields__" not in vars(cls):
+        raise TypeError(f"the event class {cls.__name__} is no dataclass: put @dataclass(frozen=True) above it")
+    taken = sorted({"label", "to_dict", "event"} & {one.name for one in fields(event)})
+    if taken:
+        raise TypeError(f"the event class {cls.__name__} has a field {taken[0]!r}, which every event has: rename it")
+    return copy(event)
+
+
+def is_built_in(event: Event) -> bool:
+    """Whether the class of an event is one of this module, which displays know. Others are shown as they say."""
+    return type(event).__module__ == __name__
+
+
+def told(event: Event) -> str:
+    """Return the line that shows an event: its label, after the node that it names.
+
+    Example:
+        >>> told(Doing("read", (), "trunk:2", "reading"))
+        'read: reading'
+    """
+    node = getattr(event, "node", "")
+    return f"{node}: {event.label()}" if node else event.label()
+
+
+def path_of_event(event: Event) -> tuple[str, ...]:
+    """Return the ids of the executions that an event belongs to, the outermost first; empty if it says none.
+
+    Example:
+        >>> path_of_event(Doing("read", (), "trunk:2", "reading", scope=("trunk:1",)))
+        ('trunk:1', 'trunk:2')
+    """
+    execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
+    if not execution:
+        return event.scope
+    around = "".join(f"{name}/" for name in event.scope)
+    # `call.execution` has the executions around it in front; the events of this module have their own id alone.
+    return (*event.scope, execution.removeprefix(around)) if event.scope else tuple(execution.split("/"))
 
 
 # --- events: a run, its nodes, forks and joins
 
 
-class RunStarted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
     """A run has started; it is the first event of the run.
 
     Attributes:
         run_id: id of the run.
         graph: name of the graph.
         fields: the fields of its schema; empty for a graph without one.
-        scope: ids of the executions around the run: empty for the outermost run. Every event has it.
     """
 
     run_id: str
     graph: str
     fields: tuple[FieldShape, ...] = ()
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"run of {self.graph} started"
 
 
-class NodeStarted(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class NodeStarted(Event):
     """A node has started. `execution` is the id that its commit will have."""
 
     node: str
     branch: BranchPath
     visit: int
     execution: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return "started" if self.visit == 1 else f"started, visit {self.visit}"
 
 
-class Committed(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class Committed(Event):
     """A patch was applied to the state of a branch.
 
     Attributes:
@@ -312,70 +407,72 @@ class Committed(NamedTuple):
             with a smaller path may still commit.
         position: position of the commit in the order in which commits were made, counted like versions; equal to the
             version if the commit has one.
-        scope: ids of the executions around the run.
     """
 
     commit: Commit
     position: int = 0
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        written = ", ".join(map(str, self.commit.patch))
+        return f"committed {written}" if written else "committed"
 
 
-class Forked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forked(Event):
     """A branch has split into several. `branches` are the paths of the new ones, in the order of `targets`."""
 
     branch: BranchPath
     targets: tuple[str, ...]
     branches: tuple[BranchPath, ...]
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"forked into {', '.join(self.targets)}"
 
 
-class Joined(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Joined(Event):
     """Several branches have become one, `branch`, at `node`."""
 
     node: str
     branches: tuple[BranchPath, ...]
     branch: BranchPath
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"joined {len(self.branches)} branches"
 
 
-class ConflictFound(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConflictFound(Event):
     """A join has found that several branches changed one path; the conflict says whether it was resolved."""
 
     conflict: MergedConflict
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        found = self.conflict
+        path = ".".join(map(str, found.path))
+        return f"conflict at {path}: {'not resolved' if found.winner is None else f'that of {found.winner} is kept'}"
 
 
-class NodeFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NodeFailed(Event):
     """A node, its router or a join has raised `error`. Nothing of the execution was committed."""
 
     node: str
     branch: BranchPath
     execution: str
     error: BaseException
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"failed: {_said(self.error)}"
 
 
-class AttemptFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AttemptFailed(Event):
     """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds.
 
     A router and the condensers of a node have attempts of their own, under `"trunk:1[route]"` and
@@ -390,68 +487,69 @@ class AttemptFailed(NamedTuple):
     attempt: int
     error: BaseException
     pause: float
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"attempt {self.attempt} failed: {_said(self.error)}; the next one follows after {self.pause:.1f} s"
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Asked(Event):
     """A node has asked a question and was stopped to wait for the answer. Nothing of it was committed."""
 
     question: Question
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"asks: {self.question.text}"
 
 
-class RunEnded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
     """A run has ended, as its last event: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
 
     run_id: str
     status: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return self.status
 
 
 # --- events: what a node reports while it runs
 
 
-class Emitted(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class Emitted(Event):
     """A node has called `ctx.emit(value)`."""
 
     node: str
     branch: BranchPath
     execution: str
     value: Any
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"emitted {brief(self.value)}"
 
 
-class Doing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Doing(Event):
     """A node has said what it is working on, with `ctx.doing(text)`."""
 
     node: str
     branch: BranchPath
     execution: str
     text: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return self.text
 
 
-class ItemStarted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemStarted(Event):
     """A map has started an item, one of `items`. Items that an earlier attempt finished do not start again."""
 
     node: str
@@ -459,14 +557,14 @@ class ItemStarted(NamedTuple):
     execution: str
     item: int
     items: int
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"item {self.item + 1} of {self.items} started"
 
 
-class ItemFinished(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemFinished(Event):
     """An item of a map has ended: `"completed"`, `"failed"`, `"interrupted"` by a question, or `"stopped"`."""
 
     node: str
@@ -475,14 +573,15 @@ class ItemFinished(NamedTuple):
     item: int
     items: int
     status: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"item {self.item + 1} of {self.items} {self.status}"
 
 
-class Token(NamedTuple):
+@fast
+@dataclass(frozen=True, slots=True)
+class Token(Event):
     """The next piece of the text of a predictor's output field; only in streams that were asked for with `tokens=True`.
 
     The texts of the tokens of a field, joined, are its value: a text as it is, any other value as JSON or as the LM has
@@ -501,7 +600,6 @@ class Token(NamedTuple):
         field: the output field of the predictor. Of an agent's final call, `submit`, each argument is a field.
         text: the piece.
         done: whether it is the last piece; it may be empty.
-        scope: ids of the executions around the run.
     """
 
     node: str
@@ -513,17 +611,17 @@ class Token(NamedTuple):
     field: str
     text: str
     done: bool
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"{self.field}: {self.text}"
 
 
 # --- events: live fields
 
 
-class Posted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Posted(Event):
     """A node has posted to a live field: running siblings can read the value from now on.
 
     Attributes:
@@ -536,7 +634,6 @@ class Posted(NamedTuple):
         value: the update, as it will be in the patch of the node's commit.
         operation: how it is folded in: the name of the reducer, or `"replace"`.
         time: wall clock, seconds since the epoch.
-        scope: ids of the executions around the run.
     """
 
     field: str
@@ -548,14 +645,14 @@ class Posted(NamedTuple):
     value: Update
     operation: str
     time: float
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"posted to {self.field}: {brief(self.value)}"
 
 
-class Heard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Heard(Event):
     """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`.
 
     `seq` is the arrival number of the post.
@@ -567,14 +664,14 @@ class Heard(NamedTuple):
     execution: str
     seq: int
     author: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"read what {self.author} had posted to {self.field}"
 
 
-class LiveConflict(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LiveConflict(Event):
     """A node has written to a live field without having read what another node had written there.
 
     Attributes:
@@ -584,7 +681,6 @@ class LiveConflict(NamedTuple):
         other: name of the node whose latest entry it had not read.
         other_seq: arrival number of that entry.
         rule: the `on_conflict` of the field, by which the conflict was resolved.
-        scope: ids of the executions around the run.
     """
 
     field: str
@@ -593,48 +689,13 @@ class LiveConflict(NamedTuple):
     other: str
     other_seq: int
     rule: str
-    scope: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
-
-
-LiveEvent = Posted | Heard | LiveConflict | Doing
-Event = (
-    RunStarted
-    | NodeStarted
-    | Committed
-    | Forked
-    | Joined
-    | ConflictFound
-    | AttemptFailed
-    | NodeFailed
-    | Asked
-    | ItemStarted
-    | ItemFinished
-    | Emitted
-    | Token
-    | LiveEvent
-    | RunEnded
-)
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        name = self.field if self.key is None else f"{self.field}.{self.key}"
+        return f"wrote {name} without having read what {self.other} had written ({self.rule})"
 
 
-def is_event(value: Any) -> TypeGuard[Event]:
-    """Whether a value is an event: of this module, or a named tuple of a user's with a `scope` and a `to_dict`.
-
-    Example:
-        >>> is_event(RunEnded("run-1", "completed")), is_event(("run-1", "completed"))
-        (True, False)
-    """
-    return isinstance(value, tuple) and hasattr(value, "scope") and hasattr(value, "to_dict")
-
-
-def event_dict(event: Any) -> dict[str, Any]:
-    """Return the JSON form of an event: its class name as `"event"`, then its attributes.
-
-    Example:
-        >>> event_dict(RunEnded("run-1", "completed"))
-        {'event': 'RunEnded', 'run_id': 'run-1', 'status': 'completed', 'scope': []}
-    """
-    return {"event": type(event).__name__, **encode(event)}
+def _said(error: BaseException) -> str:
+    text = error_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from functools import cache
@@ -136,6 +137,74 @@ def error_dict(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
 
 
+# --- the classes
+
+
+class Record:
+    """The base of records: frozen dataclasses that become JSON by their declared types."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return encode(self)
+
+
+def fast(cls: type[R]) -> type[R]:
+    """Give a frozen dataclass with slots a constructor that is four times as fast, and `changed`. For those that each
+    step makes.
+
+    The constructor of a frozen dataclass calls `object.__setattr__` for each field. This one makes the object an
+    instance of a twin class, which has the same slots and is not frozen, sets the slots as Python does it fastest, and
+    makes it an instance of its own class again: of 20 fields, that takes 0.5 and not 2.1 microseconds.
+    """
+    kind: Any = cls
+    slots = vars(cls)["__slots__"]
+    free = {"__slots__": slots, "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    draft = type(kind)(f"{cls.__name__}Draft", kind.__bases__, free)
+    names = {"_become": object.__setattr__, "_new": object.__new__, "_own": cls, "_free": draft}
+    given: list[str] = []
+    keywords: list[str] = []
+    for one in fields(kind):
+        has_default = one.default is not MISSING
+        names[f"_default_{one.name}"] = one.default
+        (keywords if one.kw_only else given).append(f"{one.name}=_default_{one.name}" if has_default else one.name)
+    lines = [
+        f"def __init__(self, {', '.join([*given, *(['*'] if keywords else []), *keywords])}):",
+        "    _become(self, '__class__', _free)",
+        *[f"    self.{one.name} = {one.name}" for one in fields(kind)],
+        "    self.__class__ = _own",
+        "def changed(record, changes):",
+        "    new = _new(_free)",
+        *[f"    new.{one.name} = record.{one.name}" for one in fields(kind)],
+        "    for name, value in changes.items():",
+        "        setattr(new, name, value)",
+        "    new.__class__ = _own",
+        "    return new",
+    ]
+    exec("\n".join(lines), names)
+    kind.__init__, _CHANGED[cls] = names["__init__"], names["changed"]
+    return cls
+
+
+_CHANGED: dict[type, Callable[[Any, Mapping[str, Any]], Any]] = {}
+
+
+def changed(record: R, **changes: Any) -> R:
+    """Return a copy of a record with other values, without calling its constructor.
+
+    Of a `fast` one, in a quarter of the time of `dataclasses.replace`; of a user's, also if it checks its values.
+    """
+    copied = _CHANGED.get(type(record))
+    if copied is not None:
+        made: R = copied(record, changes)
+        return made
+    new = copy(record)
+    for name, value in changes.items():
+        object.__setattr__(new, name, value)
+    return new
+
+
 # --- the fields of a class
 
 
@@ -146,7 +215,7 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if is_dataclass(cls):
         defaults: dict[str, Any] = {}
         keys = {}
-        for one in fields(cls):
+        for one in sorted(fields(cls), key=lambda one: bool(one.kw_only)):  # as the constructor takes them
             made = one.default_factory
             defaults[one.name] = one.default if made is MISSING else made()
             keys[one.name] = one.metadata.get("key", one.name)

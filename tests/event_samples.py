@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from dspyer import Failure, Replace
+from dspyer import Failure, Replace, events
 from dspyer.events import Commit, Event, Exchange, LMCall, MergedConflict, Question, TraceStep
 
 RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange, TraceStep, LMCall)
 
 
-def event_types(union: Any = Event) -> Iterator[type]:
-    """Every event of the union."""
-    for part in get_args(union):
-        yield from event_types(part) if get_args(part) else (part,)
+def event_types() -> Iterator[type]:
+    """Every event of the package."""
+    known = [one for one in vars(events).values() if isinstance(one, type)]
+    return (one for one in known if issubclass(one, Event) and one is not Event)
+
+
+def names_of(cls: Any) -> list[str]:
+    """The names of the fields of a record."""
+    return [one.name for one in fields(cls)]
 
 
 def sample(cls: Any, value: Any, text: str = "text") -> Any:
     """An instance with a value wherever a value of the state may be, and a text wherever a text may be."""
     hints = get_type_hints(cls, include_extras=True)
-    return cls(**{name: _of(hints[name], value, text) for name in cls._fields})
+    return cls(**{name: _of(hints[name], value, text) for name in names_of(cls)})
 
 
 def _of(hint: Any, value: Any, text: str) -> Any:
@@ -36,7 +42,7 @@ def _of(hint: Any, value: Any, text: str) -> Any:
         return tuple([_of(part, value, text) for part in parts if part is not ...])
     if kind is not None and issubclass(kind, Mapping):
         return {"field": _of(parts[1], value, text)}
-    if hasattr(hint, "_fields"):
+    if is_dataclass(hint):
         return sample(hint, value, text)
     if issubclass(hint, BaseException):
         return ValueError(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from dspyer.archive.run_info import RunInfo
@@ -117,7 +118,7 @@ def stopped_executions(
 
 def _local(commit: Commit) -> Commit:
     """A commit as its run knows it: without the name of the run in front of ids."""
-    return commit._replace(id=_own_id(commit.id), parents=tuple(map(_own_id, commit.parents)))
+    return replace(commit, id=_own_id(commit.id), parents=tuple(map(_own_id, commit.parents)))
 
 
 def _own_id(name: str) -> str:

@@ -161,6 +161,7 @@ def _failed(run: RunningRun, now: float, signs: _Signs) -> Text:
 
 def _tree(run: RunningRun, now: float, signs: _Signs, height: int) -> list[Text]:
     lines = _graph_lines(run.graph, now, signs)
+    lines += [Line(Text(one_line(text), "italic")) for text in run.told]
     if run.error and run.status == "failed":
         lines.append(Line(Text(one_line(run.error), "red")))
     return [_headline(run, now, signs), *_flat(_fit(lines, height - 1, signs), signs, Text())]

@@ -26,6 +26,7 @@ from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, Merg
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
+from dspyer.record_codec import Record, changed
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -189,23 +190,23 @@ class Redaction:
     def event(self, event: Event) -> Event:
         """The redacted form of an event."""
         if isinstance(event, Committed):
-            return event._replace(commit=self.commit(event.commit))
+            return replace(event, commit=self.commit(event.commit))
         if isinstance(event, ConflictFound):
-            return event._replace(conflict=self.conflict(event.conflict))
+            return replace(event, conflict=self.conflict(event.conflict))
         if isinstance(event, Posted):
-            return event._replace(value=self.update((event.field,), event.value))
+            return replace(event, value=self.update((event.field,), event.value))
         return event
 
     def conflict(self, found: MergedConflict) -> MergedConflict:
         """The redacted form of a conflict."""
         values = tuple([(author, self.at(found.path, value)) for author, value in found.values])
-        return found._replace(
-            base=self.at(found.path, found.base), values=values, value=self.at(found.path, found.value)
+        return replace(
+            found, base=self.at(found.path, found.base), values=values, value=self.at(found.path, found.value)
         )
 
     def commit(self, commit: Commit) -> Commit:
         """The redacted form of a commit: a failure that its patch holds, or reports to a model, is hidden as there."""
-        shown = commit._replace(patch=self.patch(commit.patch))
+        shown = replace(commit, patch=self.patch(commit.patch))
         failure = commit.failure
         if failure is None:
             return shown
@@ -213,7 +214,7 @@ class Redaction:
             found = thaw(getattr(update, "frozen", update))
             if found == failure or _reports_error(found):
                 earlier = tuple([self._failure(field, failed) for failed in commit.failed_attempts])
-                return shown._replace(failure=self._failure(field, failure), failed_attempts=earlier)
+                return replace(shown, failure=self._failure(field, failure), failed_attempts=earlier)
         return shown
 
     def _failure(self, field: str, failure: Failure) -> Failure:
@@ -409,16 +410,18 @@ class Redactor:
             return self._made(value, lambda: {named: found for _, _, named, found in pairs})
         if isinstance(value, (tuple, list, set, frozenset)):
             items = list(value)
-            own = value.value if isinstance(value, Emitted) else None
-            parts = [self._redact(part, replaced, given or (own is not None and part is own)) for part in items]
+            parts = [self._redact(part, replaced, given) for part in items]
             if all(map(is_, parts, items)):
                 return value
             return self._made(value, lambda: type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts))
         fields = _fields_of(value)
         if fields is None:
             return self._leaf(value, given)
-        found = {name: self._redact(part, replaced, given) for name, part in fields.items()}
-        return value if all(found[name] is part for name, part in fields.items()) else found
+        own = "value" if isinstance(value, Emitted) else None
+        found = {name: self._redact(part, replaced, given or name == own) for name, part in fields.items()}
+        if all(found[name] is part for name, part in fields.items()):
+            return value
+        return changed(value, **found) if isinstance(value, Record) else found
 
     def _leaf(self, value: Any, given: bool) -> Any:
         """The redacted form of an object without parts: its text if that shows a hidden one, else the object itself."""

@@ -23,11 +23,12 @@ from dspyer.display.run_rows import (
     written,
 )
 from dspyer.display.tokens import total_of
-from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
+from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted, is_built_in, told
 from dspyer.ids import path_text, whole_execution
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane
+TOLD = 20  # lines of events
 ROWS = 400  # commits that are listed: the first and the last half of them
 
 _MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
@@ -53,6 +54,7 @@ class RunFacts(NamedTuple):
         usage: tokens by language model.
         maps: the items of its maps.
         error: why it is not completed; None for one that is, or that waits for answers.
+        told: the events that a report does not know, as lines.
         since_resumed: whether seconds, calls, usage and maps are those since the run was last resumed.
     """
 
@@ -63,6 +65,7 @@ class RunFacts(NamedTuple):
     usage: Mapping[str, Mapping[str, Any]]
     maps: Sequence[MapCount] = ()
     error: ErrorText | None = None
+    told: Sequence[str] = ()
     since_resumed: bool = False
 
 
@@ -81,6 +84,8 @@ def describe_run(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
             active.pop(path, None)
         if row.commit:
             active.update((path, lanes[path]) for path in row.children or (row.branch,))
+    if facts.told:
+        lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in facts.told]]
     if facts.error is not None:
         texts = _error_lines(facts.error)
         lines += ["", *(line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  "))]
@@ -109,8 +114,17 @@ def facts_of_events(
         usage,
         _maps(own, left_is_known=status != "completed" and not resumed),
         None if error is None else ErrorText.of(error),
+        _told(events),
         resumed,
     )
+
+
+def _told(events: Sequence[Event]) -> list[str]:
+    """The lines of the events of other classes than those of `dspyer.events`; of equal ones, one with their number."""
+    counts = Counter([one_line(told(event)) for event in events if not is_built_in(event)])
+    lines = [text if count == 1 else f"{text} × {count}" for text, count in counts.items()]
+    more = sum(list(counts.values())[TOLD:])
+    return [*lines[:TOLD], *([f"... {more} more: run.events has them all"] if more else [])]
 
 
 def _maps(events: Sequence[Event], left_is_known: bool) -> list[MapCount]:

@@ -98,7 +98,7 @@ class RunFile:
         before, after = states["before"] or {}, states["after"] or {}
         changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
         commit = {name: value for name, value in step["commit"].items() if name != "patch"}
-        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent")}
+        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent", "events") if name in step}
         answer = cut_within({"commit": commit, **rest}, RECORD) | {"diff": changed}
         self._rows.append(row)
         self._steps[row["id"]] = self._values.place({**answer, "states": states})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from dspyer.display.redaction import Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
-from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted
+from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, is_built_in, path_of_event, told
 from dspyer.ids import outermost_execution
 from dspyer.scheduler.lineage import LogEntry, sent_to, writes_until
 from dspyer.state import ImmutableState
@@ -75,27 +76,32 @@ class RunWriter:
         calls: Iterable[LMCall],
         events: Iterable[Event],
         repairs: Iterable[Any],
+        depth: int = 0,
     ) -> Path:
         """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step.
 
-        Of `rows`, those without a commit are where the run has ended.
+        Of `rows`, those without a commit are where the run has ended. `depth` is the length of the run's own scope.
         """
+        events = list(events)
         file = RunFile(self._hide(run), len(log))
         by_execution: dict[str, list[LMCall]] = {}
         for call in calls:
             by_execution.setdefault(outermost_execution(call.execution), []).append(call)
         writers = field_writers(log)
+        said = self._said(events, depth)
         for index in shown_places(len(log)):
             found = by_execution.pop(shown[index].id, [])
             step = self._step(log, writers[index], index)
             step["commit"] = self._hide(shown[index].to_dict())
             step["lm_calls"] = [self._call(call) for call in found]
+            step["events"] = said.get(shown[index].id, [])
             file.add_step(self._hide(commit_row(shown[index], found)), step)
         places = {entry.commit.id: index for index, entry in enumerate(log)}
         executions: dict[str, Any] = {}
         for row in rows:
             if row.commit is None and (row.error is not None or row.questions):
                 stopped = self._stopped(log, writers, places, row, by_execution.get(row.execution, ()))
+                stopped["events"] = said.get(row.execution, [])
                 executions |= dict.fromkeys([row.execution, *(one.id for one in row.questions)], stopped)
         file.add_lists(
             executions=executions,
@@ -104,7 +110,7 @@ class RunWriter:
                 for entry in log
                 for conflict in entry.conflicts
             ],
-            posts=self._hide([event.to_dict() for event in events if isinstance(event, Posted)]),
+            posts=self._hide([one.to_dict() for one in events if isinstance(one, Posted) and len(one.scope) == depth]),
             repairs=self._hide([encoding.encode(freeze(dict(repair.items()))) for repair in repairs]),
         )
         return file.write(path)
@@ -139,6 +145,16 @@ class RunWriter:
             "sent": self._sent(log, parents, row.branch),
         }
 
+    def _said(self, events: Iterable[Event], depth: int) -> dict[str, list[Any]]:
+        """The events that the page does not know, by the execution of this run that they belong to."""
+        found: dict[str, list[Any]] = {}
+        for event in events:
+            path = () if is_built_in(event) else path_of_event(event)[depth:]
+            if path:
+                said = {"text": told(event), "event": event.to_dict()}
+                found.setdefault(outermost_execution(path[0]), []).append(self._hide(said))
+        return found
+
     def _sent(self, log: Sequence[LogEntry], parents: tuple[int, ...], path: BranchPath) -> dict[str, Any]:
         return self._states.of(ImmutableState(sent_to(log, parents, path)))
 
@@ -146,7 +162,7 @@ class RunWriter:
         return (conflict if self._redactor is None else self._redactor.conflict(conflict)).to_dict()
 
     def _call(self, call: LMCall) -> Any:
-        kept = call if self._keeps_texts else call._replace(messages=None, response=None)
+        kept = call if self._keeps_texts else replace(call, messages=None, response=None)
         return self._hide(kept.to_dict())
 
     def _hide(self, answer: Any) -> Any:

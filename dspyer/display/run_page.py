@@ -13,6 +13,7 @@ from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
 from dspyer.events import Commit, FieldShape, LMCall, Question
 from dspyer.failure import Failure
+from dspyer.record_codec import changed
 
 _QUESTIONS = [{"text": VALUE}]
 _CALL = {"messages": VALUE, "response": VALUE, "failed": VALUE}
@@ -26,6 +27,7 @@ RECORD: Places = {
     "info": {"questions": _QUESTIONS},
     "questions": _QUESTIONS,
     "failures": [{"traceback": VALUE}],
+    "events": [{"text": VALUE, "event": VALUE}],
     "value": VALUE,
     **_CALL,
 }
@@ -53,7 +55,7 @@ def run_answer(
 
 def commit_row(commit: Commit, calls: Sequence[LMCall] | None = None) -> dict[str, Any]:
     """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
-    found = commit._replace(patch={}).to_dict()
+    found = changed(commit, patch={}).to_dict()
     for name in ("patch", "live", "calls", "sizes", "size", "ended"):
         del found[name]
     return {**found, "writes": list(map(str, commit.patch)), "lm": None if calls is None else lm_figures(calls)}

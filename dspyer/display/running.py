@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from dspyer.errors import error_text
@@ -24,10 +25,13 @@ from dspyer.events import (
     NodeStarted,
     RunEnded,
     RunStarted,
+    is_built_in,
+    told,
 )
 from dspyer.ids import Address, whole_execution
 
 ENDED_RUNS = 4  # runs that are kept after their end
+TOLD = 3  # events of a run that have a line of their own
 
 
 class LMUse(NamedTuple):
@@ -160,7 +164,10 @@ class RunningGraph:
 
 @dataclass(slots=True)
 class RunningRun:
-    """A run: its graph, and what it has used so far. `status` is `"running"` until it has ended."""
+    """A run: its graph, and what it has used so far. `status` is `"running"` until it has ended.
+
+    `told` are the last events of classes that are not known here: node and label.
+    """
 
     graph: RunningGraph
     started: float
@@ -170,6 +177,7 @@ class RunningRun:
     retries: int = 0
     spent: LMUseSum = field(default_factory=LMUseSum)
     error: str = ""
+    told: deque[str] = field(default_factory=partial(deque, maxlen=TOLD))
 
     def elapsed(self, now: float) -> float:
         """How long it has run, or took."""
@@ -212,6 +220,9 @@ class RunningRuns:
         if isinstance(event, LMUse):
             run.spent.add(event)
             self.spent.add(event)
+            return
+        if not is_built_in(event):
+            run.told.append(told(event))
             return
         graph = _graph_at(run, event.scope) if event.scope else run.graph
         if graph is None:

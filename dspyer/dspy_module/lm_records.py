@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -83,16 +84,16 @@ class LMRecorder(Subscriber):
         )
         whole = made
         if self.wants_texts:
-            whole = made._replace(messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
+            whole = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
             if error is not None:
-                whole = whole._replace(failed=f"{made.failed}: {error_text(error)}", response=None)
+                whole = replace(whole, failed=f"{made.failed}: {error_text(error)}", response=None)
         self._add(made, whole)
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Adds the calls that a worker of an executor has made."""
         del program, nodes
         for whole in calls:
-            self._add(whole._replace(messages=None, response=None), whole)
+            self._add(replace(whole, messages=None, response=None), whole)
 
     def _add(self, call: LMCall, whole: LMCall) -> None:
         """Add a call, which is `whole` with messages and response; log, run and the run around it get what they may."""
@@ -142,7 +143,7 @@ class LMRecorder(Subscriber):
         # A node that was left running may add some meanwhile.
         calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
         for both in calls:
-            call, whole = [one._replace(execution=here.id, node=here.node, attempt=here.attempt) for one in both]
+            call, whole = [replace(one, execution=here.id, node=here.node, attempt=here.attempt) for one in both]
             self._add(call, whole)
 
 

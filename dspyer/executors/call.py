@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import CancelledError as FutureCancelledError
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -295,7 +296,7 @@ class ExecutorCall:
             returned = returned._replace(lm_calls=_named_in(self._caller, self._program, returned.lm_calls))
         if request.inside is not None and request.inside.scope:  # as the runs inside of nodes name their executions
             around = id_prefix(*request.inside.scope)
-            calls = [call._replace(execution=around + call.execution) for call in returned.lm_calls]
+            calls = [replace(call, execution=around + call.execution) for call in returned.lm_calls]
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(self._program, returned)
@@ -354,4 +355,4 @@ def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCal
     """LM calls with the names that their predictors have in the program whose node has called this one."""
     here, there = dict(walk_parameters(program)), parameter_names(caller)
     names = {name: there.get(id(one), type(one).__name__) for name, one in here.items()}
-    return tuple([call._replace(predictor=names.get(call.predictor, call.predictor)) for call in calls])
+    return tuple([replace(call, predictor=names.get(call.predictor, call.predictor)) for call in calls])

@@ -302,7 +302,7 @@ def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes
     known = result_parts(returned)
     if run._prediction is not None:
         known["prediction"] = run._prediction
-    names.update(_rejected([step[2:5] for step in run.trace_steps], parts))
+    names.update(_rejected([(step.predictor, step.inputs, step.outputs) for step in run.trace_steps], parts))
     return encode_returned(returned._replace(run=encode_returned(run, {**known, **names})), names)
 
 

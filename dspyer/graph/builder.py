@@ -558,8 +558,8 @@ class Graph:
             record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
                 tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
-                write, for example `call._replace(messages=None)`, or None for nothing; if it raises, the run fails.
-                Inside another graph it has no effect.
+                write, such as `dataclasses.replace(call, messages=None)`, or None for nothing; if it raises, the run
+                fails. Inside another graph it has no effect.
             layers: what surrounds every node, `dspyer.extend.Layer`s; they come before those of the nodes.
 
         Returns:

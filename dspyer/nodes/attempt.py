@@ -38,7 +38,7 @@ from dspyer.errors import (
     list_names,
     suggestion,
 )
-from dspyer.events import BranchPath, Doing, Emitted, Event, Question
+from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import part_id, whole_execution
@@ -283,11 +283,12 @@ class Attempt:
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
         self.check_time()
-        self.host.publish(self.emitted(value))
+        self.publish(value)
 
-    def emitted(self, value: object) -> Emitted:
-        """The event of a value."""
-        return Emitted(self.node, self.branch, self.execution, value)
+    def publish(self, value: object) -> None:
+        """Publish an event; of any other value an `Emitted`."""
+        event = own_copy(value) if isinstance(value, Event) else Emitted(self.node, self.branch, self.execution, value)
+        self.host.publish(event)
 
     # --- effects
 

@@ -15,7 +15,7 @@ import dspy
 from typing_extensions import TypeVar
 
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
-from dspyer.events import Exchange, is_event
+from dspyer.events import Exchange
 from dspyer.nodes.context import Context
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
 from dspyer.nodes.sync_async import is_async
@@ -253,10 +253,9 @@ class Call(NamedTuple):
         """Adds an event to those of the run; of any other value an `Emitted`, as `ctx.emit` does.
 
         Args:
-            event: one of `dspyer.events`, a named tuple of your own with a `scope` and a `to_dict`, or a value.
+            event: an `Event`, such as one of a class of your own, or any other value.
         """
-        attempt = self.context.delegate
-        attempt.host.publish(event if is_event(event) else attempt.emitted(event))
+        self.context.delegate.publish(event)
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""

@@ -17,6 +17,7 @@ from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
+from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
@@ -167,7 +168,7 @@ class History:
             elif entry.commit.route != self.log[index].commit.route:
                 # A manual commit that was read before its run was resumed: its route was not known then.
                 known, now = self.log[index], entry.commit
-                found = known.commit._replace(route=now.route, reason=now.reason)
+                found = changed(known.commit, route=now.route, reason=now.reason)
                 self.log[index] = known._replace(commit=found, sends=entry.sends)
                 self.settled[index] = row.kind not in COMMITS or CommitHeader.parse(row.header).settled
             indexes.append(index)
@@ -179,7 +180,8 @@ class History:
 
     def _in_log(self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int]) -> LogEntry:
         """Return an entry of a run with ids and indexes of the whole log."""
-        commit = entry.commit._replace(
+        commit = changed(
+            entry.commit,
             id=name,
             parents=tuple([self.log[head].commit.id for head in heads]),
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
@@ -234,7 +236,7 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         parents = before if header.parents is None else header.parents
         name = full_id(run_rows.labels.get(point.run, point.run), *header.scope, header.id)
         content = read_commit_content(row.content, reader.fetch, reader.decode)
-        siblings.append(reader.commit(header, content, [siblings[parent].id for parent in parents])._replace(id=name))
+        siblings.append(changed(reader.commit(header, content, [siblings[parent].id for parent in parents]), id=name))
     return [
         commit
         for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
@@ -293,7 +295,7 @@ class CommitListing:
             self._by_id.setdefault(commit.id, len(self.commits))
             self.log_indexes.append(log_index)
             self.runs.append(at)
-            self.commits.append(commit._replace(version=version, step=history.steps[log_index]))
+            self.commits.append(changed(commit, version=version, step=history.steps[log_index]))
 
     @property
     def next_version(self) -> int:

@@ -47,6 +47,7 @@ from dspyer.persistence.rows import (
     run_label,
 )
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
+from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -112,7 +113,7 @@ class Block:
             if snapshot_index is None or index:  # behind a snapshot, the first entry is not a commit
                 parents = tuple([offset + parent for parent in entry.parents]) or ((offset - 1,) if offset else ())
                 winners = {path: offset + winner for path, winner in entry.winners.items()}
-                commit = entry.commit._replace(id=ids[index])
+                commit = changed(entry.commit, id=ids[index])
                 self.entries.append(entry._replace(commit=commit, parents=parents, winners=winners))
                 self.fingerprints.append(fingerprints)
         return True
@@ -141,7 +142,7 @@ class Block:
             own: list[Commit] = []
             for index, entry in enumerate(folded.entries):
                 before = [ids[parent] for parent in entry.parents] or ([last] if last else [])
-                own.append(entry.commit._replace(id=ids[index], parents=tuple(before)))
+                own.append(changed(entry.commit, id=ids[index], parents=tuple(before)))
             settled_count = folded.last_settled + 1 - from_snapshot
             found += _with_versions(own[from_snapshot:], settled_count, _first_number(segment))
             if folded.last_settled >= from_snapshot:
@@ -209,8 +210,8 @@ def _with_versions(commits: list[Commit], settled_count: int, first: int) -> lis
     settled = sorted(commits[:settled_count], key=lambda commit: (commit.step, commit.branch))
     others = sorted(commits[settled_count:], key=lambda commit: (commit.step, commit.branch))
     return [
-        *[commit._replace(version=first + index) for index, commit in enumerate(settled)],
-        *[commit._replace(version=None) for commit in others],
+        *[changed(commit, version=first + index) for index, commit in enumerate(settled)],
+        *[changed(commit, version=None) for commit in others],
     ]
 
 

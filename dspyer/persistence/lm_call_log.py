@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -139,7 +140,7 @@ def without_texts(call: LMCall) -> LMCall:
         ('ValueError', None)
     """
     failed = None if call.failed is None else call.failed.partition(":")[0]
-    return call._replace(messages=None, response=None, failed=failed)
+    return replace(call, messages=None, response=None, failed=failed)
 
 
 def _checked(chosen: Any, call: LMCall) -> LMCall | None:
@@ -150,7 +151,7 @@ def _checked(chosen: Any, call: LMCall) -> LMCall | None:
         if inspect.iscoroutine(chosen):
             chosen.close()  # else Python warns of a coroutine that was never awaited
         kind = with_article(type(chosen).__name__)
-        raise TypeError(f"it returned {kind}, not an LMCall (such as call._replace(messages=None)) or None")
-    kept: LMCall = chosen._replace(execution=call.execution, node=call.node)
+        raise TypeError(f"it returned {kind}, not an LMCall (such as dataclasses.replace(call, messages=None)) or None")
+    kept: LMCall = replace(chosen, execution=call.execution, node=call.node)
     pack_call(kept, {})
     return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from dspyer.errors import StoreError
@@ -156,7 +157,7 @@ def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
     for run in runs:
         for row, point in zip(run.rows, run.points, strict=True):
             for call in calls_in(row):
-                yield call._replace(execution=f"{run.labels[point.run]}/{outermost_execution(call.execution)}")
+                yield replace(call, execution=f"{run.labels[point.run]}/{outermost_execution(call.execution)}")
 
 
 def stored_usage(runs: Iterable[RunRows]) -> dict[str, LMUsage]:

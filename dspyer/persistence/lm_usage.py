@@ -55,8 +55,9 @@ def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
     """The usage of LM calls by language model.
 
     Example:
+        >>> from dataclasses import replace
         >>> call = LMCall("trunk:1", "a", "a", "lm", None, 3, 1, 0.5, 0.1, 0.0)
-        >>> usage_of_calls([call, call._replace(requests=0, cached=True, cost=0.0)])["lm"]
+        >>> usage_of_calls([call, replace(call, requests=0, cached=True, cost=0.0)])["lm"]
         {'prompt_tokens': 6, 'completion_tokens': 2, 'total_tokens': 8, 'requests': 1, 'cost': 0.5}
     """
     total: dict[str, LMUsage] = {}

@@ -41,6 +41,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import time
 from types import MappingProxyType
@@ -664,8 +665,8 @@ def _decode_path(encoded: list[Any], decode: Decode) -> KeyPath:
 
 
 def _encode_conflict(conflict: MergedConflict) -> list[Any]:
-    join, path, base, sides, policy, value, winner = _with_values(conflict, encode_update)
-    return [join, _encode_path(path), base, sides, policy, value, winner]
+    one = _with_values(conflict, encode_update)
+    return [one.join, _encode_path(one.path), one.base, one.values, one.policy, one.value, one.winner]
 
 
 def _decode_conflict(encoded: list[Any], decode: Decode) -> MergedConflict:
@@ -680,7 +681,7 @@ def frozen_conflicts(conflicts: Iterable[MergedConflict]) -> tuple[MergedConflic
 
 def _with_values(conflict: MergedConflict, of: Callable[[Any], Any]) -> MergedConflict:
     values = tuple([(author, of(side)) for author, side in conflict.values])
-    return conflict._replace(base=of(conflict.base), values=values, value=of(conflict.value))
+    return replace(conflict, base=of(conflict.base), values=values, value=of(conflict.value))
 
 
 class MapCommitContent(Content):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -474,7 +475,7 @@ class Run:
         parts = counted_parts(nodes, self._fields.schema)
         earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
         unknown = [] if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
-        calls = [call._replace(execution=outermost_execution(call.execution)) for call in self._lm_usages]
+        calls = [replace(call, execution=outermost_execution(call.execution)) for call in self._lm_usages]
         if parts["maps"]:
             earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
@@ -588,8 +589,9 @@ class Run:
             self.shown,
             self._rows(),
             self.lm_calls,
-            [event for event in self.events if len(event.scope) == self._depth],
+            self.events,
             self.repairs(),
+            self._depth,
         )
 
     @property
@@ -745,7 +747,7 @@ def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
         entry = log[old]
         ordered.append(
             entry._replace(
-                commit=entry.commit._replace(version=first + new if old < settled else None),
+                commit=replace(entry.commit, version=first + new if old < settled else None),
                 parents=tuple(moved[parent] for parent in entry.parents),
                 winners={path: moved[winner] for path, winner in entry.winners.items()},
             )

@@ -176,7 +176,7 @@ class Session(AttemptHost):
         self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
         self.layers = self.events.layers = RunLayers(layers, self)
         shapes = graph.topology.schema.field_shapes
-        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, self.ids.scope))
+        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
 
     # --- where it is
 
@@ -252,7 +252,7 @@ class Session(AttemptHost):
                     position = 0 if not self.graph.interrupt_after else self._next_position()
                     if position is None:
                         break
-                    self.run, execution, events = begin(self.run, position)
+                    self.run, execution, events = begin(self.run, position, None, self.events.heard())
                 except CancelledError:  # what answers, or a merge policy, was refused an LM call: a resume asks again
                     if not self.stopped:
                         raise
@@ -303,8 +303,9 @@ class Session(AttemptHost):
         if self.records.lm_calls is not None and isinstance(outcome, BaseException):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
-        self.run, events = advance(self.run, execution.id, found, failed)
-        self.events.publish_once_written(events)
+        self.run, events = advance(self.run, execution.id, found, failed, self.events.heard())
+        if events:
+            self.events.publish_once_written(events)
 
     def take_failed_attempts(self, execution: Execution) -> tuple[Failure, ...]:
         """The attempts of an execution that another one followed; those of the items of a map in item order."""
@@ -524,7 +525,7 @@ class Session(AttemptHost):
         duration = time.perf_counter() - self.began[1]
         self._show_failures()
         status = self.status
-        self.publish(RunEnded(self.ids.run_id, status, self.ids.scope))
+        self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
         error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None

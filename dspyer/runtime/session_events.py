@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import time
 from typing import TYPE_CHECKING
 
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import annotate, brief
 from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, is_event
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy, stamped
 from dspyer.layers.layer import RunLayers
 
 if TYPE_CHECKING:
@@ -107,8 +108,9 @@ class SessionEvents:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
         if self._limit is not None and self._limit.left_running:
             return
-        if self._scope and not event.scope:
-            event = event._replace(scope=self._scope)
+        if type(event) is not ConflictFound and not self.heard():
+            return
+        event = stamped(event, self._scope, time())
         for layer in self.layers.events:
             try:
                 shown = layer.event(event)
@@ -117,9 +119,9 @@ class SessionEvents:
                 raise
             if shown is None:
                 return
-            if not is_event(shown):
+            if not isinstance(shown, Event):
                 raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
-            event = shown
+            event = shown if shown.at else stamped(own_copy(shown), event.scope, event.at)
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
@@ -134,6 +136,10 @@ class SessionEvents:
             if type(event) in _AT_WILL:
                 self.queue.wait_for_room()
 
+    def heard(self) -> bool:
+        """Whether anybody hears the events of each step now: a stream, `run.events`, a layer, or a watcher."""
+        return not self._unheard or bool(self.layers.events or _watchers)
+
     def publish_once_written(self, events: list[Event]) -> None:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
         if self._log is not None:
@@ -142,8 +148,7 @@ class SessionEvents:
                 self.layers.shown(event)  # an error that is published before the next write may name what is hidden
             return
         for event in events:
-            if not self._unheard or self.layers.events or _watchers or type(event) is ConflictFound:
-                self.publish(event)
+            self.publish(event)
 
 
 def log_conflict(conflict: MergedConflict) -> None:

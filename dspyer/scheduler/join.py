@@ -22,6 +22,7 @@ stands for branch i.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, annotate
@@ -384,7 +385,7 @@ class Join:
             raise self._failed(error, path[0]) from error
         valid = value_at_key(keyed, valid, path[1])
         self.resolved[path] = valid
-        self.conflicts[path] = self.conflicts[path]._replace(value=thaw(valid))
+        self.conflicts[path] = replace(self.conflicts[path], value=thaw(valid))
         return valid
 
     def _is_key(self, path: KeyPath) -> bool:
@@ -446,7 +447,7 @@ class Join:
             winner = right_index if value is right else left_index if value is left else self.index
             self.winners[path] = winner
             self.resolved[path] = value
-            self.conflicts[path] = record._replace(value=thaw(value), winner=self._author(winner))
+            self.conflicts[path] = replace(record, value=thaw(value), winner=self._author(winner))
             return value
 
         return resolve
@@ -513,7 +514,7 @@ class Join:
             if record is None:  # there was no conflict: one side had restored the base's value
                 continue
             kept = thaw(final.value if isinstance(final, Obstacle) else final)
-            self.conflicts[path] = record._replace(values=(*record.values, (author, kept)), value=kept, winner=author)
+            self.conflicts[path] = replace(record, values=(*record.values, (author, kept)), value=kept, winner=author)
 
     def _failed(self, error: Exception, field: str = "") -> JoinFailedError:
         """The failure of the join by an error, which is annotated with the node and the writers of the field."""

@@ -90,12 +90,13 @@ def only_end_is_left(run: RunState) -> bool:
 
 
 def begin(
-    run: RunState, index: int = 0, recorded: JoinResult | None = None
+    run: RunState, index: int = 0, recorded: JoinResult | None = None, heard: bool = True
 ) -> tuple[RunState, Execution | None, list[Event]]:
     """Starts the group at `index` of `plan`: joins its branches and makes an execution for the driver to call.
 
     A replay passes the `recorded` result of the join: nothing is merged then. There is no execution if the group has
-    reached `END`, or if the join or a limit failed.
+    reached `END`, or if the join or a limit failed. If nobody hears events, `heard=False` leaves out the one of every
+    execution, as in `advance`.
     """
     group, ready = run.ready.taken(index)
     position, branches, overlay, _ = group
@@ -123,7 +124,8 @@ def begin(
             failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
             run, failed = _fail(run._replace(ready=ready), failure)
             return run, None, events + failed
-        events.append(_new(NodeStarted, (node, path, visit, commit_id, ())))
+        if heard:
+            events.append(NodeStarted(node, path, visit, commit_id))
     execution = _new(Execution, (commit_id, node, branch, path, visit, position, overlay))
     running = running.set(commit_id, execution)
     begun = (topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first)
@@ -135,10 +137,11 @@ def advance(
     execution_id: str,
     outcome: Transition | Suspended | BaseException,
     failed_attempts: tuple[Failure, ...] = (),
+    heard: bool = True,
 ) -> Advanced:
     """Folds a finished execution into the run: its transition, its questions, or the exception that it raised.
 
-    `failed_attempts` are those before an exception; a transition has its own.
+    `failed_attempts` are those before an exception; a transition has its own. Without `heard`, the commit has no event.
     """
     topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first = run
     execution = running._data[execution_id]
@@ -158,9 +161,28 @@ def advance(
     version = first + index if alone else None  # other branches may commit before this one: none until they join
     route = (targets[0].node,) if one else tuple([target.node for target in targets])
     parents = (parent,) if step else ()
-    who = (commit_id, version, node, path, visit, step)
-    how = (reason, started, duration, live, made, _NOTHING, None, failure, failed_attempts, cached)
-    commit: Commit = _new(Commit, (*who, seal(patch), parents, attempt, route, *how))
+    commit = Commit(
+        commit_id,
+        version,
+        node,
+        path,
+        visit,
+        step,
+        seal(patch),
+        parents,
+        attempt,
+        route,
+        reason,
+        started,
+        duration,
+        live,
+        made,
+        _NOTHING,
+        None,
+        failure,
+        failed_attempts,
+        cached,
+    )
     if schema.limited_fields or schema.state_limit is not None:
         commit = schema.with_sizes(commit, before, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
@@ -175,7 +197,7 @@ def advance(
     entry: LogEntry = _new(LogEntry, (commit, state, parents_at, None if one else counts, _NOTHING, (), overlays))
     moved: Branch = _new(Branch, (path, fork_children, state, index, commit_id, step, counts))
     log = log.append(entry)
-    events: list[Event] = [_new(Committed, (commit, first + index, ()))]
+    events: list[Event] = [Committed(commit, first + index)] if heard else []
     if alone and one and targets[0].overlay is None:
         # The only branch goes to one node. It can neither block nor be blocked, so the bookkeeping of `_arrive` has a
         # known result. Most commits of most runs take this path.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from inspect import formatannotation
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -321,10 +322,10 @@ class Schema:
         `patch` was folded, or, if not `folded`, is the change from the first parent of a join.
         """
         if self.limited_fields:
-            commit = commit._replace(sizes=self.sizes(patch, after))
+            commit = replace(commit, sizes=self.sizes(patch, after))
         if self.state_limit is not None:
             size = state_size_after(before, (patch,), after, self._reducers if folded else {})
-            commit = commit._replace(size=size)
+            commit = replace(commit, size=size)
         return commit
 
     def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -269,7 +270,7 @@ def commit_in_open_run(
     update, after = _validated(starter, branch.state, patch, UPDATE_AUTHOR, full_id(label, commit.id))
     made = starter.graph.topology.schema.made(branch.state, after, update)
     return [
-        manual_commit_row(RowKind.UPDATE, commit._replace(patch=update), CommitContent(update, made=made)),
+        manual_commit_row(RowKind.UPDATE, replace(commit, patch=update), CommitContent(update, made=made)),
         end_row(prefix.run.status or "stopped", None, ()),
     ]
 

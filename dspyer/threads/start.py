@@ -42,6 +42,7 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.persistence.status import resumes_without_progress
+from dspyer.record_codec import changed
 from dspyer.runtime.request import Request
 from dspyer.runtime.run_start import RunStart
 from dspyer.scheduler.run_state import NOTHING_READY, RunState, Suspended
@@ -276,7 +277,7 @@ class RunStarter:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
         settled = [header.settled for _, header in rows.own_commits()]
         log = [
-            entry._replace(commit=entry.commit._replace(version=first + index if alone else None))
+            entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
             for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
         ]
         run = start(self.graph.topology, before, first)._replace(

@@ -36,6 +36,8 @@ from dspyer.events import (
     LiveConflict,
     NodeFailed,
     Posted,
+    is_built_in,
+    path_of_event,
 )
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import path_text, thread_of, whole_execution
@@ -499,10 +501,9 @@ class RunSpans:
 
     def add(self, event: Event) -> None:
         """Adds an event of the run to its spans, as the outermost run shows it."""
-        add = _ADDERS.get(type(event))
-        if add is not None and self._span.is_recording():
+        if self._span.is_recording():
             with self._guard:
-                add(self, event)
+                _ADDERS.get(type(event), RunSpans._add_any)(self, event)
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
@@ -569,6 +570,17 @@ class RunSpans:
     def _add_post(self, event: Posted) -> None:
         told: dict[str, Any] = {"field": event.field, "seq": event.seq, "operation": event.operation}
         self._span_of(event.execution).add_event(POST, told)
+
+    def _add_any(self, event: Event) -> None:
+        """Adds an event of a class that is not known here: its label and its fields."""
+        told: dict[str, Any] = {"label": event.label()}
+        for name, value in event.to_dict().items():
+            if name not in ("event", "scope", "at") and value is not None:
+                told[name] = value if isinstance(value, str | bool | int | float) else _json_text(value)
+        at = int(event.at * 1e9)
+        self._span_of(path_of_event(event)[-1] if hasattr(event, "execution") else "").add_event(
+            type(event).__name__, told, at
+        )
 
     # --- what is shown
 
@@ -666,9 +678,9 @@ class NodeSpans(Layer):
 
     def event(self, event: Event) -> Event:
         """Adds an event to the span that it is of, once the outermost run shows it."""
-        if self._spans is not None and not self._spans.scope and type(event) in _ADDERS:
-            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
-            spans = self._open_runs.last(event.scope, execution)
+        if self._spans is not None and not self._spans.scope and (type(event) in _ADDERS or not is_built_in(event)):
+            path = path_of_event(event)
+            spans = self._open_runs.last(event.scope, path[-1] if len(path) > len(event.scope) else "")
             if spans is not None:
                 spans.add(event)
         return event

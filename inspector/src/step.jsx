@@ -258,6 +258,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         )}
         <Changes key={`c${commit.id}`} before={step.before} after={step.after} diff={fieldsOf(step.diff)} />
         <LMCalls key={`l${commit.id}`} calls={calls} />
+        <Events key={`e${commit.id}`} events={step.events} />
         {commit.live && <Exchange live={commit.live} />}
         <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} />
         <Sent key={`s${commit.id}`} values={step.sent} />
@@ -265,6 +266,18 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
       </div>
     </div>
     </Source.Provider>
+  );
+}
+
+// The events of a class that the page does not know, such as one of a layer of the program: what they say, and their fields.
+function Events({ events }) {
+  const [shown, more] = useFew(events ?? []);
+  if (!events?.length) return null;
+  return (
+    <Section title="Events" note={count(events.length)}>
+      <ol class="attempts">{shown.map(({ text, event }, i) => <li key={i}><p><Text text={text} /></p><Value value={event} /></li>)}</ol>
+      {more}
+    </Section>
   );
 }
 
@@ -298,6 +311,7 @@ function Execution({ id, thread, run, answer, question, onShow }) {
     <Source.Provider value={{ of: "execution", thread, run, id }}>
       {parents.length > 0 && <Facts items={[["After", <Links ids={parents} onShow={onShow} />]]} />}
       <LMCalls calls={found.lm_calls} />
+      <Events events={found.events} />
       <Sent values={found.sent} />
       <State
         title={joined ? "State of its first branch" : question?.key === "after" ? "State after its node" : "What it could read"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
 from dspyer.events import Commit
@@ -10,7 +12,7 @@ from tests.cli.orders import GRAPH
 from tests.rows import each
 
 RUN = {*RunInfo._fields}
-COMMIT = {*Commit._fields, "ended"}
+COMMIT = {*(one.name for one in fields(Commit)), "ended"}
 
 # A command, the keys of each of its lines, and their number.
 ROWS: list[tuple[list[str], set[str], int]] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dspy
 
 from dspyer import END, START, Budget, Graph, Run
@@ -12,9 +14,9 @@ from tests.rows import each
 def lasting(seconds: float, commits: int = 2) -> Run:
     """A run of one node, which took so long, with some commits more."""
     run = Graph().add_node("add", lambda n: {"n": n}, writes=["n"]).add_path(START, "add", END).compile().run({"n": 1})
-    first, last = (commit._replace(started=0.0) for commit in run.commits)
-    more = [first._replace(id=f"trunk:{at}") for at in range(2, commits)]
-    run.commits = (first, *more, last._replace(duration=seconds))
+    first, last = (replace(commit, started=0.0) for commit in run.commits)
+    more = [replace(first, id=f"trunk:{at}") for at in range(2, commits)]
+    run.commits = (first, *more, replace(last, duration=seconds))
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Annotated, Any
@@ -220,7 +221,7 @@ def test_the_report_of_branches_that_cross() -> None:
 def test_the_report_shows_reasons_visits_and_attempts() -> None:
     run = rounds()
     run.commits = tuple(
-        commit._replace(reason="there is more\n\x07to find " * 20, attempt=2) if commit.node == "j" else commit
+        replace(commit, reason="there is more\n\x07to find " * 20, attempt=2) if commit.node == "j" else commit
         for commit in run.commits
     )
     text = shown(run)
@@ -331,7 +332,7 @@ def test_a_long_run_is_drawn_in_bands_that_no_fork_crosses(count: int, fork_at: 
 def test_ten_thousand_steps_make_a_small_picture() -> None:
     run = looping(49)
     run.commits = tuple(
-        run.commits[at % 50]._replace(id=f"trunk:{at}", step=at, version=at, parents=(f"trunk:{at - 1}",) if at else ())
+        replace(run.commits[at % 50], id=f"trunk:{at}", step=at, version=at, parents=(f"trunk:{at - 1}",) if at else ())
         for at in range(10_000)
     )
     svg = run.to_svg()
@@ -378,7 +379,7 @@ def test_a_lane_for_each_branch_that_forks_no_further() -> None:
 def written(**patch: Any) -> list[str]:
     """What the report says that a commit wrote."""
     run = Graph().add_node("write", lambda: None, writes=[]).add_path(START, "write", END).compile().run({})
-    run.commits = (run.commits[0], run.commits[1]._replace(patch=patch))
+    run.commits = (run.commits[0], replace(run.commits[1], patch=patch))
     return [line.strip() for line in run.report().partition("v1 write")[2].splitlines()[1:]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -34,7 +35,8 @@ def forked(problem: str = "") -> tuple[Run, float]:
     times = {"START": (0, 0), "quick": (0, 1), "slow": (0.25, 3.75), "join:judge": (4, 0), "judge": (4.5, 1)}
     again: dict[str, Any] = {"attempt": 2, "failed_attempts": (lost,)}
     run.commits = tuple(
-        commit._replace(
+        replace(
+            commit,
             started=began + times[commit.node][0],
             duration=times[commit.node][1],
             **(again if commit.node == "slow" else {}),
@@ -96,9 +98,9 @@ def chain(starts: list[float], took: float) -> Run:
     run = Graph().add_node("turn", lambda: None, writes=[]).add_path(START, "turn", END).compile().run({})
     first, turn = run.commits
     run.commits = (
-        first._replace(started=0.0, duration=0.0),
+        replace(first, started=0.0, duration=0.0),
         *(
-            turn._replace(id=f"trunk:{at}", step=at, parents=(f"trunk:{at - 1}",), started=start, duration=took)
+            replace(turn, id=f"trunk:{at}", step=at, parents=(f"trunk:{at - 1}",), started=start, duration=took)
             for at, start in enumerate(starts, 1)
         ),
     )

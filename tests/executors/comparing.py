@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import dspy
 from dspy.utils.usage_tracker import track_usage
 
 from dspyer import CompiledGraph, Run
+from dspyer.events import TraceStep
 from tests.executors.programs import Case
 from tests.persistence.equality import outcome
 
@@ -24,6 +26,9 @@ def plain(value: Any) -> Any:
         return error_of(value)
     if hasattr(value, "_asdict"):
         return type(value).__name__, plain(value._asdict())
+    if dataclasses.is_dataclass(value):
+        parts = {one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.compare}
+        return type(value).__name__, plain(parts)
     if isinstance(value, dspy.Prediction | dspy.Example):
         return type(value).__name__, plain(value.toDict())
     if isinstance(value, Mapping):
@@ -56,10 +61,22 @@ def step_of(program: CompiledGraph, step: tuple[Any, Any, Any]) -> Any:
     return names.get(id(predictor), "a copy"), str(predictor.signature), plain(inputs), plain(outputs)
 
 
+def parts_of(step: TraceStep) -> tuple[Any, ...]:
+    """A step as DSPy's trace has it."""
+    return step.predictor, step.inputs, step.outputs
+
+
 def run_of(program: CompiledGraph, run: Run) -> dict[str, Any]:
     """Everything that a run tells, except times."""
     steps = [
-        (step.execution, step.node, step_of(program, step[2:5]), step.attempt, step.status) for step in run.trace_steps
+        (
+            step.execution,
+            step.node,
+            step_of(program, parts_of(step)),
+            step.attempt,
+            step.status,
+        )
+        for step in run.trace_steps
     ]
     same = {id(outputs) for _, _, outputs in run.trace} <= {id(step.outputs) for step in run.trace_steps}
     found = {

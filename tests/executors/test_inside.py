@@ -20,7 +20,7 @@ from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, R
 from dspyer.errors import BudgetError, ExecutorLost, GraphError, Interrupted
 from dspyer.events import NodeStarted
 from dspyer.testing import no_pauses
-from tests.executors.comparing import differences, plain, step_of
+from tests.executors.comparing import differences, parts_of, plain, step_of
 from tests.executors.pools import BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import (
     FLAKY,
@@ -133,7 +133,7 @@ def run(graph: Graph, mode: str, inputs: dict[str, Any], **options: Any) -> dict
         ],
         "trace": [step_of(program, step) for step in found.trace],
         "around": [step_of(program, step) for step in trace],
-        "statuses": [(step.node, step_of(program, step[2:5]), step.status) for step in found.trace_steps],
+        "statuses": [(step.node, step_of(program, parts_of(step)), step.status) for step in found.trace_steps],
         "usage": plain(found.usage),
         "cost": found.cost,
         "lm_calls": sorted((one.execution, one.node, one.predictor, one.attempt) for one in found.lm_calls),

@@ -1,28 +1,30 @@
-"""An event of a user's own: a named tuple, made by public names alone, that goes wherever events go."""
+"""An event of a user's own: one class, made by public names alone, that goes wherever events go."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import pickle
-from typing import Any, NamedTuple
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dspyer import END, START, Graph
-from dspyer.events import event_dict
-from dspyer.extend import Call, Layer
+import pytest
+
+from dspyer import END, START, Context, Graph
+from dspyer.extend import Call, Event, Layer
+from dspyer.testing import no_pauses
 from tests.rows import each
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True)
+class Seen(Event):
     """What a layer has seen."""
 
     node: str
     execution: str
     text: str
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return event_dict(self)
 
 
 class Watching(Layer):
@@ -43,6 +45,7 @@ def program(**options: Any) -> Any:
 def test_it_is_in_the_events_of_the_run_with_its_place() -> None:
     run = program().run({"text": "hey"})
     shown = [event.to_dict() for event in run.events if isinstance(event, Seen)]
+    assert all(time.time() - 60 < one.pop("at") <= time.time() for one in shown)
     assert shown == [
         {"event": "Seen", "node": "shout", "execution": "trunk:1/trunk:1", "text": "hey", "scope": ["trunk:1"]},
         {"event": "Seen", "node": "part", "execution": "trunk:1", "text": "hey", "scope": []},
@@ -64,3 +67,126 @@ def test_it_goes_wherever_events_go_and_shows_nothing_that_is_hidden(mode: str) 
         with (made.thread("t") if mode == "stored" else made).stream({"text": "a secret"}) as stream:
             found = [event.text for event in stream if isinstance(event, Seen)]
     assert found == ["[redacted]", "[redacted]"]
+
+
+@dataclass(frozen=True)
+class Length(Event):
+    """How long a text is."""
+
+    node: str
+    execution: str
+    characters: int
+
+    def label(self) -> str:
+        return f"{self.characters} characters"
+
+
+class Measuring(Layer):
+    """Publishes an event for each step, item of a map, and attempt."""
+
+    place = "attempt"
+
+    def around(self, call: Call, inner: Any) -> Any:
+        call.publish(Length(call.node, call.execution, len(str(call.read("text")))))
+        return (yield from inner(call))
+
+
+def retried(colour: str) -> Any:
+    """A graph inside of a step, whose step fails once, and a map, all with the layer."""
+    failing = [True]
+
+    def shout(text: str) -> dict[str, str]:
+        if failing and failing.pop():
+            raise ConnectionError("no line")
+        return {"loud": text.upper()}
+
+    async def ashout(text: str) -> dict[str, str]:
+        return shout(text)
+
+    def length(text: str) -> int:
+        return len(text)
+
+    layers = [Measuring()]
+    inner = Graph(name="Inner").add_node("shout", ashout if colour == "async" else shout, retry=2, layers=layers)
+    graph = Graph(inputs=["text", "words"]).add_node("part", inner.add_path(START, "shout", END).compile())
+    graph.add_map("each", length, over="words", item="text", into="lengths", layers=layers)
+    return graph.add_path(START, "part", "each", END).compile()
+
+
+INPUTS = {"text": "hey", "words": ["a", "bcd"]}
+
+
+@each("colour", ["sync", "async"])
+def test_it_is_seen_under_retry_in_a_map_and_in_a_nested_graph(colour: str) -> None:
+    program = retried(colour)
+
+    async def sent() -> list[Any]:
+        return [event async for event in program.astream(INPUTS)]
+
+    with no_pauses():
+        found = asyncio.run(sent()) if colour == "async" else list(program.stream(INPUTS))
+    lengths = [event for event in found if isinstance(event, Length)]
+    assert [(one.node, one.scope, one.label()) for one in lengths[:2]] == [("shout", ("trunk:1",), "3 characters")] * 2
+    assert sorted((one.node, one.scope, one.label()) for one in lengths[2:]) == [
+        ("each", (), "1 characters"),
+        ("each", (), "3 characters"),
+    ]
+    others = [event.label().partition(";")[0] for event in found if event.scope and not isinstance(event, Length)]
+    assert others == [
+        "run of Inner started",
+        "committed text",
+        "started",
+        "attempt 1 failed: ConnectionError: no line",
+        "committed loud",
+        "completed",
+    ]
+
+
+def test_reports_and_pages_show_it_at_its_execution(tmp_path: Path) -> None:
+    with no_pauses():
+        run = retried("sync").run(INPUTS)
+    report = run.report()
+    assert "  shout: 3 characters × 2\n  each: 1 characters\n  each: 3 characters" in report
+    page = run.to_html(tmp_path / "run.html").read_text()
+    data = json.loads(page.split(' id="embedded">')[1].split("</script>")[0])
+    text = json.dumps(data["values"])
+    assert text.count('"shout: 3 characters"') >= 1
+    assert '"each: 1 characters"' in text
+
+
+def test_an_event_has_a_plain_label_of_its_own() -> None:
+    assert Seen("a", "trunk:1", "hey").label() == "seen: text 'hey'"
+
+
+def test_it_is_copied_when_it_is_published() -> None:
+    """So one object can be published again, and has the time and scope of each time."""
+    same = Length("a", "", 1)
+
+    def node(ctx: Context) -> None:
+        ctx.emit(same)
+        ctx.emit(same)
+
+    graph = Graph(inputs=[]).add_node("a", node, writes=[]).add_path(START, "a", END)
+    run = graph.compile().run({})
+    first, second = [event for event in run.events if isinstance(event, Length)]
+    assert (same.at, first, second) == (0.0, same, same)
+    assert first.at <= second.at
+    assert first.at > 0
+
+
+class Bare(Event):
+    """No dataclass."""
+
+
+@dataclass(frozen=True)
+class Labelled(Event):
+    """A field has the name of a method."""
+
+    label: str  # type: ignore[assignment]
+
+
+@each("event, error", [(Bare(), "@dataclass"), (Labelled("x"), "a field 'label'")])
+def test_a_class_that_cannot_be_shown_is_refused_when_it_is_published(event: Event, error: str) -> None:
+    graph = Graph(inputs=[]).add_node("a", lambda ctx: ctx.emit(event), writes=[]).add_path(START, "a", END)
+    with pytest.raises(TypeError, match=error):
+        graph.compile()()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,7 +180,7 @@ class Hidden(Layer):
     def event(self, event: Event) -> Event | None:
         if isinstance(event, NodeStarted):
             return None
-        return event._replace(position=7) if isinstance(event, Committed) else event
+        return replace(event, position=7) if isinstance(event, Committed) else event
 
 
 def test_a_layer_drops_and_changes_events_for_all_readers() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated
 
 from hypothesis import given, settings
@@ -121,7 +122,7 @@ def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) 
     assert [run.trunk_state.to_dict()["notes"] for run in ends] == [
         [str(seq) for seq in range(1, len(authors) + 1)]
     ] * 6
-    commits = [sorted((entry.commit._replace(version=None) for entry in run.log), key=order_of) for run in ends]
+    commits = [sorted((replace(entry.commit, version=None) for entry in run.log), key=order_of) for run in ends]
     assert all(each == commits[0] for each in commits)
 
 

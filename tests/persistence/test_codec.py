@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ def written_and_read(call: LMCall, hidden: bool = False) -> tuple[LMCall, dict[s
 @given(lm_calls())
 def test_a_call_is_read_as_it_was_written(call: LMCall) -> None:
     found, _ = written_and_read(call)
-    assert found._replace(cost=0, started=0, seconds=0) == call._replace(cost=0, started=0, seconds=0)
+    assert replace(found, cost=0, started=0, seconds=0) == replace(call, cost=0, started=0, seconds=0)
     assert (found.cost or 0) == pytest.approx(call.cost or 0, abs=1e-12)
     assert (found.cost is None) == (call.cost is None)
     assert found.started == pytest.approx(call.started, abs=0.0011)
@@ -128,7 +128,7 @@ def test_a_long_text_is_stored_once_and_not_read_with_its_row() -> None:
     system = "You answer questions about the sea. " * 20
     blobs: dict[str, bytes] = {}
     prompts = [[{"role": "system", "content": system}, {"role": "user", "content": f"{n}?"}] for n in range(3)]
-    calls = [USUAL._replace(messages=prompt, response="Yes.") for prompt in prompts]
+    calls = [replace(USUAL, messages=prompt, response="Yes.") for prompt in prompts]
     row = lm_call_row("trunk:3", "answer", PackedCalls(tuple([pack_call(call, blobs) for call in calls]), blobs))
     assert list(blobs.values()) == [system.encode()]
     content = row.numbered(0).content

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Annotated, Any
 
 import anyio
@@ -351,7 +352,7 @@ def test_inputs_are_checked_before_anything_starts(play: Play) -> None:
 
 def summary(run: Run) -> tuple[Any, ...]:
     """All that must not depend on timing, threads or colour."""
-    commits = [c._replace(started=0.0, duration=0.0, patch=dict(c.patch)) for c in run.commits]
+    commits = [replace(c, started=0.0, duration=0.0, patch=dict(c.patch)) for c in run.commits]
     return run.status, run.state.to_dict(), commits, run.conflicts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+from dataclasses import replace
 from datetime import date
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from dspyer.events import (
     NodeStarted,
     Question,
 )
-from tests.event_samples import RECORDS, event_types, sample
+from tests.event_samples import RECORDS, event_types, names_of, sample
 from tests.plain_values import frozen
 
 VALUE = {"when": date(2024, 5, 17), "members": {1, 2}, "pair": (1, b"x"), "none": None}
@@ -34,11 +35,11 @@ def test_every_type_becomes_json() -> None:
         record = sample(cls, frozen(VALUE))
         found = record.to_dict()
         assert json.loads(json.dumps(found, allow_nan=False)) == found, "plain JSON, through text and back"
-        names = {name for name, value in vars(cls).items() if isinstance(value, property)} | set(record._fields)
+        names = {name for name, value in vars(cls).items() if isinstance(value, property)} | set(names_of(cls))
         assert set(found) == (names if cls in RECORDS else names | {"event"}), cls
         if cls not in RECORDS:
             assert next(iter(found.items())) == ("event", cls.__name__)
-        for name in record._fields:
+        for name in names_of(cls):
             if getattr(record, name) == frozen(VALUE):
                 assert ImmutableState.from_json(json.dumps({"value": found[name]})).raw("value") == frozen(VALUE), name
 
@@ -63,9 +64,9 @@ UPDATES: list[tuple[Any, Any]] = [
 
 def test_patches_have_a_form_for_each_kind_of_update() -> None:
     for update, expected in UPDATES:
-        commit = sample(RECORDS[0], 1)._replace(patch={"field": update})
+        commit = replace(sample(RECORDS[0], 1), patch={"field": update})
         assert json.loads(json.dumps(commit.to_dict()))["patch"]["field"] == expected
-    commit = sample(RECORDS[0], 1)._replace(patch={"value": frozen(VALUE)})
+    commit = replace(sample(RECORDS[0], 1), patch={"value": frozen(VALUE)})
     assert ImmutableState.from_json(json.dumps(commit.to_dict()["patch"])).raw("value") == frozen(VALUE)
 
 
@@ -81,11 +82,11 @@ def test_a_question_shows_its_id_and_the_schema_of_its_answer() -> None:
         "run": "",
         "id": "0:2/ok",
     }
-    assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": []}
+    assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": [], "at": 0.0}
 
 
 def test_a_conflict_shows_absent_sides() -> None:
-    conflict = sample(RECORDS[1], 1)._replace(base=DELETE, values=(("a", DELETE), ("b", 2)), path=("user", 3))
+    conflict = replace(sample(RECORDS[1], 1), base=DELETE, values=(("a", DELETE), ("b", 2)), path=("user", 3))
     found = ConflictFound(conflict).to_dict()["conflict"]
     assert (found["base"], found["path"]) == ({"$type": "delete"}, ["user", 3])
     assert found["values"] == [["a", {"$type": "delete"}], ["b", 2]]

@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def hide(call: LMCall) -> LMCall | None:
     if call.node == "other":
         return None
     messages = json.loads(json.dumps(call.messages).replace(SECRET, "[hidden]"))
-    return call._replace(messages=messages, response="[hidden]")
+    return replace(call, messages=messages, response="[hidden]")
 
 
 RECORDED: list[tuple[str, Any, dict[str, Any], bool]] = [
@@ -403,7 +404,7 @@ def test_calls_of_a_run_in_a_node_have_the_texts_and_the_prices_of_the_run_aroun
 
     def without_names(call: LMCall) -> LMCall:
         hidden = [{**message, "content": message["content"].replace("Ada", "[name]")} for message in call.messages]
-        return call._replace(messages=hidden)
+        return replace(call, messages=hidden)
 
     for node in (look_up, nested):
         graph = Graph(inputs=["question"]).add_node("node", node, writes=["answer"]).add_path(START, "node", END)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -388,7 +389,7 @@ def random_graph(plan: Plan, cache: Cache | None = None) -> Graph:
 def test_random_programs_have_the_same_runs_with_a_cache(plan: Plan) -> None:
     def play_of(program: CompiledGraph, mode: str) -> Any:
         status, state, commits, conflicts = summary(PLAYS[mode](program, {}))
-        return status, state, [commit._replace(cached=False) for commit in commits], conflicts
+        return status, state, [replace(commit, cached=False) for commit in commits], conflicts
 
     CALLS.clear()
     plain = play_of(random_graph(plan).compile(max_steps=40), "sync")

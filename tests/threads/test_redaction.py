@@ -260,11 +260,12 @@ def told(values: Callable[[str], list[Any]], **options: Any) -> list[Event]:
 
 
 def test_every_event_type_is_redacted() -> None:
-    """As a value that is emitted: whatever leaves the run goes the same way."""
+    """A record as a value that is emitted: whatever leaves the run goes the same way."""
     types = [*event_types(), *RECORDS]
     text = f"before {SECRET} after"
     events = told(lambda token: [sample(cls, frozen({"deep": [text]}), text) for cls in types])
-    found = [event.value for event in events if isinstance(event, Emitted)]
+    sent = [one for one in events if one.scope or isinstance(getattr(one, "value", None), tuple(RECORDS))]
+    found = [one.value if isinstance(one, Emitted) and not one.scope else one for one in sent]
     assert [type(value) for value in found] == types
     shows = [value for value in found if SECRET in repr(value) + str(value.to_dict())]
     assert not shows
