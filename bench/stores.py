@@ -20,7 +20,7 @@ from dspyer.stores.base import Change, Owner, Point, Row, RunRow
 from dspyer.stores.content import Content
 from dspyer.values.freezing import freeze
 
-RUN = "0123456789abcdef" * 2
+RUN = "0123456789abcdef"
 MESSAGE = {"role": "user", "content": "A message as people write them, of a length as they often have. 12345"}
 
 

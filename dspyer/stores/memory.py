@@ -15,7 +15,6 @@ from dspyer.stores.base import (
     Change,
     DeletionReport,
     ListedRun,
-    Owner,
     Point,
     Row,
     RunQuery,
@@ -23,6 +22,7 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
+    end_of,
     is_listed,
     listed_run,
 )
@@ -35,7 +35,7 @@ from dspyer.stores.reachability import (
     plan_deletion,
     relevant_subgraph,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
+from dspyer.stores.writes import CurrentRows, as_read, check_epochs, check_runs, plan_write, thread_after
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -81,7 +81,7 @@ class Memory(Store):
         self._threads: dict[str, ThreadRow] = {}
         self._runs: dict[str, RunRow] = {}
         self._rows: dict[str, dict[int, Row]] = {}
-        self._ends: dict[str, list[int]] = {}  # by run, the numbers of the rows that say how it ended
+        self._ended: dict[str, Row | None] = {}  # by run, the row with which it ended
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
         self._holders: dict[str, set[_ContentLocation]] = {}  # by blob id, the contents that refer to it
@@ -106,7 +106,7 @@ class Memory(Store):
             plan = plan_write(change, self._current_rows(change, thread))
             if plan is None:
                 return thread.epoch if thread is not None else 0
-            self._check_runs(change)
+            check_runs(change, self._runs.__contains__)
             if plan.new_run and change.run is not None:
                 self._runs[change.run.id] = _copy_run(change.run)
                 self._rows[change.run.id] = {}
@@ -128,7 +128,7 @@ class Memory(Store):
             if not change.thread:
                 return 0
             self._threads.pop(change.thread, None)  # inserted again below: the most recently written comes last
-            self._threads[change.thread] = changed = self._thread_after(change, thread, plan)
+            self._threads[change.thread] = changed = thread_after(change, thread, plan, self._clock())
             self._references.move_head(change.thread, thread and thread.head, changed.head)
             self._enforce_limits(change)
             return plan.epoch
@@ -167,9 +167,7 @@ class Memory(Store):
     def thread(self, name: str) -> ThreadRow | None:
         with self._lock:
             found = self._threads.get(name)
-            if found is None or found.owner is None:
-                return found
-            return found._replace(lease=found.lease - self._clock())
+            return None if found is None else as_read(found, self._clock())
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         with self._lock:
@@ -199,10 +197,10 @@ class Memory(Store):
             return [self._copied(one) for one in chosen]
 
     def _listed(self, thread: ThreadRow, run: RunRow, last: int) -> ListedRun:
-        rows, ends = self._rows[run.id], self._ends.get(run.id, ())
-        marks = [rows[seq] for seq in ends if seq <= last and seq in rows]
-        first = [rows[seq] for seq in range(2) if seq in rows and seq not in ends]
-        return listed_run(thread, run, [*first, *marks])._replace(last=last)
+        rows, end = self._rows[run.id], self._ended.get(run.id)
+        if last != next(reversed(rows), -1):  # the thread reaches a part of the run
+            end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
+        return listed_run(thread, run, () if end is None else (end,))._replace(last=last)
 
     def _copied(self, listed: ListedRun) -> ListedRun:
         """A run of a list that shares nothing mutable with the store."""
@@ -258,16 +256,6 @@ class Memory(Store):
     def close(self) -> None:
         """Do nothing: the data stays as long as the object."""
 
-    def _check_runs(self, change: Change) -> None:
-        """Refuse a head, root or snapshot of a missing run before anything is changed."""
-        named = [change.head, change.root, change.snapshot.at if change.snapshot else None]
-        begun = change.run.id if change.run else None
-        for point in named:
-            if point is not None and point.run not in self._runs and point.run != begun:
-                raise ValueError(
-                    f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)"
-                )
-
     def _current_rows(self, change: Change, thread: ThreadRow | None) -> CurrentRows:
         run = None if change.run is None else self._runs.get(change.run.id)
         rows = self._rows.get(change.rows_of)
@@ -277,25 +265,9 @@ class Memory(Store):
         stored = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
         return CurrentRows(thread, run, last, stored, self._max_deleted_epoch)
 
-    def _thread_after(self, change: Change, thread: ThreadRow | None, plan: WritePlan) -> ThreadRow:
-        found = thread or ThreadRow(change.thread, None, plan.epoch)
-        owner: Owner | None = found.owner
-        lease = found.lease
-        if change.lease is not None:
-            owner, lease = (None, 0.0) if change.lease <= 0 else (change.owner or owner, self._clock() + change.lease)
-        return ThreadRow(
-            change.thread,
-            change.head or found.head,
-            plan.epoch,
-            owner,
-            lease,
-            change.root or found.root,
-            found.runs + plan.new_run + change.runs,
-        )
-
     def _note_end(self, run: str, row: Row) -> None:
         if row.kind in ENDINGS:
-            self._ends.setdefault(run, []).append(row.seq)
+            self._ended[run] = end_of([row])
 
     def _add_blobs(self, content: Content | None, place: _ContentLocation) -> None:
         if content is not None:
@@ -326,6 +298,8 @@ class Memory(Store):
             self._drop_blobs(rows.pop(seq).content, _ContentLocation(run, seq))
         for seq in [seq for seq in snapshots if first <= seq <= last]:
             self._drop_snapshot(run, seq)
+        if run in self._ended:
+            self._ended[run] = end_of(reversed(rows.values()))
         return len(gone)
 
     def _contents(self) -> Iterable[tuple[_ContentLocation, Content]]:
@@ -358,7 +332,7 @@ class Memory(Store):
             for seq in list(self._snapshots[run]):  # a snapshot may be at a row that was never written
                 self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
-            self._ends.pop(run, None)
+            self._ended.pop(run, None)
             self._references.remove_run(self._runs.pop(run))
         for run, first, last in gone.rows:
             rows += self._drop_rows(run, first, last)

@@ -58,7 +58,7 @@ from dspyer.stores.reachability import (
 )
 from dspyer.stores.sqlite_file import FileConnections
 from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
-from dspyer.stores.writes import CurrentRows, as_read, check_epochs, plan_write, thread_after
+from dspyer.stores.writes import CurrentRows, as_read, check_epochs, check_runs, plan_write, thread_after
 
 PATIENCE = 15.0
 """Seconds that a call waits for a lock: half of a lease, so that the lease of a waiting owner does not expire."""
@@ -122,10 +122,12 @@ class SQLite(Store):
         return make, (self.address,)
 
     def write(self, change: Change) -> int:
-        return self._connections.write(partial(self._write, change, EncodedChange.of(change)), change.flush)
+        encoded = EncodedChange.of(change)
+        return self._connections.write(partial(self._write, change, encoded), change.flush, encoded.size)
 
     def write_now(self, change: Change) -> bool:
-        return self._connections.write_now(partial(self._write, change, EncodedChange.of(change)), change.flush)
+        encoded = EncodedChange.of(change)
+        return self._connections.write_now(partial(self._write, change, encoded), change.flush, encoded.size)
 
     def _write(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
@@ -216,23 +218,26 @@ class EncodedChange(NamedTuple):
         bodies: the bodies of its rows by number.
         snapshot: the body of its snapshot.
         blobs: ids and bytes.
+        size: bytes of all of them.
     """
 
     bodies: Mapping[int, bytes]
     snapshot: bytes | None
     blobs: Sequence[tuple[bytes, bytes]]
+    size: int
 
     @classmethod
     def of(cls, change: Change) -> EncodedChange:
         """Encode a change."""
         bodies = {row.seq: encode_body(row.header, row.content) for row in change.rows}
-        contents = [row.content for row in change.rows if row.content is not None]
+        contents = [row.content for row in change.rows if row.content is not None and row.content.refs]
         snapshot = None
         if change.snapshot is not None:
             contents.append(change.snapshot.content)
             snapshot = encode_body({}, change.snapshot.content)
-        blobs = [(encode_blob_id(name), blob) for one in contents if one.refs for name, blob in one.blobs.items()]
-        return cls(bodies, snapshot, blobs)
+        blobs = [(encode_blob_id(name), blob) for one in contents for name, blob in one.blobs.items()]
+        size = sum(map(len, (*bodies.values(), snapshot or b"", *(blob for _, blob in blobs))))
+        return cls(bodies, snapshot, blobs, size)
 
 
 def write(connection: sqlite3.Connection, change: Change, encoded: EncodedChange, now: float) -> int:
@@ -243,7 +248,7 @@ def write(connection: sqlite3.Connection, change: Change, encoded: EncodedChange
     plan = plan_write(change, current)
     if plan is None:
         return current.thread.epoch if current.thread is not None else 0
-    _check_runs(connection, change)
+    check_runs(change, lambda run: read_run(connection, run) is not None)
     if plan.new_run and change.run is not None:
         _insert_run(connection, change.run)
     connection.executemany(_INSERT_BLOBS, encoded.blobs)
@@ -280,7 +285,7 @@ def _append(connection: sqlite3.Connection, change: Change, encoded: EncodedChan
         "UPDATE thread SET head_seq = ? WHERE name = ? AND head_run = ?", (head.seq, name, head.run)
     )
     if not moved.rowcount:
-        _check_runs(connection, change)
+        check_runs(change, lambda run: read_run(connection, run) is not None)
         connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (*head, name))
     if encoded.blobs:
         connection.executemany(_INSERT_BLOBS, encoded.blobs)
@@ -300,14 +305,6 @@ def _current_rows(connection: sqlite3.Connection, change: Change) -> CurrentRows
         return CurrentRows(thread, stored, last, max_deleted_epoch=largest)
     rows = read_rows(connection, change.rows_of, change.rows[0].seq, change.rows[-1].seq)
     return CurrentRows(thread, stored, last, rows, largest)
-
-
-def _check_runs(connection: sqlite3.Connection, change: Change) -> None:
-    """Refuse a head, root or snapshot of a missing run."""
-    known = (change.run.id if change.run else None, change.rows_of if change.rows else None)
-    for point in (change.head, change.root, change.snapshot.at if change.snapshot else None):
-        if point is not None and point.run not in known and read_run(connection, point.run) is None:
-            raise ValueError(f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)")
 
 
 def _insert_run(connection: sqlite3.Connection, run: RunRow) -> None:

@@ -52,6 +52,9 @@ if sys.platform != "win32":
 LOG_LIMIT = LOG_PAGES * 4096
 """Bytes of the log from which a commit empties it, where SQLite does not."""
 
+COMMIT_SIZE = 8 * 1024
+"""Bytes that a commit usually adds to the log, besides its bodies: two pages."""
+
 ERASE_PATIENCE = 1.0
 """Seconds that a deletion waits for readers before it leaves the deleted bytes in the log."""
 
@@ -85,6 +88,7 @@ class FileConnections:
         # Writers of this process wait here, in turn, and not at the lock of the file, where they would poll.
         self.write_lock = threading.Lock()
         self._has_written = False
+        self._log_growth = LOG_LIMIT  # what may be in the log already counts with the first commit
         self._next_checkpoint = LOG_LIMIT
 
     def read(self, work: Work[T]) -> T:
@@ -95,23 +99,23 @@ class FileConnections:
                 return work(empty)
         return self._retry(work)
 
-    def write(self, work: Work[T], flush: bool = False) -> T:
+    def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
         """Call `work` in a transaction, which is committed unless `work` raises.
 
         `work` is called again if another process held the write lock. With `flush` the commit is on the disk at the
-        end.
+        end. `size` is about how many bytes it writes.
         """
         with self._only_writer():
-            return self._retry(lambda connection: self._transaction(connection, work, flush))
+            return self._retry(lambda connection: self._transaction(connection, work, flush, size))
 
-    def write_now(self, work: Work[object], flush: bool = False) -> bool:
+    def write_now(self, work: Work[object], flush: bool = False, size: int = 0) -> bool:
         """Do the same, but return False, without a change, where `write` would wait."""
         if not self.write_lock.acquire(blocking=False):
             return False
         try:
             held = self._connection_of_thread()
             with held.lock:
-                self._transaction(self._opened(held), work, flush)
+                self._transaction(self._opened(held), work, flush, size)
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return False
@@ -193,7 +197,7 @@ class FileConnections:
                     )
                     raise
 
-    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool) -> T:
+    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool, size: int) -> T:
         if flush:
             connection.execute("PRAGMA synchronous=FULL")
         try:
@@ -207,7 +211,8 @@ class FileConnections:
             if flush:
                 connection.execute("PRAGMA synchronous=NORMAL")
         self._has_written = True
-        if not CHECKPOINTS_ITSELF:
+        self._log_growth += COMMIT_SIZE + size
+        if self._log_growth > LOG_LIMIT // 8 and not CHECKPOINTS_ITSELF:
             self._limit_log(connection)
         return done
 
@@ -234,10 +239,11 @@ class FileConnections:
     # --- the log
 
     def _limit_log(self, connection: sqlite3.Connection) -> None:
-        """Empty the log after a commit that has made it too long. The commit stands, whatever comes of this.
+        """Empty the log if commits have made it too long. The last commit stands, whatever comes of this.
 
         While a reader needs the log, it is tried again each time that the log has grown by a part of its limit.
         """
+        self._log_growth = 0
         size = self._log_size()
         if size > max(self._next_checkpoint, LOG_LIMIT):
             try:

@@ -9,7 +9,7 @@ already is therefore recognized, and is no conflict.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError
@@ -65,6 +65,14 @@ def plan_write(change: Change, current: CurrentRows) -> WritePlan | None:
         )
     new_run = change.run is not None and current.run is None
     return WritePlan(_next_epoch(change, current.max_deleted_epoch), new_run, _new_rows(change, current))
+
+
+def check_runs(change: Change, exists: Callable[[str], bool]) -> None:
+    """Refuse a head, root or snapshot of a run that does not exist; that of the change's rows is there, or begun."""
+    known = (change.run.id if change.run else None, change.rows_of if change.rows else None)
+    for point in (change.head, change.root, change.snapshot.at if change.snapshot else None):
+        if point is not None and point.run not in known and not exists(point.run):
+            raise ValueError(f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)")
 
 
 def thread_after(change: Change, thread: ThreadRow | None, plan: WritePlan, now: float) -> ThreadRow:

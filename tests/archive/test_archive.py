@@ -22,12 +22,12 @@ from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
-from dspyer.stores.columns import encode_body
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import ScriptedLM
 from tests.children import run_python
 from tests.persistence.failing import Crash, FailingMemory, crash
 from tests.persistence.processes import end_of, fork
+from tests.stores.bodies import body
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
 
 
@@ -346,8 +346,8 @@ def damage(path: Path, statement: str) -> None:
 A = "(SELECT id FROM run WHERE thread = 'a')"
 DAMAGES = {
     "body": f"UPDATE entry SET body = 'no body' WHERE run = {A} AND seq = 2",
-    "header": f"UPDATE entry SET body = x'{encode_body([1], None).hex()}' WHERE run = {A} AND seq = 2",
-    "end": f"UPDATE entry SET body = x'{encode_body([None], None).hex()}' WHERE kind = 'end' AND run = {A}",
+    "header": f"UPDATE entry SET body = x'{body([1]).hex()}' WHERE run = {A} AND seq = 2",
+    "end": f"UPDATE entry SET body = x'{body([None]).hex()}' WHERE kind = 'end' AND run = {A}",
     "rows": f"DELETE FROM entry WHERE run = {A}",
     "circle": "UPDATE run SET parents = '[[\"' || id || '\",2]]' WHERE thread = 'a'",
 }

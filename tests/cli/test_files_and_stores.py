@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from dspyer.stores import SQLite
-from dspyer.stores.columns import decode_body, encode_body
-from dspyer.stores.content import Content
 from dspyer.stores.encrypted import Encrypted
 from tests.cli.conftest import Command, names_of_commands
 from tests.cli.orders import GRAPH, graph
+from tests.stores.bodies import with_content
 
 ARGUMENTS = {
     "runs": [],
@@ -151,8 +150,7 @@ def test_of_a_damaged_thread_the_structure_is_listed(stored: Command) -> None:
     where = "run = (SELECT id FROM run WHERE thread = 't-2') AND seq = 2"
     with sqlite3.connect("runs.db") as connection:
         ((body,),) = connection.execute(f"SELECT body FROM entry WHERE {where}")
-        damaged = encode_body(decode_body(body)[0], Content.stored(b"no JSON"))
-        connection.execute(f"UPDATE entry SET body = ? WHERE {where}", (damaged,))
+        connection.execute(f"UPDATE entry SET body = ? WHERE {where}", (with_content(body, b"no JSON"),))
     connection.close()
     log, shown = stored("log", "t-2"), stored("show", "t-2")
     assert (log.code, shown.code) == (5, 5)

@@ -25,13 +25,12 @@ from dspyer.persistence.snapshots import AT_END, EVERY, latest_snapshot
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.stores import Memory, SQLite, Store, open_store
 from dspyer.stores.base import Point, Row
-from dspyer.stores.columns import encode_body
-from dspyer.stores.content import Content
 from dspyer.values.json import decode
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
 from tests.persistence.pages import page_of
 from tests.rows import in_turn, sampled
+from tests.stores.bodies import body
 
 MODULES = ("dspyer.persistence.snapshots", "dspyer.persistence.history_parts")
 
@@ -534,7 +533,7 @@ def test_an_unreadable_snapshot_is_skipped(tmp_path: Path, caplog: pytest.LogCap
             program.thread("t").run({"more": 9})
             wanted = seen(program)
             file = sqlite3.connect(path)
-            file.execute("UPDATE snapshot SET body = ?", (encode_body({}, Content.stored(data)),))
+            file.execute("UPDATE snapshot SET body = ?", (body({}, data),))
             file.commit()
             file.close()
             Heads.of(store).forget()

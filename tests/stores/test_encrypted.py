@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
@@ -18,10 +17,10 @@ from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Change, Row
-from dspyer.stores.columns import DICTIONARY
 from dspyer.stores.encrypted import VARIABLE, Encrypted
 from dspyer.stores.postgres import Postgres
 from dspyer.testing import StoreConformance
+from tests.stores.bodies import unpacked
 from tests.stores.kit import begin, content, run
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -147,7 +146,7 @@ def test_the_file_contains_no_user_value(tmp_path: Path) -> None:
         data = b"".join(part.read_bytes() for part in path.parent.glob(f"{path.name}*"))
         connection = sqlite3.connect(path)
         for (body,) in connection.execute("SELECT body FROM entry UNION ALL SELECT body FROM snapshot"):
-            data += zlib.decompressobj(zdict=DICTIONARY).decompress(body)
+            data += unpacked(body)
         connection.close()
         return {
             name for name, text in SECRETS.items() if (text if isinstance(text, bytes) else text.encode())[:30] in data

@@ -17,8 +17,8 @@ from psycopg import sql
 
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Change, Point, Row, RunQuery, Snapshot
-from dspyer.stores.columns import encode_blob_id, encode_body, encode_ended
 from dspyer.stores.postgres import Postgres
+from tests.stores.bodies import body, ended
 from tests.stores.kit import OWNER, append, begin, content, run
 from tests.stores.postgres_server import split_schema
 
@@ -85,14 +85,14 @@ END = Row(0, "end", ("completed",))
 FILL_SQLITE = [
     (
         "INSERT INTO run (id, thread, parents, header, started, ended) "
-        f"SELECT 'o' || n, 'other ' || n, '[]', '{{}}', n, x'{encode_ended(END).hex()}' FROM numbers"
+        f"SELECT 'o' || n, 'other ' || n, '[]', '{{}}', n, x'{ended(END).hex()}' FROM numbers"
     ),
     (
         "INSERT INTO thread (name, fencing, runs, head_run, head_seq, lease_until) "
         "SELECT 'other ' || n, 1, 1, 'o' || n, 0, 0 FROM numbers"
     ),
     "INSERT INTO link SELECT 'pruned ' || n, 'o' || n FROM numbers",
-    f"INSERT INTO entry SELECT 'o' || n, 0, 'end', x'{encode_body(END.header, None).hex()}' FROM numbers",
+    f"INSERT INTO entry SELECT 'o' || n, 0, 'end', x'{body(END.header).hex()}' FROM numbers",
     f"INSERT INTO ref SELECT x'{content(SHARED).refs[0]}', 'o' || n, 0 FROM numbers",
 ]
 
@@ -211,9 +211,9 @@ class Tables:
     def fill(self, first: int, last: int) -> None:
         shared, end = content(SHARED), Row(0, "end", ("completed",))
         values = {
-            "ended": encode_ended(end),
-            "body": encode_body(end.header, shared),
-            "shared": encode_blob_id(shared.refs[0]),
+            "ended": ended(end),
+            "body": body(end.header, shared.data, shared.refs),
+            "shared": bytes.fromhex(shared.refs[0]),
         }
         for statement in FILL_POSTGRES:
             self.execute(statement, a=first, b=last, **values)
