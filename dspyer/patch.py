@@ -283,6 +283,8 @@ def _updated(old: Any, update: Any, path: KeyPath, levels_left: int, net: dict[A
         if isinstance(old, FrozenDict):
             return _apply(old, update, path, levels_left, net)
         return _apply(_EMPTY, update, path, levels_left, None)
+    if cls is Members:
+        return (old - update.lost) | update.got
     if cls is Tail:
         return (old if update.kept == len(old) else old[: update.kept]).plus(update.items.raw_items())
     new = update.frozen if cls is Replace else freeze_within(update, path, levels_left)
@@ -349,10 +351,17 @@ class Tail(NamedTuple):
     items: FrozenList[Any]
 
 
+class Members(NamedTuple):
+    """The change of a set: the members that it has lost, and those that it has got."""
+
+    lost: frozenset[Any]
+    got: frozenset[Any]
+
+
 def change_between(old: Any, new: Any) -> Any:
     """Return the update that makes `new` of `old`, as `diff_value`; of two lists, what follows their equal beginning.
 
-    Stores hold it: a list that grows is not stored again with each change. Mappings keep the order of their keys.
+    Stores hold it: a list or set that grows is not stored again each time. Mappings keep the order of their keys.
 
     Example:
         >>> change_between(freeze(["a", "b"]), freeze(["a", "b", "c"]))
@@ -361,6 +370,10 @@ def change_between(old: Any, new: Any) -> Any:
     if isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
         order = [*(key for key in old if key in new), *(key for key in new if key not in old)]
         return diff(old, new, change_between) if order == list(new) else Replace(new)
+    if isinstance(old, frozenset) and isinstance(new, frozenset):
+        lost, got = old - new, new - old
+        # A set takes 1 for True: where members differ by their type alone, the new set is the update.
+        return Members(lost, got) if type(old) is type(new) and same((old - lost) | got, new) else new
     if not isinstance(old, FrozenList) or not isinstance(new, FrozenList):
         return diff_value(old, new)
     pairs = enumerate(zip(old.raw_items(), new.raw_items(), strict=False))
@@ -422,6 +435,8 @@ def encode_update(update: Any) -> Any:
         return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
     if isinstance(update, Updates):
         return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
+    if isinstance(update, Members):
+        return {TAG: "members", "value": [encoding.encode(update.lost), encoding.encode(update.got)]}
     if isinstance(update, Tail):
         return {TAG: "tail", "value": [update.kept, encoding.encode(update.items)]}
     if type(update) in (dict, SealedPatch):
@@ -438,6 +453,8 @@ def decode_update(found: Any, decode: Callable[[Any], Any] = encoding.decode) ->
         return Replace(decode(found["value"]))
     if tag == "updates":
         return Updates(*[decode_update(part, decode) for part in found["value"]])
+    if tag == "members":
+        return Members(*map(decode, found["value"]))
     if tag == "tail":
         return Tail(found["value"][0], decode(found["value"][1]))
     if tag == "patch":

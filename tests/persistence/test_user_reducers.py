@@ -148,11 +148,16 @@ def test_an_open_run_goes_on_from_what_was_made(changed: Any) -> None:
     assert (thread.state["n"], thread.resume().state.to_dict()) == (1, {"n": 1, "end": 2})
 
 
-def test_a_growing_list_is_stored_once() -> None:
-    store = Memory()
-    schema = create_model("S", xs=(Annotated[list[str], add], []))
-    graph = Graph(schema).add_node("n", lambda: {"xs": ["x" * 100]}, writes=["xs"]).add_path(START, "n", END)
-    thread = graph.compile(store=store).thread("t")
+def either(old: Any, new: Any) -> Any:
+    return old | new
+
+
+@pytest.mark.parametrize(("kind", "reducer"), [(list, add), (set, either)])
+def test_a_growing_container_is_stored_once(kind: Any, reducer: Any) -> None:
+    store, written = Memory(), iter(range(20))
+    schema = create_model("S", xs=(Annotated[kind[str], reducer], kind()))
+    graph = Graph(schema).add_node("n", lambda: {"xs": kind([f"{next(written):0100}"])}, writes=["xs"])
+    thread = graph.add_path(START, "n", END).compile(store=store).thread("t")
     for _ in range(20):
         thread.run({})
     rows = [row for run in store.runs("t") for row in store.rows(run.id) if row.kind == "commit"]
