@@ -10,7 +10,8 @@ callers read the whole history (`history`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -37,8 +38,10 @@ from dspyer.persistence.recovery import (
 from dspyer.persistence.rows import (
     COMMITS,
     CommitHeader,
+    MapCommitContent,
     RowKind,
     first_version,
+    read_commit_content,
 )
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.scheduler.lineage import LogEntry
@@ -348,6 +351,47 @@ def block_before(reader: HistoryReader, block: Block, root: Point | None) -> Blo
         return None
     earlier = Block(reader, *segments_before(reader, block.snapshot_at), root)
     return earlier if earlier.is_complete and earlier.end == block.first else None
+
+
+def writing_block(reader: HistoryReader, at: Point, fields: Collection[Any], root: Point | None) -> Block | None:
+    """Read the last commits up to a row that may have written one of some fields; None where `block_before` has none.
+
+    The rows on the way are looked at, and not folded: a field that was written long ago is found without the states.
+    """
+    marks = [json.dumps(field, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") for field in fields]
+    ancestry = RunAncestry(reader.store)
+    while at != root:
+        run, settled = load_run(reader.store, at.run), at
+        ancestry.visit(run.id)
+        if len(run.parents) > 1:
+            return None
+        for _, row in newest_rows(reader.store, at):
+            if row.kind in COMMITS and not run.header.get("continues"):  # such a run is read whole
+                header = CommitHeader.parse(row.header)
+                settled = Point(run.id, row.seq) if header.settled and not header.scope else settled
+            if _may_write(reader, row, fields, marks):
+                block = Block(reader, *segments_before(reader, settled), root)
+                return block if block.is_complete else None
+        if not run.parents:
+            return None
+        at = run.parents[0]
+    return None
+
+
+def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: Iterable[bytes]) -> bool:
+    """Return whether a commit, or the first one of a run, may write one of some fields, given their names in JSON."""
+    content = row.content
+    if row.kind not in (*COMMITS, RowKind.OPEN):
+        return False
+    items = CommitHeader.parse(row.header).items if row.kind in COMMITS else None
+    if items is not None and items.field in fields:  # the results of a map are in rows of their own
+        return True
+    if content is None:
+        return False
+    if content.original is None and not isinstance(content, MapCommitContent) and content.data[:1] in b"[{":
+        return any(mark in content.data for mark in marks)
+    patch = read_commit_content(content, reader.fetch, reader.decode).patch or {}
+    return any(field in patch for field in fields)
 
 
 class LinearHistory:

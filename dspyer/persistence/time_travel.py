@@ -23,9 +23,9 @@ from dspyer.persistence.history_parts import (
     LoggedCommit,
     RunSpan,
     block_around,
-    block_before,
     recovered_block,
     runs_back,
+    writing_block,
 )
 from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
@@ -475,8 +475,9 @@ class PageReader:
             return None
         found, before = block.last_writers(paths, last), block.before
         missing = {path for path in paths if path not in found and path not in before}
-        while missing and block.first:
-            block = block_before(self._reader, block, root)
+        while missing and block.snapshot_at is not None:
+            fields = {path[0] for path in missing if path}
+            block = writing_block(self._reader, block.snapshot_at, fields, root)
             if block is None:
                 return None
             before |= block.last_writers(missing, block.end - 1)

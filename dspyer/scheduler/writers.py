@@ -161,8 +161,8 @@ class Writers:
         if not isinstance(value, FrozenDict) or not isinstance(won, FrozenDict):
             return found
         below = [(key, (*path, key)) for key in (*value, *won)]
-        keys = {key: self._decided(index, entry, joined.under(key), None, inner, winner) for key, inner in below}
-        return found._replace(made=index, keys=PersistentMap(keys), rest=Written(index, winner, index))
+        apart = {key: self._decided(index, entry, joined.under(key), None, inner, winner) for key, inner in below}
+        return found._replace(made=index, keys=PersistentMap(apart), rest=Written(index, winner, index))
 
 
 def _updated(old: Written, patch: Any, index: int) -> Written:
