@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.patch import each_update, resets
@@ -67,7 +66,6 @@ class Writers:
         self._log = log
         self._before = tuple(before)
         self._known = dict.fromkeys(self._before, NOT_WRITTEN)
-        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:  # it is made again
         return Writers, (self._log, self._before)
@@ -75,17 +73,16 @@ class Writers:
     def at(self, index: int) -> Written:
         """Who wrote the state after a commit."""
         known, stack = self._known, [index]
-        with self._lock:
-            while stack:
-                here = stack.pop()
-                if here in known:
-                    continue
-                entry = self._log[here]
-                missing = [parent for parent in entry.parents if parent not in known]
-                if missing:
-                    stack += [here, *missing]
-                else:
-                    known[here] = self._after(here, entry)
+        while stack:
+            here = stack.pop()
+            if here in known:
+                continue
+            entry = self._log[here]
+            missing = [parent for parent in entry.parents if parent not in known]
+            if missing:
+                stack += [here, *missing]
+            else:  # another thread may have made it meanwhile: entries are compared by identity, so the first one stays
+                known.setdefault(here, self._after(here, entry))
         return known[index]
 
     def last(self, heads: Sequence[int], path: KeyPath, value: Any) -> int | None:
