@@ -14,12 +14,13 @@ from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, is_built_in, path_of_event, told
 from dspyer.ids import outermost_execution
-from dspyer.scheduler.lineage import LogEntry, sent_to, writes_until
+from dspyer.scheduler.lineage import LogEntry, sent_to
+from dspyer.scheduler.writers import Writers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
-Writers = Mapping[str, int]
+FieldWriters = Mapping[str, int]
 """By field, the index of the commit that last wrote it."""
 
 
@@ -43,13 +44,14 @@ class ShownStates:
         return self._known[key][1]
 
 
-def field_writers(log: Sequence[LogEntry]) -> Sequence[Writers]:
+def field_writers(log: Sequence[LogEntry]) -> Sequence[FieldWriters]:
     """For each commit, who had last written each field of the state after it."""
-    found: list[dict[str, int]] = [{} for _ in log]
-    for name in dict.fromkeys([name for entry in log for name in entry.commit.patch]):
-        for index, (_, writer) in writes_until(log, range(len(log)), (name,)).items():
-            if name in log[index].state:
-                found[index][name] = writer
+    writers = Writers(log)
+    found = []
+    for index, entry in enumerate(log):
+        written = writers.at(index)
+        last = {name: written.under(name).writer for name in entry.state}
+        found.append({name: writer for name, writer in last.items() if writer is not None})
     return found
 
 
@@ -115,7 +117,7 @@ class RunWriter:
         )
         return file.write(path)
 
-    def _step(self, log: Sequence[LogEntry], writers: Writers, index: int) -> dict[str, Any]:
+    def _step(self, log: Sequence[LogEntry], writers: FieldWriters, index: int) -> dict[str, Any]:
         entry = log[index]
         return {
             "before": self._states.of(log[entry.parents[0]].state) if entry.parents else None,
@@ -128,7 +130,7 @@ class RunWriter:
     def _stopped(
         self,
         log: Sequence[LogEntry],
-        writers: Sequence[Writers],
+        writers: Sequence[FieldWriters],
         places: Mapping[str, int],
         row: DisplayRow,
         calls: Iterable[LMCall],
@@ -169,6 +171,6 @@ class RunWriter:
         return answer if self._redactor is None else self._redactor.redact(answer)
 
 
-def _blame(log: Sequence[LogEntry], writers: Writers) -> dict[str, Any]:
+def _blame(log: Sequence[LogEntry], writers: FieldWriters) -> dict[str, Any]:
     authors = {name: log[writer].commit for name, writer in writers.items()}
     return {name: {"node": author.node, "commit": author.id} for name, author in authors.items()}

@@ -11,7 +11,7 @@ callers read the whole history (`history`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.ids import FIRST, full_id
 from dspyer.persistence.history import PRUNED
 from dspyer.persistence.reader import (
-    INDEX_OF_ITEMS,
     FoldedRun,
     HistoryReader,
     RunAncestry,
@@ -50,15 +49,20 @@ from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
+from dspyer.scheduler.writers import Writers
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.values.frozen import FrozenDict
+from dspyer.values.refusals import KeyPath
 
 FEW = 8
 """Runs that are read one by one, before all runs of the thread are read at once."""
 
 PAGE = 64
 """Rows that are read first; each further page is twice as long."""
+
+
+_BEFORE = Commit("", None, "", (), 1, 0, {}, ())
 
 
 class LoggedCommit(NamedTuple):
@@ -87,6 +91,7 @@ class Block:
         state: the state before that.
         entries: the settled commits by number. Parents and winners are numbers too; ids are global.
         fingerprints: for each of them, the ids of the fingerprints of the graphs that made its run.
+        before: by path, the commit before the block that last wrote it, as far as it was asked for.
         is_complete: whether all of it can be read, and comes from one history; if not, nothing else of it is valid.
     """
 
@@ -96,11 +101,13 @@ class Block:
         self.snapshot_at = snapshot_at
         self.entries: list[LogEntry] = []
         self.fingerprints: list[frozenset[str]] = []
+        self.before: dict[KeyPath, Commit] = {}
         self.state = segments[0].before
         self.first = _first_number(segments[0])
         self._root = root
         self._reader = reader
         self._segments = segments
+        self._writers = Writers(self, [self.first - 1])
         self.is_complete = all(self._add(segment) for segment in segments)
 
     def _add(self, segment: LogSegment) -> bool:
@@ -118,6 +125,19 @@ class Block:
                 self.fingerprints.append(fingerprints)
         return True
 
+    def __getitem__(self, number: int, /) -> LogEntry:
+        """Return a commit by number; of the one before the first, only the state is known."""
+        if number < self.first:
+            return LogEntry(_BEFORE, self.state, (), None)
+        return self.entries[number - self.first]
+
+    def last_writers(self, paths: Iterable[KeyPath], last: int) -> dict[KeyPath, Commit]:
+        """By path, the commit of the block, up to a number, that last wrote it; without those that none has written."""
+        written = self._writers.at(last)
+        writers = {path: written.under(*path).writer for path in paths}
+        ids = {path: self[writer].commit.id for path, writer in writers.items() if writer is not None}
+        return {path: self.logged[commit_id].commit for path, commit_id in ids.items()}
+
     @property
     def end(self) -> int:
         """The number after its last commit."""
@@ -130,52 +150,32 @@ class Block:
         return last.snapshot_index is None and bool(last.folded.entries) and not any(last.run_rows.own_commits())
 
     @cached_property
-    def commits(self) -> list[Commit]:
-        """The commits in canonical order, with versions; those of forks that have not joined are last in their run,
-        without a version.
+    def logged(self) -> dict[str, LoggedCommit]:
+        """The commits by id, in canonical order and with versions; those of forks that have not joined are last in
+        their run, without a version.
         """
-        found: list[Commit] = []
+        found: dict[str, LoggedCommit] = {}
         last = self._id_before()
         for segment in self._segments:
-            run_rows, folded, _, snapshot_index = segment
-            ids, from_snapshot = _global_ids(run_rows, folded), snapshot_index is not None
-            own: list[Commit] = []
-            for index, entry in enumerate(folded.entries):
-                before = [ids[parent] for parent in entry.parents] or ([last] if last else [])
-                own.append(changed(entry.commit, id=ids[index], parents=tuple(before)))
-            settled_count = folded.last_settled + 1 - from_snapshot
-            found += _with_versions(own[from_snapshot:], settled_count, _first_number(segment))
-            if folded.last_settled >= from_snapshot:
-                last = ids[folded.last_settled]
+            (run_rows, folded, before, snapshot_index), version = segment, _first_number(segment)
+            entries, ids, settled = folded.entries, _global_ids(run_rows, folded), folded.last_settled
+            first = int(snapshot_index is not None)  # behind a snapshot, the first entry is not a commit
+            order = [(index > settled, one.commit.step, one.commit.branch, index) for index, one in enumerate(entries)]
+            for is_open, _, _, index in sorted(order[first:]):
+                entry = entries[index]
+                parents = [ids[parent] for parent in entry.parents] or ([last] if last else [])
+                number = None if is_open else version
+                commit = changed(entry.commit, id=ids[index], parents=tuple(parents), version=number)
+                state = entries[entry.parents[0]].state if entry.parents else before
+                found[ids[index]] = LoggedCommit(commit, state, entry.state, entry.conflicts, entry.sends)
+                version += 1
+            last = ids[settled] if settled >= first else last
         return found
 
     @cached_property
-    def states(self) -> Mapping[str, ImmutableState]:
-        """The state after each of the commits, by id."""
-        found: dict[str, ImmutableState] = {}
-        for run_rows, folded, _, snapshot_index in self._segments:
-            ids = _global_ids(run_rows, folded)
-            skipped = snapshot_index is not None
-            found |= {ids[index]: entry.state for index, entry in enumerate(folded.entries) if index >= skipped}
-        return found
-
-    def number_of(self, commit_id: str) -> int | None:
-        """Return the number of a settled commit; None if it is not in the block."""
-        numbers = (number for number, one in enumerate(self.entries, self.first) if one.commit.id == commit_id)
-        return next(numbers, None)
-
-    def entry(self, commit_id: str) -> LoggedCommit | None:
-        """Return a commit as the log of its run has it; None if it is not in the block."""
-        commit = next((commit for commit in self.commits if commit.id == commit_id), None)
-        if commit is None:
-            return None
-        for run_rows, folded, before, snapshot_index in self._segments:
-            ids = _global_ids(run_rows, folded)
-            for index, entry in enumerate(folded.entries):
-                if ids[index] == commit_id and (index or snapshot_index is None):
-                    state = folded.entries[entry.parents[0]].state if entry.parents else before
-                    return LoggedCommit(commit, state, entry.state, entry.conflicts, entry.sends)
-        return None
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the settled commits by id."""
+        return {entry.commit.id: number for number, entry in enumerate(self.entries, self.first)}
 
     def _id_before(self) -> str:
         """Return the id of the commit before the first one; "" without one."""
@@ -203,16 +203,6 @@ def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
         del runs[1 if folded.entries and run_rows.rows[0].kind == RowKind.OPEN else 0]
     labels = run_rows.labels
     return [full_id(labels.get(run, run), entry.commit.id) for run, entry in zip(runs, folded.entries, strict=True)]
-
-
-def _with_versions(commits: list[Commit], settled_count: int, first: int) -> list[Commit]:
-    """Return the commits of a run in canonical order, the settled ones with versions from `first` on."""
-    settled = sorted(commits[:settled_count], key=lambda commit: (commit.step, commit.branch))
-    others = sorted(commits[settled_count:], key=lambda commit: (commit.step, commit.branch))
-    return [
-        *[changed(commit, version=first + index) for index, commit in enumerate(settled)],
-        *[changed(commit, version=None) for commit in others],
-    ]
 
 
 def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
@@ -358,138 +348,53 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapsh
     return rows
 
 
-class FieldWalk:
-    """Walks back over the rows before a block, without a state.
+def block_before(reader: HistoryReader, block: Block, root: Point | None) -> Block | None:
+    """Read the commits before a block; None where a merge of threads or pruned history is before it, or nothing."""
+    if block.snapshot_at is None or block.snapshot_at == root:
+        return None
+    earlier = Block(reader, *segments_before(reader, block.snapshot_at), root)
+    return earlier if earlier.is_complete and earlier.end == block.first else None
 
-    Iterating yields the number of each commit that has last written some of the fields, with these fields. A fork and
-    the join of its branches are passed if at most one of them has written any of the fields: who of several has written
-    what is there in the end only the states tell.
 
-    Args:
-        reader: reads rows.
-        at: the row to begin with.
-        number: the number of the last commit up to there.
-        fields: the fields that are looked for.
-        root: the row at which a pruned history begins: the walk ends there.
+def writing_block(reader: HistoryReader, at: Point, fields: Collection[Any], root: Point | None) -> Block | None:
+    """Read the last commits up to a row that may have written one of some fields; None where `block_before` has none.
 
-    Attributes:
-        stopped_at: the number of the commit at which the walk ended before it had found all: a join of branches that
-            have written the same field, for example. None if it reached the beginning.
+    The rows on the way are looked at, and not folded: a field that was written long ago is found without the states.
     """
-
-    def __init__(
-        self, reader: HistoryReader, at: Point, number: int, fields: Collection[str], root: Point | None = None
-    ) -> None:
-        self.stopped_at: int | None = None
-        self._reader = reader
-        self._at = at
-        self._number = number
-        self._root = root
-        self._wanted = set(fields)
-        self._marks = _marks(self._wanted)
-
-    def __iter__(self) -> Iterator[tuple[int, set[str]]]:
-        store, at, number = self._reader.store, self._at, self._number
-        ancestry = RunAncestry(store)
-        while self._wanted:
-            run = load_run(store, at.run)
-            ancestry.visit(run.id)
-            first = first_version(run)
-            joined: list[Row] = []  # from a settled commit back to the one before it: what its branches have written
-            for _, row in newest_rows(store, at):
-                if row.kind == RowKind.OPEN:  # its patch is that of the first commit of the run
-                    yield from self._written(first, row)
-                elif row.kind in COMMITS and not (len(row.header) > _LONG and CommitHeader.parse(row.header).scope):
-                    if joined and _is_settled(row):
-                        found = self._only_writers(joined)
-                        if found is None:
-                            self.stopped_at = number + len(joined)
-                            return
-                        yield from ((number + len(joined) - place, fields) for place, fields in found)
-                        joined = []
-                    if joined or not _is_plain(row):
-                        if row.kind == RowKind.MERGE or not (joined or _is_settled(row)):
-                            self.stopped_at = number
-                            return
-                        joined.append(row)
-                    else:
-                        yield from self._written(number, row)
-                    number -= 1
-                if not self._wanted:
-                    return
-            if joined:
-                self.stopped_at = number + len(joined)
-                return
-            if len(run.parents) != 1:
-                self.stopped_at = first - 1 if run.parents else None
-                return
-            if run.parents[0] == self._root:  # only the whole history knows the commit there
-                return
-            at, number = run.parents[0], first - 1
-
-    def _only_writers(self, rows: list[Row]) -> list[tuple[int, set[str]]] | None:
-        """For the rows of branches and their join, newest first, which of them wrote wanted fields.
-
-        None if a field was written by several: which of them counts depends on the values.
-        """
-        found = [(place, fields) for place, row in enumerate(rows) for fields in [self._fields_of(row)] if fields]
-        every = [field for _, fields in found for field in fields]
-        if len(every) > len(set(every)):
+    marks = [json.dumps(field, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") for field in fields]
+    ancestry = RunAncestry(reader.store)
+    while at != root:
+        run, settled = load_run(reader.store, at.run), at
+        ancestry.visit(run.id)
+        if len(run.parents) > 1:
             return None
-        self._found(set(every))
-        return found
-
-    def _written(self, number: int, row: Row) -> Iterator[tuple[int, set[str]]]:
-        """The wanted fields that a row has written, which are wanted no longer."""
-        found = self._fields_of(row)
-        if found:
-            self._found(found)
-            yield number, found
-
-    def _found(self, fields: set[str]) -> None:
-        if fields:
-            self._wanted -= fields
-            self._marks = _marks(self._wanted)
-
-    def _fields_of(self, row: Row) -> set[str]:
-        """The wanted fields that a row has written."""
-        content, items = row.content, None
-        if content is None:
-            return set()
-        if len(row.header) > INDEX_OF_ITEMS:  # the results of a map are in rows of their own
-            items = CommitHeader.parse(row.header).items
-        of_map = set() if items is None else self._wanted & {items.field}
-        # Most rows have none of the fields: their JSON is not parsed then.
-        if content.original is None and not isinstance(content, MapCommitContent):
-            data = content.data
-            if data[:1] == b"[" and not any(mark in data for mark in self._marks):
-                return of_map
-        patch = read_commit_content(content, self._reader.fetch, self._reader.decode).patch or {}
-        return of_map | (self._wanted & patch.keys())
+        for _, row in newest_rows(reader.store, at):
+            if row.kind in COMMITS and not run.header.get("continues"):  # such a run is read whole
+                header = CommitHeader.parse(row.header)
+                settled = Point(run.id, row.seq) if header.settled and not header.scope else settled
+            if _may_write(reader, row, fields, marks):
+                block = Block(reader, *segments_before(reader, settled), root)
+                return block if block.is_complete else None
+        if not run.parents:
+            return None
+        at = run.parents[0]
+    return None
 
 
-def _marks(fields: Iterable[str]) -> list[bytes]:
-    """The fields as they are in JSON."""
-    return [json.dumps(field, ensure_ascii=False).encode("utf-8", "surrogatepass") for field in fields]
-
-
-def _is_plain(row: Row) -> bool:
-    """Whether a commit continues the one before it, and no other branch is there."""
-    if row.kind not in (RowKind.COMMIT, RowKind.UPDATE):
+def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: Iterable[bytes]) -> bool:
+    """Return whether a commit, or the first one of a run, may write one of some fields, given their names in JSON."""
+    content = row.content
+    if row.kind not in (*COMMITS, RowKind.OPEN):
         return False
-    if row.kind == RowKind.COMMIT and len(row.header) == _LONG and isinstance(row.header[0], int):
+    items = CommitHeader.parse(row.header).items if row.kind in COMMITS else None
+    if items is not None and items.field in fields:  # the results of a map are in rows of their own
         return True
-    header = CommitHeader.parse(row.header)
-    return header.settled and header.parents is None and not header.branch
-
-
-def _is_settled(row: Row) -> bool:
-    """Whether no other branch was active after a commit: then all later ones descend from it."""
-    return CommitHeader.parse(row.header).settled
-
-
-_LONG = 6
-"""The length of the header of a commit that is on the trunk, settled, and follows the one before it."""
+    if content is None:
+        return False
+    if content.original is None and not isinstance(content, MapCommitContent) and content.data[:1] in b"[{":
+        return any(mark in content.data for mark in marks)
+    patch = read_commit_content(content, reader.fetch, reader.decode).patch or {}
+    return any(field in patch for field in fields)
 
 
 class LinearHistory:
@@ -499,26 +404,23 @@ class LinearHistory:
         reader: reads rows, block by block, when a number is asked for.
         newest: the block up to the row.
         root: the row at which a pruned history begins.
+
+    Attributes:
+        oldest: the oldest block that was read.
     """
 
     def __init__(self, reader: HistoryReader, newest: Block, root: Point | None) -> None:
+        self.oldest = newest
         self._reader = reader
         self._root = root
         self._blocks = [newest]
 
     def block(self, number: int) -> Block | None:
         """Return the block of a commit; None if it is before a merge of threads, or in pruned history."""
-        while self._blocks[-1].first > number:
-            last = self._blocks[-1]
-            if last.snapshot_at is None or last.snapshot_at == self._root:
+        while self.oldest.first > number:
+            earlier = block_before(self._reader, self.oldest, self._root)
+            if earlier is None:
                 return None
-            earlier = Block(self._reader, *segments_before(self._reader, last.snapshot_at), self._root)
-            if not earlier.is_complete or earlier.end != last.first:
-                return None
+            self.oldest = earlier
             self._blocks.append(earlier)
         return next(block for block in self._blocks if block.first <= number)
-
-    @property
-    def oldest(self) -> Block:
-        """The oldest block that was read."""
-        return self._blocks[-1]

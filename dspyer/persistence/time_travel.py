@@ -8,7 +8,7 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -17,17 +17,16 @@ from typing import Any
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall
 from dspyer.ids import Address, full_id
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
     Block,
-    FieldWalk,
-    LinearHistory,
     LoggedCommit,
     RunSpan,
     block_around,
     recovered_block,
     runs_back,
+    writing_block,
 )
 from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
@@ -37,18 +36,16 @@ from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
 from dspyer.persistence.snapshots import EVERY, latest_snapshot
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
-    LogEntry,
-    ancestry,
     is_manual,
-    last_writer,
     sent_along,
     touches,
-    value_at,
 )
+from dspyer.scheduler.writers import NOT_WRITTEN, Writers
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
+from dspyer.values.refusals import KeyPath
 
 Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
@@ -122,11 +119,7 @@ class ThreadReader:
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""
-        state = self.pages.at(version)
-        if state is None:
-            listed = self.commits_around(version)
-            state = listed.state(listed.index_of(version))
-        return state
+        return self.entry(version).after
 
     def state_of(self, moment: Moment) -> ImmutableState:
         """The state after a commit, or the given one."""
@@ -157,42 +150,39 @@ class ThreadReader:
     def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
         """The commit that last wrote a path, up to the head or to the commit `at`."""
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        found = self.pages.blame(keys, at)
-        if found is not None:
-            return found
-        listed = self.cache.listed() if at is None else self.commits_around(at)
-        history, last = listed.history, listed.trunk_index if at is None else listed.log_index_of(at)
-        heads = [] if last is None else [last]
-        state = history.state(last)
-        writer = last_writer(history.log, ancestry(history.log, heads), heads, keys, value_at(state, keys))
-        if writer is not None:
-            return listed.commits[listed.log_indexes.index(writer)]
-        name = ".".join(map(str, keys))
+        found = self._last_writers([keys], at)
+        if keys in found:
+            return found[keys]
+        listed, name = self.cache.listed() if at is None else self.commits_around(at), ".".join(map(str, keys))
+        last = listed.trunk_index if at is None else listed.log_index_of(at)
+        fields = ", ".join(listed.history.state(last)) or "none"
         not_joined = [commit for commit in listed.commits if touches(commit.patch, keys)]
         if at is not None:
-            raise LookupError(
-                f"no commit up to {at!r} has written {name!r}; fields of the state: {', '.join(state) or 'none'}"
-            )
+            raise LookupError(f"no commit up to {at!r} has written {name!r}; fields of the state: {fields}")
         if not_joined:
             raise LookupError(
                 f"{name!r} was written by {not_joined[-1].node!r} (commit {not_joined[-1].id!r}), but its branch never "
                 "joined, or its run was abandoned: see thread.at(id)"
             )
-        raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state) or 'none'}")
+        raise LookupError(f"no commit has written {name!r}; fields of the state: {fields}")
 
     def writers(self, version: int | str) -> dict[str, Commit]:
         """For each field of the state after a commit, the commit that had last written it, in order of the state."""
-        found = self.pages.writers(version)
-        state = self.at(version)
+        found = self._last_writers([(field,) for field in self.at(version)], version)
+        return {field: commit for (field,), commit in found.items()}
+
+    def _last_writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit]:
+        """By path, the commit that last wrote it, up to the head or to a commit."""
+        found = self.pages.writers(paths, at)
         if found is None:
-            listed = self.commits_around(version)
-            history, last = listed.history, listed.log_index_of(version)
-            order, found = ancestry(history.log, [last]), {}
-            for field in state:
-                writer = last_writer(history.log, order, [last], (field,), value_at(state, (field,)))
-                if writer is not None:
-                    found[field] = listed.commits[listed.log_indexes.index(writer)]
-        return {field: found[field] for field in state if field in found}
+            listed = self.cache.listed() if at is None else self.commits_around(at)
+            last = listed.trunk_index if at is None else listed.log_index_of(at)
+            written = NOT_WRITTEN if last is None else Writers(listed.history.log).at(last)
+            writers = {path: written.under(*path).writer for path in paths}
+            found = {
+                path: listed.commits[listed.log_indexes.index(at)] for path, at in writers.items() if at is not None
+            }
+        return {path: found[path] for path in paths if path in found}
 
     def replay(self) -> ImmutableState:
         """The state at the head, computed from all patches, and compared with every snapshot and digest on the way."""
@@ -407,8 +397,6 @@ class PageReader:
         self._bounds = bounds
         # Pairs of a run and a block of it, the last used first. Replaced as a whole, so that no lock is needed.
         self._kept: tuple[tuple[str, Block], ...] = ()
-        # By the snapshot before a block, and where older history was pruned: who had written what before it.
-        self._writers: tuple[tuple[tuple[Point | None, Point | None], dict[str, Commit]], ...] = ()
         self._ids = CommitIndexes("")
         self._root: Point | None = None
         self._lock = Lock()
@@ -421,15 +409,10 @@ class PageReader:
                 self._root, self._kept, self._ids = root, (), CommitIndexes("")
         return head, root
 
-    def at(self, version: int | str) -> ImmutableState | None:
-        """The state after a commit."""
-        found = self._find(version)
-        return None if found is None else found[0].states.get(found[1])
-
     def entry(self, version: int | str) -> LoggedCommit | None:
         """A commit with the states before and after it."""
         found = self._find(version)
-        return None if found is None else found[0].entry(found[1])
+        return None if found is None else found[0].logged.get(found[1])
 
     def _find(self, version: int | str) -> tuple[Block, str] | None:
         """A block with a commit in it, and the commit's id."""
@@ -440,7 +423,7 @@ class PageReader:
         block = None if span is None else self._block(span, version, root)
         if block is None or version >= block.end:
             return None
-        return block, next(commit.id for commit in block.commits if commit.version == version)
+        return block, next(name for name, one in block.logged.items() if one.commit.version == version)
 
     def _find_id(self, commit_id: str, head: Point | None, root: Point | None) -> tuple[Block, str] | None:
         commit = Address.parse(commit_id)
@@ -465,7 +448,7 @@ class PageReader:
         """A block that was read before, and has a commit as a settled one: what is said of it there stays true."""
         run_end = span.first + span.at.seq + 1
         blocks = [block for run, block in self._kept if run == span.run.id and block.end <= run_end]
-        return next((block for block in blocks if block.number_of(commit_id) is not None), None)
+        return next((block for block in blocks if commit_id in block.numbers), None)
 
     def _index_of(self, span: RunSpan, name: str, step: int) -> int | None:
         """The index of a commit among those of a run, by its id without the run; None if there is none."""
@@ -480,94 +463,33 @@ class PageReader:
                 self._ids = CommitIndexes(run)
             return self._ids.index_of(store, name, last)
 
-    def blame(self, keys: tuple[Any, ...], at: int | str | None = None) -> Commit | None:
-        """The commit that last wrote a path, up to the head or to a commit, found by reading back block by block."""
+    def writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit] | None:
+        """By path, the commit that last wrote it, up to the head or to a commit, found by reading back block by block.
+
+        A path that no commit has written is left out.
+        """
         head, root = self._current_bounds()
         if head is None:
-            return None
+            return {}
         block: Block | None
         if at is None:
-            recovered = recover_state(self._reader, head)
-            block, state, last = recovered_block(self._reader, recovered, root), recovered.state, None
+            block = recovered_block(self._reader, recover_state(self._reader, head), root)
+            last = None if block is None else block.end - 1
         else:
-            found = self._find(at)
-            if found is None:
-                return None
-            block, commit_id = found
-            last = block.number_of(commit_id)
-            if last is None:
-                return None
-            state = block.states[commit_id]
-        if block is None:
+            block, commit_id = self._find(at) or (None, "")
+            last = None if block is None else block.numbers.get(commit_id)
+        if block is None or last is None:
             return None
-        line, value = LinearHistory(self._reader, block, root), value_at(state, keys)
-        while block is not None:
-            writer = _writer_in(block, keys, value, last)
-            last = None
-            if writer is not None:
-                commit_id = block.entries[writer - block.first].commit.id
-                return next(commit for commit in block.commits if commit.id == commit_id)
-            value = value_at(block.state, keys)
-            block = line.block(block.first - 1) if block.first else None
-        return None
-
-    def writers(self, version: int | str) -> dict[str, Commit] | None:
-        """For each field of the state after a commit, the commit that had last written it."""
-        _, root = self._current_bounds()
-        found = self._find(version)
-        if found is None:
-            return None
-        block, commit_id = found
-        state, last = block.states[commit_id], block.number_of(commit_id)
-        if last is None:
-            return None
-        writers = _writers_in(block, state, last)
-        wanted = set(state) - writers.keys()
-        if wanted and block.snapshot_at is not None and block.snapshot_at != root:
-            earlier = self._writers_before(block, wanted, root)
-            return None if earlier is None else writers | earlier
-        return None if wanted else writers
-
-    def _writers_before(self, block: Block, fields: set[str], root: Point | None) -> dict[str, Commit] | None:
-        """The commits that had last written some fields before a block; None if one of them is not found.
-
-        They are kept: they are the same for all commits of the block.
-        """
-        key = (block.snapshot_at, root)
-        known = dict(next((found for of, found in self._writers if of == key), {}))
-        wanted = fields - known.keys()
-        while wanted:
-            if block.snapshot_at is None or block.snapshot_at == root:
+        found, before = block.last_writers(paths, last), block.before
+        missing = {path for path in paths if path not in found and path not in before}
+        while missing and block.snapshot_at is not None:
+            fields = {path[0] for path in missing if path}
+            block = writing_block(self._reader, block.snapshot_at, fields, root)
+            if block is None:
                 return None
-            walk = FieldWalk(self._reader, block.snapshot_at, block.first - 1, wanted, root)
-            for number, found in walk:
-                author = self._commit_at(number)
-                if author is None:
-                    return None
-                known |= dict.fromkeys(found, author)
-            wanted -= known.keys()
-            if not wanted:
-                break
-            near = None if walk.stopped_at is None else self._commit_at(walk.stopped_at)
-            place = None if near is None else self._find(near.id)
-            last = None if place is None else place[0].number_of(place[1])
-            if place is None or last is None:
-                return None
-            block = place[0]
-            known |= _writers_in(block, wanted, last)
-            wanted -= known.keys()
-        self._writers = ((key, known), *[one for one in self._writers if one[0] != key][: KEPT_BLOCKS - 1])
-        return {field: known[field] for field in fields}
-
-    def _commit_at(self, number: int) -> Commit | None:
-        """A commit by its number, which inside of a fork is not its version."""
-        head, root = self._current_bounds()
-        span = self._span(number, head, root)
-        block = None if span is None else self._block(span, number, root)
-        if block is None or number >= block.end:
-            return None
-        commit_id = block.entries[number - block.first].commit.id
-        return next(commit for commit in block.commits if commit.id == commit_id)
+            before |= block.last_writers(missing, block.end - 1)
+            missing -= before.keys()
+        return {path: before[path] for path in paths if path in before} | found
 
     def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
         """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
@@ -597,7 +519,8 @@ class PageReader:
             block = block_around(self._reader, span, start, wanted, root)
             if not block.is_complete:
                 return None
-            commits += [commit for commit in block.commits if commit.version is None or commit.version >= start]
+            listed = [one.commit for one in block.logged.values()]
+            commits += [commit for commit in listed if commit.version is None or commit.version >= start]
         return cut_page(commits, first, count, newest)
 
     def _span(self, version: int, head: Point | None, root: Point | None) -> RunSpan | None:
@@ -634,31 +557,3 @@ def cut_page(commits: list[Commit], first: int | None, count: int | None, newest
         inside = (index for index, v in versions if v is not None and (v <= first if newest else v >= first))
         commits = commits[next(inside, len(commits)) :]
     return commits if count is None else commits[:count]
-
-
-def _writers_in(block: Block, fields: Iterable[str], last: int) -> dict[str, Commit]:
-    """The commits of a block, up to one of them, that have last written some fields."""
-    state, found = block.entries[last - block.first].state, dict[str, Commit]()
-    for field in fields:
-        writer = _writer_in(block, (field,), value_at(state, (field,)), last)
-        if writer is not None:
-            written = block.entries[writer - block.first].commit.id
-            found[field] = next(commit for commit in block.commits if commit.id == written)
-    return found
-
-
-def _writer_in(block: Block, keys: tuple[Any, ...], value: Any, last: int | None = None) -> int | None:
-    """The number of the commit of a block, up to one of them, that last wrote a path; None if an earlier one did.
-
-    The search ends at the beginning of the block: the history before it is represented by one commit that writes the
-    path.
-    """
-    if not block.entries:
-        return None
-    before = block.first - 1
-    patch = {keys[0]: Replace(None)} if keys else {}
-    log = {before: LogEntry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
-    log |= dict(enumerate(block.entries, block.first))
-    head = [block.end - 1 if last is None else last]
-    writer = last_writer(log, [before, *ancestry(log, head, range(block.first, block.end))], head, keys, value)
-    return None if writer == before else writer

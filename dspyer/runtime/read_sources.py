@@ -7,7 +7,7 @@ since updates of mappings are merged. A join takes the writers of the branches t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -16,15 +16,14 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import fields_of_then, kind_of_parts
-from dspyer.patch import DELETE, Replace, resets
 from dspyer.runtime.session_views import Fields
-from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
+from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
 from dspyer.scheduler.provenance import FieldPart
+from dspyer.scheduler.writers import Writers
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
-from dspyer.values.persistent import PersistentMap, PersistentVector
+from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, select_parts
 
 Found = dict[str, set[int]]
@@ -61,7 +60,7 @@ class ReadSources:
         self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
         self._posted: dict[str, list[tuple[int, int]]] | None = None
         self._places: dict[str, int] | None = None
-        self._writers: dict[str, list[_Written]] = {}
+        self._writers = Writers(log)
         self._lock = RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,7 +186,8 @@ class ReadSources:
         found = set() if index is None else self._of_parts(field, index.parts)
         if found:
             return found
-        return set(_leaves(self._written(field)[at]))
+        folds = self._schema.reducer(field) is not None
+        return self._writers.folded(field, at) if folds else self._writers.behind(field, at)
 
     def _of_parts(self, field: str, parts: Iterable[FieldPart]) -> set[int]:
         """The commits of this run that brought parts of a field."""
@@ -199,137 +199,9 @@ class ReadSources:
         ids = {commit for part in parts for commit in (part.commit, *part.also_from)}
         return {places[commit] for commit in ids if commit in places}
 
-    def _written(self, field: str) -> list[_Written]:
-        """The writers of a field after each commit."""
-        found = self._writers.get(field)
-        if found is None:
-            found = self._writers[field] = []
-            follow = _Follower(self._log, field, self._schema.reducer(field) is not None)
-            for at, entry in enumerate(self._log):
-                found.append(follow.after(at, entry, found))
-        return found
-
 
 def _readable(reader: Node | Router, state: ImmutableState, sent: Iterable[str] = ()) -> list[str]:
     """The fields that a node or a router reads, of those that are set."""
     if reader.reads is None:
         return [*state, *(name for name in sent if name not in state)]
     return [name for name in dict.fromkeys(reader.reads.values()) if name in state or name in sent]
-
-
-# --- the writers of a field from commit to commit
-
-
-class _Written(NamedTuple):
-    """Who wrote a value.
-
-    Attributes:
-        writers: the commits that wrote it, by log index; for a value with `keys`, the last one.
-        keys: of a mapping that was not written as a whole, the writers by key.
-        before: of a folded value, the writers of what an update was folded into.
-    """
-
-    writers: tuple[int, ...] = ()
-    keys: PersistentMap[Any, _Written] | None = None
-    before: tuple[_Written, ...] = ()
-
-    def at(self, key: Any) -> _Written:
-        """The writers of the value under a key."""
-        found: _Written = NOT_WRITTEN if self.keys is None else self.keys.get(key, NOT_WRITTEN)
-        return _Written(self.writers) if self.keys is None else found
-
-
-NOT_WRITTEN = _Written()
-
-
-def _leaves(written: _Written) -> Iterator[int]:
-    """All writers of a value."""
-    stack, seen = [written], set()
-    while stack:
-        one = stack.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            if one.keys:
-                stack.extend(one.keys.values())
-            else:
-                yield from one.writers
-            stack.extend(one.before)
-
-
-class _Follower:
-    """Follows a field from commit to commit.
-
-    Of one that `folds`, the reducer keeps no parts apart: all updates since it was last replaced are behind it.
-    """
-
-    def __init__(self, log: PersistentVector[LogEntry], field: str, folds: bool) -> None:
-        self._log = log
-        self._field = field
-        self._folds = folds
-
-    def after(self, at: int, entry: LogEntry, earlier: list[_Written]) -> _Written:
-        """The writers after a commit, given those after each commit before it."""
-        field, value = self._field, entry.state.raw(self._field, DELETE)
-        sides = [earlier[parent] for parent in entry.parents]
-        values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
-        if len(sides) > 1:
-            if self._folds:
-                return self._folded(entry, sides, values, value, earlier)
-            return self._joined(at, entry, (field,), sides, values, value)
-        old, before = (sides[0], values[0]) if sides else (NOT_WRITTEN, DELETE)
-        if field not in entry.commit.patch:
-            return old
-        if not self._folds:
-            return _updated(old, entry.commit.patch[field], before, value, at)
-        return _Written((at,), None, () if old is NOT_WRITTEN or resets(entry.commit.patch[field]) else (old,))
-
-    def _joined(
-        self, at: int, entry: LogEntry, path: tuple[Any, ...], sides: list[_Written], values: list[Any], value: Any
-    ) -> _Written:
-        """The writers of a joined value: those of the branches that hold it."""
-        holds = [number for number, held in enumerate(values) if same(held, value)]
-        if holds:
-            sides, values = [sides[number] for number in holds], [values[number] for number in holds]
-            if all(side is sides[0] for side in sides):
-                return sides[0]
-            if all(side.keys is None for side in sides):
-                writers = {writer for side in sides for writer in side.writers}
-                # A write that not all branches of the join have in common.
-                new = writers & {item.log_index for item in merge_base(self._log, entry.parents)[1]}
-                return _Written(tuple(sorted(new or writers)))
-        if not isinstance(value, FrozenDict):
-            winner = entry.winners.get(path, at)
-            return _Written((winner,))
-        keys = {}
-        for key, below in value.raw_items():
-            held = [one.raw(key, DELETE) if isinstance(one, FrozenDict) else DELETE for one in values]
-            keys[key] = self._joined(at, entry, (*path, key), [side.at(key) for side in sides], held, below)
-        return _Written((at,), PersistentMap(keys))
-
-    def _folded(
-        self, entry: LogEntry, sides: list[_Written], values: list[Any], value: Any, earlier: list[_Written]
-    ) -> _Written:
-        """The writers of a joined value: those of the branches that hold it, or of all if it was folded."""
-        holding = [side for side, held in zip(sides, values, strict=True) if same(held, value)]
-        if not holding and (self._field,) in entry.winners:
-            return _Written((entry.winners[self._field,],))
-        base = earlier[merge_base(self._log, entry.parents)[0]]
-        changed = list({id(side): side for side in holding or sides if side is not base}.values())
-        return base if not changed else changed[0] if len(changed) == 1 else _Written((), None, tuple(changed))
-
-
-def _updated(old: _Written, update: Any, before: Any, value: Any, at: int) -> _Written:
-    """The writers after an update: by key where it was merged into a mapping."""
-    merges = isinstance(update, Mapping) and isinstance(before, FrozenDict) and isinstance(value, FrozenDict)
-    if not merges or isinstance(update, Replace):
-        return _Written((at,))
-    keys = old.keys
-    if keys is None:
-        keys = PersistentMap({key: _Written(old.writers) for key in before})
-    for key, part in update.items():
-        after = value.raw(key, DELETE)
-        if after is DELETE:
-            keys = keys.discard(key)
-        else:
-            keys = keys.set(key, _updated(keys.get(key, NOT_WRITTEN), part, before.raw(key, DELETE), after, at))
-    return _Written((at,), keys)

@@ -36,8 +36,9 @@ from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
 from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
-from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
+from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.run_state import FailedBranch
+from dspyer.scheduler.writers import Writers
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
@@ -124,6 +125,7 @@ class Run:
         )
         self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
         self._read_sources: ReadSources | None = None
+        self._writers: Writers | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @staticmethod
@@ -323,8 +325,9 @@ class Run:
             'rate'
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        head = [self._head]
-        writer = last_writer(self._entries, ancestry(self._entries, head), head, keys, value_at(self.state, keys))
+        if self._writers is None:
+            self._writers = Writers(self._entries)
+        writer = self._writers.at(self._head).under(*keys).writer
         if writer is not None:
             return self._entries[writer].commit
         known = ", ".join(self.state)

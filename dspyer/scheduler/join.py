@@ -37,10 +37,10 @@ from dspyer.scheduler.lineage import (
     ReachableCommit,
     existing_prefix,
     joined_counts,
-    last_writer,
     merge_base,
     value_at,
 )
+from dspyer.scheduler.writers import Writers
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
@@ -136,6 +136,8 @@ class Join:
         """Merges branches, given the log index of each head and its state, in path order."""
         base, commits = merge_base(self.log, heads)
         self.base = self.log[base]
+        self.base_index = base
+        self.writers: dict[int, Writers] = {}  # who has written what since then; see `_writers_apart`
         self.heads = heads
         self.commits = commits  # those after the base, in lineage order
         self.crossed = False  # whether a commit after the base is in several branches
@@ -459,8 +461,7 @@ class Join:
             ours = self.winners.get(path)
             if ours is None or not same(self.resolved[path], left):
                 ours = self._left_writer(bit, path, left)
-            added = [item.log_index for item in self.added[bit]]
-            theirs = last_writer(self.log, added, self.heads[bit : bit + 1], path, right)
+            theirs = self._writers_apart((1 << bit) - 1).last([self.heads[bit]], path, right)
             return (
                 left_last.log_index if ours is None else ours,
                 right_writes[-1].log_index if theirs is None else theirs,
@@ -470,17 +471,22 @@ class Join:
 
     def _left_writer(self, bit: int, path: KeyPath, left: Any) -> int | None:
         """The commit that wrote the value that the branches before `bit` hold at a path; None if it is not known."""
-        # Without crossings the writer is a commit of one branch alone: the last branch that holds the value. So one
-        # branch is searched instead of all of them.
+        # Without crossings the writer is a commit of one branch alone: the last branch that holds the value.
+        writers = self._writers_apart(1 << bit)
         for other in () if self.crossed else reversed(range(bit)):
             if same(value_at(self.log[self.heads[other]].state, path), left):
-                added = [item.log_index for item in self.added[other]]
-                writer = last_writer(self.log, added, [self.heads[other]], path, left)
+                writer = writers.last([self.heads[other]], path, left)
                 if writer is not None:
                     return writer
-        before = (1 << bit) - 1
-        ours = [item.log_index for item in self.commits if item.mask & before and not item.mask >> bit & 1]
-        return last_writer(self.log, ours, self.heads[:bit], path, left)
+        return writers.last(self.heads[:bit], path, left)
+
+    def _writers_apart(self, mask: int) -> Writers:
+        """Who has written what since the base, in commits that no branch of a mask contains."""
+        mask = mask if self.crossed else 0  # without crossings, a branch has none of the commits of another one
+        if mask not in self.writers:
+            shared = [item.log_index for item in self.commits if item.mask & mask]
+            self.writers[mask] = Writers(self.log, [self.base_index, *shared])
+        return self.writers[mask]
 
     def _credited(self, item: ReachableCommit, path: KeyPath) -> int:
         """The commit that a path of `item` is credited to: `item` itself, or if it is a join, the winner there."""
@@ -504,8 +510,7 @@ class Join:
                 winner = self._credited([item for item in self.commits if self._sets_key(item, path)][-1], path)
             else:
                 holders = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
-                commits = [item.log_index for item in self.commits]
-                writer = last_writer(self.log, commits, holders, path, final)
+                writer = self._writers_apart(0).last(holders, path, final)
                 winner = self.index if writer is None else writer
                 at = existing_prefix(state, path)
             del self.winners[path]

@@ -1,4 +1,4 @@
-"""The log as a graph of commits: what a branch contains, where branches parted, who wrote a value.
+"""The log as a graph of commits: what a branch contains, and where branches parted.
 
 The rule is git's. A branch is its last commit, the head. Its lineage is that commit and all commits that it descends
 from: the branch *contains* them. The changes that branches bring to a join are the commits after their merge base.
@@ -10,9 +10,9 @@ all heads have reached, so the base lies on every path of the lineage and there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import BranchPath, Commit, MergedConflict
@@ -20,7 +20,6 @@ from dspyer.ids import Address
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap
 from dspyer.values.refusals import KeyPath
@@ -124,6 +123,33 @@ def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = Non
     return ordered
 
 
+def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
+    """The commits that at least one of `heads` contains and at least one does not, in lineage order."""
+    all_heads = (1 << len(heads)) - 1
+    masks: dict[int, int] = {}
+    for bit, head in enumerate(heads):
+        masks[head] = masks.get(head, 0) | 1 << bit
+    heap = [-head for head in masks]  # highest index first: a commit is at a higher index than its parents
+    heapify(heap)
+    partial = sum([mask != all_heads for mask in masks.values()])  # commits in the heap that some head does not contain
+    found: dict[int, int] = {}
+    while partial:
+        index = -heappop(heap)
+        mask = masks[index]
+        if mask != all_heads:
+            partial -= 1
+            found[index] = mask
+        for parent in log[index].parents:
+            before = masks.get(parent)
+            if before is None:
+                heappush(heap, -parent)
+                partial += mask != all_heads
+            else:
+                partial -= before != all_heads and before | mask == all_heads
+            masks[parent] = (before or 0) | mask
+    return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
+
+
 # --- paths
 
 
@@ -166,50 +192,6 @@ def existing_prefix(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
             return path[:depth]
         value = value.raw(key, DELETE)
     return path
-
-
-# --- who wrote a value
-
-
-def last_writer(log: Log, commits: Iterable[int], heads: Iterable[int], path: KeyPath, value: Any) -> int | None:
-    """The commit that last wrote at, in or above a path; None if none of `commits` did.
-
-    `commits` are given in lineage order, `value` is what the branches at `heads` hold at the path. Where branches
-    joined, those count that hold the joined value: one that wrote a value and later put the old one back has changed
-    nothing. A value that a conflict decided is credited to the commit that won.
-    """
-    last = _last_write(log, writes_until(log, commits, path), heads, path, value)
-    return None if last is None else last[1]
-
-
-def writes_until(log: Log, commits: Iterable[int], path: KeyPath) -> dict[int, tuple[int, int]]:
-    """For each of `commits` until which the path was written, the last write: its position in their order, its writer.
-
-    Commits are given and returned by log index.
-    """
-    found: dict[int, tuple[int, int]] = {}
-    for order, index in enumerate(commits):
-        entry = log[index]
-        value = value_at(entry.state, path)
-        last: tuple[int, int] | None = (order, index)
-        if not touches(entry.commit.patch, path):
-            last = _last_write(log, found, entry.parents, path, value)
-        elif len(entry.parents) > 1:
-            known = [path[:length] for length in range(len(path), 0, -1) if path[:length] in entry.winners]
-            winner = entry.winners[known[0]] if known else index
-            kept = winner == index or same(value_at(log[winner].state, path), value)
-            last = (order, winner) if kept else _last_write(log, found, entry.parents, path, value) or last
-        if last is not None:
-            found[index] = last
-    return found
-
-
-def _last_write(
-    log: Log, writes: Mapping[int, tuple[int, int]], heads: Iterable[int], path: KeyPath, value: Any
-) -> tuple[int, int] | None:
-    wrote = [index for index in heads if index in writes]
-    hold = [index for index in wrote if len(wrote) == 1 or same(value_at(log[index].state, path), value)]
-    return max([writes[index] for index in hold or wrote], default=None)
 
 
 # --- counts of a lineage

@@ -27,7 +27,7 @@ from dspyer.ids import Address
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
 from dspyer.reducers import Reducer, Updates
-from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base
+from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base, unshared_commits
 from dspyer.scheduler.topology import START
 from dspyer.schema.fields import Field
 from dspyer.state import ImmutableState
@@ -512,33 +512,6 @@ def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -
     near = range(found[0], found[-1] + 1)  # ancestors below the first visit cannot contain another one
     contained = {index for visit in found for index in ancestry(log, log[visit].parents, near)}
     return [index for index in found if index not in contained]
-
-
-def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
-    """The commits that at least one of `heads` contains and at least one does not, in lineage order."""
-    all_heads = (1 << len(heads)) - 1
-    masks: dict[int, int] = {}
-    for bit, head in enumerate(heads):
-        masks[head] = masks.get(head, 0) | 1 << bit
-    heap = [-head for head in masks]  # highest index first: a commit is at a higher index than its parents
-    heapify(heap)
-    partial = sum([mask != all_heads for mask in masks.values()])  # commits in the heap that some head does not contain
-    found: dict[int, int] = {}
-    while partial:
-        index = -heappop(heap)
-        mask = masks[index]
-        if mask != all_heads:
-            partial -= 1
-            found[index] = mask
-        for parent in log[index].parents:
-            before = masks.get(parent)
-            if before is None:
-                heappush(heap, -parent)
-                partial += mask != all_heads
-            else:
-                partial -= before != all_heads and before | mask == all_heads
-            masks[parent] = (before or 0) | mask
-    return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
 
 
 class UnseenParts(NamedTuple):

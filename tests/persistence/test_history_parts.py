@@ -50,7 +50,7 @@ class NoPages:
 
     def none(self, *_: Any) -> None: ...
 
-    blame = writers = at = none
+    writers = entry = none
 
 
 def reader_of_all(thread: Any) -> Any:
@@ -381,9 +381,9 @@ def test_writers_are_those_of_the_whole_history(seed: int, monkeypatch: pytest.M
     there = Archive(store).thread("t")
     pages, whole = there._thread_reader.pages, reader_of_all(there)
     for commit in random.Random(seed).sample(thread.history(), 25):
-        found = pages.writers(commit.id)
+        expected = {(field,): one.id for field, one in whole.writers(commit.id).items()}
+        found = pages.writers(list(expected), commit.id)
         assert found is not None  # the whole history was not read
-        expected = {field: one.id for field, one in whole.writers(commit.id).items()}
         assert {field: one.id for field, one in found.items()} == expected, commit.id
 
 
