@@ -10,7 +10,7 @@ all heads have reached, so the base lies on every path of the lineage and there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
