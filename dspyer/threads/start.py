@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, full_id, id_prefix, label_of
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
@@ -148,7 +149,7 @@ class RunStarter:
     ) -> None:
         self.graph = graph
         self.reader = reader
-        self.store = reader.store
+        self.store = reader.store if isinstance(reader.store, CheckedStore) else CheckedStore(reader.store)
         self.thread = thread
         self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader)
         self._list_commits = list_commits
