@@ -15,7 +15,7 @@ from typing import Any
 
 from dspyer.errors import brief, error_text
 from dspyer.failure import Failure
-from dspyer.ids import id_prefix
+from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import Record, Update, encode, fast
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.types import register_value_type
@@ -301,7 +301,7 @@ _PLACE = ("scope", "at", "node", "branch", "execution")
 
 
 def stamped(event: Event, scope: tuple[str, ...], at: float) -> Event:
-    """Return an event with its scope and time, unless it has them. It is changed in place: nobody has seen it yet.
+    """Return an event with its scope and time, unless it has them. It is changed in place: no reader has it yet.
 
     A copy would take longer than the rest of publishing it. An event that a user has made is a copy already.
     """
@@ -355,9 +355,9 @@ def path_of_event(event: Event) -> tuple[str, ...]:
     execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
     if not execution:
         return event.scope
-    around = "".join(f"{name}/" for name in event.scope)
     # `call.execution` has the executions around it in front; the events of this module have their own id alone.
-    return (*event.scope, execution.removeprefix(around)) if event.scope else tuple(execution.split("/"))
+    found = Address.parse(execution)
+    return found.inside if found.scope else (*event.scope, found.own)
 
 
 # --- events: a run, its nodes, forks and joins
