@@ -12,7 +12,7 @@ from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, active_at_e
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.persistence.reader import RunRows
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.rows import COMMITS, CommitRow, RowKind
 from dspyer.scheduler.run_state import outermost_execution, path_of_id, path_text
 
 _ALL_KNOWN = ("completed", "failed", "interrupted")
@@ -181,10 +181,10 @@ def _maps(
     nodes = {commit.id: commit.node for commit in commits} | {one.execution: one.node for one in failed}
     completed, lost = Counter[str](), Counter[str]()
     for row in stored.rows:
-        if row.kind == RowKind.ITEM and "/" not in str(row.header[0]):
-            completed[_node_of(outermost_execution(str(row.header[0])), nodes, active)] += 1
+        if row.kind == RowKind.ITEM and "/" not in str(row.header.get("execution")):
+            completed[_node_of(outermost_execution(str(row.header.get("execution"))), nodes, active)] += 1
         elif row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             if header.items is not None and not header.scope:
                 lost[header.node] += len(header.items.failed)
     return [MapCount(node, count, lost[node]) for node, count in completed.items()]

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from dspyer.events import Commit, MergedConflict
 from dspyer.persistence.history import PRUNED
 from dspyer.persistence.reader import (
-    INDEX_OF_ITEMS,
     FoldedRun,
     HistoryReader,
     RunAncestry,
@@ -38,8 +37,9 @@ from dspyer.persistence.recovery import (
 )
 from dspyer.persistence.rows import (
     COMMITS,
-    CommitHeader,
+    CommitRow,
     MapCommitContent,
+    OpenRow,
     RowKind,
     first_version,
     read_commit_content,
@@ -192,7 +192,7 @@ def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
     runs = [
         point.run
         for index, (row, point) in enumerate(zip(run_rows.rows, run_rows.points, strict=True))
-        if not index or (row.kind in COMMITS and not CommitHeader.parse(row.header).scope)
+        if not index or (row.kind in COMMITS and not CommitRow.of(row).scope)
     ]
     if len(runs) > len(folded.entries):
         # Of the open row and the first commit, which are one commit, the former names the part: a resume or a rerun of
@@ -221,13 +221,13 @@ def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
         if at == root:
             return f"{run.header.get('label', run.id)}/{PRUNED}"
         for run, row in newest_rows(store, at):
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and header.settled and not header.scope:
                 is_first = row.kind == RowKind.COMMIT and not header.step and run.header.get("continues")
                 # The part of the open row names the first commit, as in `_global_ids`.
                 part = load_run(store, read_run(store, at).points[0].run) if is_first else run
                 return f"{part.header.get('label', part.id)}/{header.id}"
-        if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
+        if row is not None and row.kind == RowKind.OPEN and OpenRow.of(row).node != START:
             return f"{run.header.get('label', run.id)}/trunk:0"  # a manual commit whose run was not resumed yet
         if not run.parents:
             return ""
@@ -323,7 +323,7 @@ def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) ->
     low, high = min(wanted - 1, last), last
     best = latest_snapshot(reader.store, Point(run, low), reader.decode)
     near = reader.store.rows(run, wanted + 1, wanted + 1)
-    header = CommitHeader.parse(near[0].header) if near and near[0].kind in COMMITS else None
+    header = CommitRow.of(near[0]) if near and near[0].kind in COMMITS else None
     if header is not None and not header.scope and header.step == wanted:
         return best
     while high - low > EVERY:
@@ -346,7 +346,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapsh
     while first <= last:
         for row in store.rows(begin.run, first, min(first + count - 1, last)):
             rows.append(row)
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and not header.scope:
                 commits -= 1
                 if header.settled and commits <= 0:
@@ -396,7 +396,7 @@ class FieldWalk:
             for _, row in newest_rows(store, at):
                 if row.kind == RowKind.OPEN:  # its patch is that of the first commit of the run
                     yield from self._written(first, row)
-                elif row.kind in COMMITS and not (len(row.header) > _LONG and CommitHeader.parse(row.header).scope):
+                elif row.kind in COMMITS and not ("scope" in row.header and CommitRow.of(row).scope):
                     if joined and _is_settled(row):
                         found = self._only_writers(joined)
                         if found is None:
@@ -453,13 +453,13 @@ class FieldWalk:
         content, items = row.content, None
         if content is None:
             return set()
-        if len(row.header) > INDEX_OF_ITEMS:  # the results of a map are in rows of their own
-            items = CommitHeader.parse(row.header).items
+        if "items" in row.header:  # the results of a map are in rows of their own
+            items = CommitRow.of(row).items
         of_map = set() if items is None else self._wanted & {items.field}
         # Most rows have none of the fields: their JSON is not parsed then.
         if content.original is None and not isinstance(content, MapCommitContent):
             data = content.data
-            if data[:1] == b"[" and not any(mark in data for mark in self._marks):
+            if data[:1] == b"{" and not any(mark in data for mark in self._marks):
                 return of_map
         patch = read_commit_content(content, self._reader.fetch, self._reader.decode).patch or {}
         return of_map | (self._wanted & patch.keys())
@@ -474,19 +474,13 @@ def _is_plain(row: Row) -> bool:
     """Whether a commit continues the one before it, and no other branch is there."""
     if row.kind not in (RowKind.COMMIT, RowKind.UPDATE):
         return False
-    if row.kind == RowKind.COMMIT and len(row.header) == _LONG and isinstance(row.header[0], int):
-        return True
-    header = CommitHeader.parse(row.header)
+    header = CommitRow.of(row)
     return header.settled and header.parents is None and not header.branch
 
 
 def _is_settled(row: Row) -> bool:
     """Whether no other branch was active after a commit: then all later ones descend from it."""
-    return CommitHeader.parse(row.header).settled
-
-
-_LONG = 6
-"""The length of the header of a commit that is on the trunk, settled, and follows the one before it."""
+    return CommitRow.of(row).settled
 
 
 class LinearHistory:

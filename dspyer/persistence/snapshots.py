@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.rows import Decode
+from dspyer.persistence.row_codec import Decode
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Snapshot, Store
 from dspyer.stores.content import (

@@ -31,7 +31,7 @@ from dspyer.persistence.history_parts import (
 from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind
 from dspyer.persistence.snapshots import EVERY, latest_snapshot, state_digest
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
@@ -240,7 +240,7 @@ class ThreadReader:
             index = of_run.log_indexes[snapshot.commit_index] if snapshot.commit_index >= 0 else of_run.trunk_index
             if index is not None and history.log[index].state != snapshot.state:
                 yield index, "in its snapshot (thread.resume() and thread.run() continue from that one)"
-        digests = {end.header[1] for end in run.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
+        digests = {EndRow.of(end).digest for end in run.rows if end.kind == RowKind.END} - {None}
         if of_run.trunk_index is not None and digests and digests != {state_digest(history.state(of_run.trunk_index))}:
             yield of_run.trunk_index, "that its run ended with"
 
@@ -380,7 +380,7 @@ class CommitIndexes:
         """The index of a commit in rows up to `last`; None if there is none."""
         for row in store.rows(self.run, self._next, last) if self._next <= last else ():
             self._next = row.seq + 1
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and not header.scope:
                 self._indexes.setdefault(header.id, len(self._rows))
                 self._rows.append(row.seq)
@@ -465,7 +465,7 @@ class PageReader:
         store, run, last = self._reader.store, span.run.id, span.at.seq
         # In a run that has neither forked nor written other rows, step, index and row number of a commit are the same.
         for row in store.rows(run, step, min(step + 1, last)):
-            head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            head = CommitRow.of(row) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == step and not head.branch:
                 return step
         with self._lock:

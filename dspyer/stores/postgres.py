@@ -272,7 +272,7 @@ def encode_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[by
 
 
 def decode_row(seq: int, kind: str, head: bytes, data: bytes | None, refs: list[str] | None) -> Row:
-    return Row(seq, kind, tuple(decode_json(head)), decode_content(data, refs or ()))
+    return Row(seq, kind, decode_json(head), decode_content(data, refs or ()))
 
 
 def decode_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRow:

@@ -90,7 +90,7 @@ def _listed(
     ends: dict[str, list[Row]] = {}
     runs = list({columns[0] for columns in found})
     for run, seq, head, data, refs in connection.execute(statement(_ENDS), [runs], binary=True) if runs else ():
-        row = Row(seq, END, tuple(decode_json(head)), decode_content(data, refs or ()))
+        row = Row(seq, END, decode_json(head), decode_content(data, refs or ()))
         ends.setdefault(run, []).append(row)
     listed = []
     for run_id, own_thread, parents, header, started, ended, last_seq, name, *of_thread in found:

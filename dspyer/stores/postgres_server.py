@@ -266,7 +266,7 @@ MAX_SEQ = 2**63 - 1
 
 def ending_column(kind: str, head: bytes) -> bytes | None:
     """How a run ended, by its last row of the kind END or RESUME, as a column; None if it has not ended."""
-    return (encode_text(ending_of(Row(0, kind, tuple(decode_json(head))))) or None) if kind == END else None
+    return (encode_text(ending_of(Row(0, kind, decode_json(head)))) or None) if kind == END else None
 
 
 def graph_column(run: RunRow) -> bytes | None:

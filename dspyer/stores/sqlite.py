@@ -462,7 +462,7 @@ def read_rows(connection: sqlite3.Connection, run: str, first: int, last: int | 
         Row(
             row_id & MASK,
             kind or COMMON_KIND,
-            tuple(decode_json(header)) if header else (),
+            decode_json(header) if header else {},
             decode_content(data, unpack_refs(refs)),
         )
         for row_id, kind, header, data, refs in found

@@ -83,7 +83,7 @@ def _listed(connection: sqlite3.Connection, columns: tuple[Any, ...], is_last: b
         last = head_seq
         ended = ending_in(connection, key, last)
     ends = [
-        Row(row_id & MASK, END, tuple(decode_json(head)) if head else (), decode_content(data, unpack_refs(refs)))
+        Row(row_id & MASK, END, decode_json(head) if head else {}, decode_content(data, unpack_refs(refs)))
         for row_id, head, data, refs in connection.execute(_ENDS, (key << SHIFT, (key << SHIFT) + max(last, 0)))
     ]
     return ListedRun(thread, run, started, "" if ended is None else decode_text(ended), last, tuple(ends))

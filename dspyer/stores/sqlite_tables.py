@@ -57,7 +57,7 @@ _LAST_MARK = f"""
 def ending_in(connection: sqlite3.Connection, key: int, last: int = MASK) -> bytes | None:
     """How a run ended, by its rows up to `last`; None if it has not ended."""
     kind, head = connection.execute(_LAST_MARK, (key << SHIFT, (key << SHIFT) + last)).fetchone() or (RESUME, None)
-    return None if kind == RESUME or head is None else ending_column(Row(0, kind, tuple(decode_json(head))))
+    return None if kind == RESUME or head is None else ending_column(Row(0, kind, decode_json(head)))
 
 
 def ending_column(row: Row) -> bytes | None:

@@ -224,7 +224,9 @@ def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: 
     ):
         header = {"started": time.time() - ago, "worker": mark}
         store = Memory()
-        store.write(Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", ("START",))]))
+        store.write(
+            Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", {"node": "START"})])
+        )
         assert facts(Archive(store)) == [("t", status)], (place, mark, ago)
 
 
@@ -345,8 +347,8 @@ def damage(path: Path, statement: str) -> None:
 A = "SELECT key FROM run WHERE thread = 'a'"
 DAMAGES = {
     "content": "UPDATE entry SET content = 'no JSON' WHERE id = (SELECT key << 32 | 2 FROM run WHERE thread = 'a')",
-    "header": "UPDATE entry SET head = '[1]' WHERE id = (SELECT key << 32 | 2 FROM run WHERE thread = 'a')",
-    "end": f"UPDATE entry SET head = '[null]' WHERE kind = 'end' AND id >> 32 = ({A})",
+    "header": "UPDATE entry SET head = '{\"id\":1}' WHERE id = (SELECT key << 32 | 2 FROM run WHERE thread = 'a')",
+    "end": f"UPDATE entry SET head = '{{}}' WHERE kind = 'end' AND id >> 32 = ({A})",
     "rows": "DELETE FROM entry WHERE id >> 32 = (SELECT key FROM run WHERE thread = 'a')",
     "circle": "UPDATE run SET parents = '[[\"' || lower(hex(id)) || '\",2]]' WHERE thread = 'a'",
 }

@@ -49,31 +49,21 @@ def _rows_up_to(store: Store, at: Point) -> list[Row]:
     return [*[row for place, row in enumerate(before) if place not in gone], *rows]
 
 
-SCOPE = 9
-"""The place of the executions around a commit in the header of its row, where there are some."""
-
-
 def finished(store: Store, thread: str) -> set[str]:
     """The executions whose results are in the store, of the last run of a thread."""
     found: set[str] = set()
     for row in rows_of(store, thread):
         if row.kind in ("commit", "join"):
-            name = row.header[0]  # a number on the trunk
-            scope = row.header[SCOPE] if len(row.header) > SCOPE else ()
-            found.add("/".join((*scope, f"trunk:{name}" if isinstance(name, int) else name)))
+            found.add("/".join((*row.header.get("scope", ()), row.header["id"])))
         elif row.kind == "item":
-            found.add(str(row.header[0]))
+            found.add(row.header["execution"])
     return found
-
-
-RESOLUTIONS = 3
-"""The place of what policies have decided in the content of a join, where it has more than a patch."""
 
 
 def decided(store: Store, thread: str) -> int:
     """How many conflicts were decided by a policy in what is in the store."""
     joins = [json.loads(row.content.data) for row in rows_of(store, thread) if row.kind == "join" and row.content]
-    return sum(len(content[RESOLUTIONS]) for content in joins if len(content) > RESOLUTIONS)
+    return sum(len(content.get("resolutions", ())) for content in joins)
 
 
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:

@@ -330,7 +330,7 @@ class WritesAndReturnsFalse(Memory):
 class ListsResumedRunsAsEnded(Memory):
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         found = super().list_runs(query)
-        return [one._replace(status=str(one.ends[-1].header[0])) if one.ends else one for one in found]
+        return [one._replace(status=str(one.ends[-1].header["status"])) if one.ends else one for one in found]
 
 
 class ForgetsWhereAPageEnded(Memory):

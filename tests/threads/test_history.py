@@ -12,6 +12,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
+from dspyer.stores.content import Content
 from tests.persistence.kinds import INPUTS, KINDS
 
 
@@ -132,11 +133,11 @@ class Altered(Memory):
         found = super().rows(run, first, last)
         if not self.alter:
             return found
-        written = [row.content.value(self.blobs) for row in found if row.kind == "commit" and row.content]
-        changed = [w._replace(patch={"answer": "forged"}) if w.patch and "answer" in w.patch else w for w in written]
-        rest = iter(changed)
+        forged = Content.stored(b'{"patch":{"answer":"forged"}}')
         return [
-            row._replace(content=type(row.content)(next(rest))) if row.kind == "commit" and row.content else row
+            row._replace(content=forged)
+            if row.kind == "commit" and row.content is not None and b'"answer"' in row.content.data
+            else row
             for row in found
         ]
 
