@@ -29,7 +29,7 @@ from dspyer.persistence.rows import (
     QuestionRow,
     ResumeRow,
     RowKind,
-    TraceRow,
+    StoredTrace,
 )
 from dspyer.stores.base import Row
 from dspyer.stores.content import Fetch
@@ -133,7 +133,7 @@ class ExecutionRecords:
         self.lm_calls: LMCallLog | None = None
         self.used_before: dict[str, Any] = {}
         self.resumes = 0
-        self.trace: TraceRow | None = None
+        self.trace: StoredTrace | None = None
         self.journal: Journal | None = None
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
@@ -162,7 +162,7 @@ class ExecutionRecords:
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if ResumeRow.of(row).attempt else 0
             elif kind == RowKind.TRACE:
-                self.trace = TraceRow.of(row)
+                self.trace = StoredTrace.of(row)
             elif kind == RowKind.ANSWER:
                 given = AnswerRow.read(row, fetch, decode)
                 key = RecordKey(given.execution, given.key)

@@ -473,7 +473,7 @@ class LMCallsRow(Record):
 
 
 @dataclass(slots=True)
-class TraceRow(Record):
+class StoredTrace(Record):
     """The OpenTelemetry trace of a run, which a resume in another process continues. No part of what a run is.
 
     Attributes:
@@ -543,7 +543,7 @@ RECORDS: Mapping[str, type[Record]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
         *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LMCallsRow),
-        *(TraceRow, ResumeRow, EndRow),
+        *(StoredTrace, ResumeRow, EndRow),
     )
 }
 """The classes of the rows, by kind."""

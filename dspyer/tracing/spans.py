@@ -42,7 +42,7 @@ from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
-from dspyer.persistence.rows import TraceRow
+from dspyer.persistence.rows import StoredTrace
 from dspyer.scheduler.run_state import RunState, path_text
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -131,7 +131,7 @@ class _OpenTelemetry:
             self._last = last = (provider, provider.get_tracer("dspyer"))
         return last[1]
 
-    def stored(self, stored: TraceRow) -> Context:
+    def stored(self, stored: StoredTrace) -> Context:
         """A context whose current span is the one that a stored run began with."""
         return self.propagator.extract(stored.carrier, context=self.context.Context())
 
@@ -316,7 +316,7 @@ class RunSpans:
                 self._keep_trace(session)
         return _Current(api, self._context)
 
-    def _links(self, trace: TraceRow | None, around: Any, current: Context) -> tuple[list[Link], bool]:
+    def _links(self, trace: StoredTrace | None, around: Any, current: Context) -> tuple[list[Link], bool]:
         """The links of the run's span, and whether it continues the trace of earlier parts of the run."""
         api, links = self._api, list[Any]()
         caller = api.context.get_value(api.caller_key, current)
@@ -335,7 +335,7 @@ class RunSpans:
         self._api.propagator.inject(carrier, context=self._context)
         if not carrier:
             return
-        row = TraceRow(carrier, int(time.time()), self._thread).row()
+        row = StoredTrace(carrier, int(time.time()), self._thread).row()
         if session.run_start.first_row is None and not len(session.run.log):
             session.run_start = session.run_start._replace(first_row=row)
         else:

@@ -36,7 +36,7 @@ from dspyer.persistence.rows import (
     PostRow,
     QuestionRow,
     ResumeRow,
-    TraceRow,
+    StoredTrace,
 )
 from dspyer.persistence.snapshots import CHUNK, SnapshotContent, SnapshotEncoder, SnapshotState, state_digest
 from dspyer.schema.schema import Schema
@@ -176,7 +176,7 @@ RECORDS: list[Record] = [
     AnswerRow("trunk:1", "before", retracted=True),
     PostRow("trunk:1", (), "a", "notes", 3, "x", (1, 2), 5.25, {"notes": 1}),
     LMCallsRow("trunk:1[0]", "a", [encode_call(USUAL, {})]),
-    TraceRow({"traceparent": "00"}, 5, "t"),
+    StoredTrace({"traceparent": "00"}, 5, "t"),
     ResumeRow(2, ("trunk:1",)),
     EndRow("failed", usage={"lm": {"cost": None}}, ended=5, steps=3, failures=[{"node": "a"}]),
 ]

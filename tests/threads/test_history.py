@@ -12,7 +12,6 @@ from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
-from dspyer.stores.content import Content
 from tests.persistence.kinds import INPUTS, KINDS
 
 
@@ -133,9 +132,8 @@ class Altered(Memory):
         found = super().rows(run, first, last)
         if not self.alter:
             return found
-        forged = Content.stored(b'{"patch":{"answer":"forged"}}')
         return [
-            row._replace(content=forged)
+            row._replace(content=type(row.content).stored(b'{"patch":{"answer":"forged"}}'))
             if row.kind == "commit" and row.content is not None and b'"answer"' in row.content.data
             else row
             for row in found
