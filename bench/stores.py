@@ -25,7 +25,7 @@ MESSAGE = {"role": "user", "content": "A message as people write them, of a leng
 
 
 def change(seq: int, flush: bool = False) -> Change:
-    row = Row(seq, "commit", ("chat", 0, [seq - 1]), Content(freeze({"messages": {"+": [MESSAGE]}})))
+    row = Row(seq, "commit", {"id": f"trunk:{seq}", "node": "chat"}, Content(freeze({"messages": {"+": [MESSAGE]}})))
     return Change("t", 1, head=Point(RUN, seq), rows_of=RUN, rows=(row,), flush=flush)
 
 

@@ -376,8 +376,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="recorded_texts_shown_despite_redact",
         file="dspyer/persistence/lm_call_log.py",
-        old="return without_texts(call) if written is None or self._hidden else written",
-        new="return without_texts(call) if written is None else written",
+        old="return usage_alone(call) if written is None or self._hidden else written",
+        new="return usage_alone(call) if written is None else written",
         loss="with redact= and record_lm_calls='full' run.lm_calls shows prompts and responses",
         tests=("tests/runtime/test_lm_calls.py", "tests/runtime"),
     ),

@@ -14,7 +14,7 @@ from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, outermost_execution, path_of_id, path_text
 from dspyer.persistence.reader import RunRows
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.rows import COMMITS, CommitRow, RowKind
 
 _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
@@ -182,10 +182,10 @@ def _maps(
     nodes = {commit.id: commit.node for commit in commits} | {one.execution: one.node for one in failed}
     completed, lost = Counter[str](), Counter[str]()
     for row in stored.rows:
-        if row.kind == RowKind.ITEM and not Address.parse(str(row.header[0])).scope:
-            completed[_node_of(outermost_execution(str(row.header[0])), nodes, active)] += 1
+        if row.kind == RowKind.ITEM and not Address.parse(str(row.header.get("execution"))).scope:
+            completed[_node_of(outermost_execution(str(row.header.get("execution"))), nodes, active)] += 1
         elif row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             if header.items is not None and not header.scope:
                 lost[header.node] += len(header.items.failed)
     return [MapCount(node, count, lost[node]) for node, count in completed.items()]

@@ -14,7 +14,7 @@ from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
-from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
+from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
@@ -114,13 +114,11 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     listed, status = current_status(store, listed)
     thread, run, started, ending, last, _ = listed
     at = Point(run.id, last)
-    headers: list[EndHeader] = []
-    headers = read(
-        lambda: [EndHeader.parse(row.header) for row in store.rows(run.id, 0, last) if row.kind == END], headers
-    )
+    headers: list[EndRow] = []
+    headers = read(lambda: [EndRow.of(row) for row in store.rows(run.id, 0, last) if row.kind == END], headers)
     if ending and not headers:
         gaps.append(StoreError(f"the store {store.address!r} has no row of the end of run {run.id!r}: was it removed?"))
-    end = headers[-1] if ending and headers else EndHeader(ending)
+    end = headers[-1] if ending and headers else EndRow(ending)
     usage = sum_usage(used for header in headers for used in (header.before, header.usage))
     steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
     questions: tuple[Question, ...] = ()
@@ -136,7 +134,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         status,
         steps,
         datetime.fromtimestamp(started, UTC),
-        None if end.ended is None else datetime.fromtimestamp(end.ended, UTC),
+        None if end.ended is None else datetime.fromtimestamp(end.ended / 1_000, UTC),
         usage,
         total_cost(usage) if ending and headers else None,
         questions,
@@ -190,7 +188,7 @@ def count_steps(store: Store, at: Point) -> int:
     run = read_run(store, at)
     # A manual commit whose run was not resumed has an open row alone.
     return sum(1 for _ in run.own_commits()) or sum(
-        row.kind == RowKind.OPEN and row.header[0] != START for row in run.rows
+        row.kind == RowKind.OPEN and OpenRow.of(row).node != START for row in run.rows
     )
 
 
@@ -198,6 +196,6 @@ def last_time(store: Store, at: Point, started: float) -> float:
     """When the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
         if row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             return header.started / 1_000 + header.duration / 1_000_000
     return started

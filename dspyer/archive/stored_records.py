@@ -14,7 +14,7 @@ from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
-from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
+from dspyer.persistence.rows import PostRow, RowKind, run_label
 from dspyer.record_codec import encode
 
 UNKNOWN = (
@@ -39,16 +39,16 @@ def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None)
     reducers = {} if graph is None else {field.name: field.reducer for field in graph.fields}
     found: dict[int, Posted] = {}
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind != RowKind.POST or row.content is None:
+        if row.kind != RowKind.POST:
             continue
-        header = PostHeader.parse(row.header)
-        if header.scope:
+        post = PostRow.read(row, reader.fetch, reader.decode)
+        if post.scope:
             continue
-        update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
-        name, how = header.execution, reducers.get(header.field) or "replace"
+        update = post.patch[post.field]
+        name, how = post.execution, reducers.get(post.field) or "replace"
         execution = full_id(run.labels.get(point.run, run_label(run.run)), name)
-        size, seq = update_size(update), header.seq
-        found[seq] = Posted(header.field, header.node, path_of_id(name), execution, seq, size, update, how, header.time)
+        size, seq = update_size(update), post.seq
+        found[seq] = Posted(post.field, post.node, path_of_id(name), execution, seq, size, update, how, post.time)
     return [found[seq] for seq in sorted(found)]
 
 

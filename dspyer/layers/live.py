@@ -38,7 +38,7 @@ from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
-from dspyer.persistence.rows import PostHeader, post_row
+from dspyer.persistence.rows import PostRow
 from dspyer.reducers import Updates
 from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
 from dspyer.scheduler.run_state import Branch, Execution, RunState
@@ -188,8 +188,10 @@ class LivePosts(Layer):
             buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
             post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
-                header = PostHeader(execution, run.ids.scope, post.node, field, post.seq, name, post.over, now)
-                run.records.journal.write([post_row(header, update)])
+                row = PostRow(
+                    execution, run.ids.scope, post.node, field, post.seq, name, post.over, now, {field: update}
+                ).row()
+                run.records.journal.write([row])
             update = buffer.add(post)
         reducer = self.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name

@@ -56,7 +56,8 @@ from dspyer.nodes.view_access import (
 )
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.persistence.rows import NewRow, effect_row, item_row
+from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.rows import EffectRow, ItemRow
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import START
@@ -406,7 +407,7 @@ class Attempt:
             )
         try:
             frozen = freeze(result, ("result",))
-            row = effect_row(place, frozen)
+            row = EffectRow(*place, frozen).row()
             if self.host.records.journal is not None and row.content is not None:
                 row.content.data  # noqa: B018 - encodes it now: whether it can be stored is known before the write
         except StateError as error:
@@ -673,7 +674,7 @@ class Attempt:
 
     def item_row(self, frozen: Any) -> NewRow:
         """The row of the result of an item."""
-        row = item_row(self.local_id, frozen)
+        row = ItemRow(self.local_id, frozen).row()
         if row.content is not None:
             row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
         return row

@@ -40,7 +40,7 @@ from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.row_codec import NewRow
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same

@@ -12,26 +12,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
-
-from dspyer.errors import InputError, StateError, brief
+from dspyer.errors import InputError, StateError
 from dspyer.events import Question
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
+from dspyer.persistence.row_codec import Decode, NewRow
 from dspyer.persistence.rows import (
     COMMITS,
-    CommitHeader,
-    Decode,
-    EndHeader,
-    NewRow,
-    PostHeader,
+    RECORDS,
+    AnswerRow,
+    CommitRow,
+    EffectRow,
+    ItemRow,
+    PostRow,
+    QuestionRow,
+    ResumeRow,
     RowKind,
     StoredTrace,
-    answer_row,
-    question_row,
-    read_commit_content,
-    retraction_row,
 )
 from dspyer.stores.base import Row
 from dspyer.stores.content import Fetch
@@ -149,38 +147,42 @@ class ExecutionRecords:
         """Add what the rows of a run have recorded, whatever their kind."""
         self.fetch_and_decode = (fetch, decode)
         for row in rows:
-            kind, content = row.kind, row.content
+            kind = row.kind
             if kind in COMMITS:
-                head = CommitHeader.parse(row.header)
+                head = CommitRow.of(row)
                 self._commits.setdefault(head.scope, []).append(row)
-                self._ended.add("/".join((*head.scope, head.id)))
+                self._ended.add(head.execution)
             elif kind == RowKind.ASK:
-                execution, key, node, branch, run = row.header
-                text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
-                self._add_question(Question(key, text, answer, node, tuple(branch), execution, run))
+                ask = QuestionRow.read(row, fetch)
+                self._add_question(
+                    Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run)
+                )
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.RESUME:
-                self.resumes = self.resumes + 1 if row.header[0] else 0
+                self.resumes = self.resumes + 1 if ResumeRow.of(row).attempt else 0
             elif kind == RowKind.TRACE:
-                self.trace = StoredTrace(*row.header)
-            elif kind == RowKind.ANSWER and content is None:
-                self.answers.pop(RecordKey(*row.header), None)
-            elif content is None:
-                continue
+                self.trace = StoredTrace.of(row)
             elif kind == RowKind.ANSWER:
-                self.answers[RecordKey(*row.header)] = content.value(fetch, decode)
+                given = AnswerRow.read(row, fetch, decode)
+                key = RecordKey(given.execution, given.key)
+                if given.retracted:
+                    self.answers.pop(key, None)
+                else:
+                    self.answers[key] = given.value
             elif kind == RowKind.ONCE:
-                self.effects[RecordKey(*row.header)] = content.value(fetch, decode)
+                effect = EffectRow.read(row, fetch, decode)
+                self.effects[RecordKey(effect.execution, effect.key)] = effect.value
             elif kind == RowKind.ITEM:
-                self.items[row.header[0]] = content.value(fetch, decode)
+                item = ItemRow.read(row, fetch, decode)
+                self.items[item.execution] = item.value
 
     def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
-        if row.content is not None:
-            head = PostHeader.parse(row.header)
-            update = (read_commit_content(row.content, fetch, decode).patch or {})[head.field]
-            post = RecordedPost(head.seq, head.field, head.node, head.execution, head.id, update, head.over)
-            self.posts.setdefault(head.scope, {})[head.seq] = post
+        post = PostRow.read(row, fetch, decode)
+        recorded = RecordedPost(
+            post.seq, post.field, post.node, post.execution, post.id, post.patch[post.field], post.over
+        )
+        self.posts.setdefault(post.scope, {})[post.seq] = recorded
 
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
@@ -236,7 +238,17 @@ class ExecutionRecords:
             return True
         if key not in self.questions:
             self._add_question(question)
-            self._unwritten.append(question_row(question))
+            self._unwritten.append(
+                QuestionRow(
+                    question.execution,
+                    question.key,
+                    question.node,
+                    question.branch,
+                    question.run,
+                    question.text,
+                    question.answer,
+                ).row()
+            )
         given = answer(question)
         if given is MISSING:
             return False
@@ -246,7 +258,7 @@ class ExecutionRecords:
                 "it with None or True"
             )
         self.answers[key] = frozen = freeze(given, ("answer",))
-        self._unwritten.append(answer_row(key, frozen))
+        self._unwritten.append(AnswerRow(*key, frozen).row())
         return True
 
     def _add_question(self, question: Question) -> None:
@@ -256,7 +268,7 @@ class ExecutionRecords:
     def retract_answer(self, key: RecordKey) -> None:
         """Remove an answer that does not fit its question: the question is open again."""
         if self.answers.pop(key, MISSING) is not MISSING:
-            self._unwritten.append(retraction_row(key))
+            self._unwritten.append(AnswerRow(*key, retracted=True).row())
 
     def end_questions(self, execution: str) -> None:
         """Close the questions inside of an execution that commits: nothing waits for an answer any more.
@@ -310,18 +322,11 @@ def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
     return {}
 
 
-_HEADERS = {header: TypeAdapter(header) for header in (CommitHeader, EndHeader)}
-
-
 def check_row(row: Row, fetch: Fetch, decode: Decode) -> None:
     """Read all of a row; raises what that raises, or `StateError`, for one that no run has written."""
-    numbered = row.kind in (*COMMITS, RowKind.RESUME, RowKind.TRACE)  # the headers of others begin with a text
-    if row.kind not in vars(RowKind).values() or not (numbered or isinstance(next(iter(row.header), None), str)):
-        raise StateError(f"this dspyer writes no row of kind {row.kind!r} with the header {brief(list(row.header))}")
-    if row.kind in (RowKind.END, *COMMITS):
-        header: type[CommitHeader | EndHeader] = EndHeader if row.kind == RowKind.END else CommitHeader
-        _HEADERS[header].validate_python(header.parse(row.header), strict=True)
-    if row.kind in (RowKind.OPEN, *COMMITS):
-        read_commit_content(row.content, fetch, decode)
+    record = RECORDS.get(row.kind)
+    if record is None:
+        raise StateError(f"this dspyer writes no row of kind {row.kind!r}")
+    record.read(row, fetch, decode)
     ExecutionRecords().read([row], fetch, decode)
     calls_in(row, fetch)

@@ -15,7 +15,7 @@ from dspyer.events import Commit
 from dspyer.ids import Address, full_id, is_within
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitRow, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
@@ -163,14 +163,14 @@ class History:
                 self.log.append(self._in_log(entry, name, row, heads, indexes))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.settled.append(row.kind not in COMMITS or CommitHeader.parse(row.header).settled)
+                self.settled.append(row.kind not in COMMITS or CommitRow.of(row).settled)
                 self._index_of[point] = index
             elif entry.commit.route != self.log[index].commit.route:
                 # A manual commit that was read before its run was resumed: its route was not known then.
                 known, now = self.log[index], entry.commit
                 found = changed(known.commit, route=now.route, reason=now.reason)
                 self.log[index] = known._replace(commit=found, sends=entry.sends)
-                self.settled[index] = row.kind not in COMMITS or CommitHeader.parse(row.header).settled
+                self.settled[index] = row.kind not in COMMITS or CommitRow.of(row).settled
             indexes.append(index)
         trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
         fingerprints = frozenset(run_rows.fingerprints.values())
@@ -205,7 +205,7 @@ class History:
 
 def _own_rows(run_rows: RunRows) -> Iterator[tuple[Row, Point]]:
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope:
+        if row.kind in COMMITS and not CommitRow.of(row).scope:
             yield row, point
 
 
@@ -228,13 +228,13 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
     """
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
-        header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+        header = CommitRow.of(row) if row.kind in COMMITS else None
         if header is None or len(header.scope) != len(scope) or not all(map(is_within, header.scope, scope)):
             continue
         siblings = commits.setdefault(header.scope, [])
         before = (len(siblings) - 1,) if siblings else ()
         parents = before if header.parents is None else header.parents
-        name = full_id(run_rows.labels.get(point.run, point.run), *header.scope, header.id)
+        name = full_id(run_rows.labels.get(point.run, point.run), header.execution)
         content = read_commit_content(row.content, reader.fetch, reader.decode)
         siblings.append(changed(reader.commit(header, content, [siblings[parent].id for parent in parents]), id=name))
     return [

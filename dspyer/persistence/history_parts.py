@@ -38,8 +38,9 @@ from dspyer.persistence.recovery import (
 )
 from dspyer.persistence.rows import (
     COMMITS,
-    CommitHeader,
+    CommitRow,
     MapCommitContent,
+    OpenRow,
     RowKind,
     first_version,
     read_commit_content,
@@ -195,7 +196,7 @@ def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
     runs = [
         point.run
         for index, (row, point) in enumerate(zip(run_rows.rows, run_rows.points, strict=True))
-        if not index or (row.kind in COMMITS and not CommitHeader.parse(row.header).scope)
+        if not index or (row.kind in COMMITS and not CommitRow.of(row).scope)
     ]
     if len(runs) > len(folded.entries):
         # Of the open row and the first commit, which are one commit, the former names the part: a resume or a rerun of
@@ -214,13 +215,13 @@ def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
         if at == root:
             return full_id(run_label(run), PRUNED)
         for run, row in newest_rows(store, at):
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and header.settled and not header.scope:
                 is_first = row.kind == RowKind.COMMIT and not header.step and run.header.get("continues")
                 # The part of the open row names the first commit, as in `_global_ids`.
                 part = load_run(store, read_run(store, at).points[0].run) if is_first else run
                 return full_id(run_label(part), header.id)
-        if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
+        if row is not None and row.kind == RowKind.OPEN and OpenRow.of(row).node != START:
             return full_id(run_label(run), FIRST)  # a manual commit whose run was not resumed yet
         if not run.parents:
             return ""
@@ -316,7 +317,7 @@ def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) ->
     low, high = min(wanted - 1, last), last
     best = latest_snapshot(reader.store, Point(run, low), reader.decode)
     near = reader.store.rows(run, wanted + 1, wanted + 1)
-    header = CommitHeader.parse(near[0].header) if near and near[0].kind in COMMITS else None
+    header = CommitRow.of(near[0]) if near and near[0].kind in COMMITS else None
     if header is not None and not header.scope and header.step == wanted:
         return best
     while high - low > EVERY:
@@ -339,7 +340,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapsh
     while first <= last:
         for row in store.rows(begin.run, first, min(first + count - 1, last)):
             rows.append(row)
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and not header.scope:
                 commits -= 1
                 if header.settled and commits <= 0:
@@ -370,7 +371,7 @@ def writing_block(reader: HistoryReader, at: Point, fields: Collection[Any], roo
             return None
         for _, row in newest_rows(reader.store, at):
             if row.kind in COMMITS and not run.header.get("continues"):  # such a run is read whole
-                header = CommitHeader.parse(row.header)
+                header = CommitRow.of(row)
                 settled = Point(run.id, row.seq) if header.settled and not header.scope else settled
             if _may_write(reader, row, fields, marks):
                 block = Block(reader, *segments_before(reader, settled), root)
@@ -386,12 +387,12 @@ def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: 
     content = row.content
     if row.kind not in (*COMMITS, RowKind.OPEN):
         return False
-    items = CommitHeader.parse(row.header).items if row.kind in COMMITS else None
+    items = CommitRow.of(row).items if row.kind in COMMITS and "items" in row.header else None
     if items is not None and items.field in fields:  # the results of a map are in rows of their own
         return True
     if content is None:
         return False
-    if content.original is None and not isinstance(content, MapCommitContent) and content.data[:1] in b"[{":
+    if content.original is None and not isinstance(content, MapCommitContent) and content.data[:1] == b"{":
         return any(mark in content.data for mark in marks)
     patch = read_commit_content(content, reader.fetch, reader.decode).patch or {}
     return any(field in patch for field in fields)

@@ -23,8 +23,9 @@ from typing import Literal, get_args
 
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
+from dspyer.persistence.row_codec import NewRow
 from dspyer.persistence.row_digest import RowDigest
-from dspyer.persistence.rows import NewRow, RowKind
+from dspyer.persistence.rows import EndRow, RowKind
 from dspyer.persistence.snapshots import SinceSnapshot, SnapshotContent, SnapshotState
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.worker_threads import run_in_thread
@@ -289,7 +290,7 @@ class Journal:
             (last,) = self.store.rows(self.run, head.seq, head.seq)
         except DspyerError:
             return False  # the run has failed already, and raises that error
-        return last.kind == RowKind.END and last.header[0] == "stopped"
+        return last.kind == RowKind.END and EndRow.of(last).status == "stopped"
 
     def release(self) -> None:
         """Release the thread. A failure is only logged: another error is being raised already, and the lease ends."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal, get_args
 
 from dspyer.errors import LMCallError, brief, with_article
 from dspyer.events import LMCall
-from dspyer.persistence.lm_calls import NO_CALLS, PackedCalls, is_within, lm_call_row, pack_call
-from dspyer.persistence.rows import TIME_ORIGIN, NewRow
+from dspyer.persistence.lm_calls import StoredCall, encode_call, is_within, usage_alone
+from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.rows import LMCallsRow
 
 Choose = Callable[[LMCall], LMCall | None]
 """Decides what is written of an LM call; None for nothing."""
@@ -39,6 +40,10 @@ def check_recorded(given: Any) -> Recorded | Choose:
     return function
 
 
+StoredCalls = tuple[Sequence[StoredCall], Mapping[str, bytes]]
+"""LM calls on their way to a row, and the long texts in them by id."""
+
+
 class LMCallLog:
     """LM calls on their way to the rows of a run. May be used from several threads.
 
@@ -60,16 +65,15 @@ class LMCallLog:
         """Take a call to be written; return it as the run shows it."""
         written: LMCall | None = call
         if self._choose is not None:
-            usage_alone = without_texts(call)
             try:
                 written = _checked(self._choose(call), call)
             except Exception as error:  # noqa: BLE001 - raised by the next write: DSPy drops what a callback raises
-                written = usage_alone
-                self._failed = self._failed or (usage_alone, error)
+                written = usage_alone(call)
+                self._failed = self._failed or (written, error)
         if written is not None:
             with self._lock:
                 self._waiting.setdefault(written.execution, []).append(written)
-        return without_texts(call) if written is None or self._hidden else written
+        return usage_alone(call) if written is None or self._hidden else written
 
     def take_error(self) -> LMCallError | None:
         """Return, once, the error of a function that has raised, or has returned neither a call nor None."""
@@ -87,15 +91,12 @@ class LMCallLog:
         """Whether calls wait for a row."""
         return bool(self._waiting)
 
-    def packed(self, execution: str, since: int, taken: list[LMCall]) -> PackedCalls:
-        """Take the calls of an execution for its commit, and add them to `taken`.
-
-        The commit began at `since`, milliseconds since the epoch.
-        """
+    def calls_of(self, execution: str, taken: list[LMCall]) -> StoredCalls:
+        """Take the calls of an execution for its commit, and add them to `taken`."""
         with self._lock:
             calls = self._waiting.pop(execution, [])
         taken += calls
-        return self._pack(calls, since) if calls else NO_CALLS
+        return self._encoded(calls)
 
     def rows_inside(self, execution: str, taken: list[LMCall]) -> list[NewRow]:
         """Take the calls that were made inside of an execution and have no row yet: of attempts that failed there."""
@@ -124,23 +125,12 @@ class LMCallLog:
             taken = [(name, self._waiting.pop(name)) for name in names]
             if taken_by is not None:
                 taken_by += [call for _, calls in taken for call in calls]
-        return [lm_call_row(name, calls[0].node, self._pack(calls, TIME_ORIGIN)) for name, calls in taken]
+        found = [(name, calls[0].node, *self._encoded(calls)) for name, calls in taken]
+        return [LMCallsRow(name, node, calls).row(texts) for name, node, calls, texts in found]
 
-    def _pack(self, calls: Iterable[LMCall], since: int) -> PackedCalls:
-        blobs: dict[str, bytes] = {}
-        return PackedCalls(tuple([pack_call(call, blobs, since, self._hidden) for call in calls]), blobs)
-
-
-def without_texts(call: LMCall) -> LMCall:
-    """Return a call without messages, response and the text of an error.
-
-    Example:
-        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 1, 1, 0.0, 0.1, 0.0, failed="ValueError: odd", response="x")
-        >>> without_texts(call).failed, without_texts(call).response
-        ('ValueError', None)
-    """
-    failed = None if call.failed is None else call.failed.partition(":")[0]
-    return replace(call, messages=None, response=None, failed=failed)
+    def _encoded(self, calls: Iterable[LMCall]) -> StoredCalls:
+        texts: dict[str, bytes] = {}
+        return [encode_call(call, texts, self._hidden) for call in calls], texts
 
 
 def _checked(chosen: Any, call: LMCall) -> LMCall | None:
@@ -153,5 +143,5 @@ def _checked(chosen: Any, call: LMCall) -> LMCall | None:
         kind = with_article(type(chosen).__name__)
         raise TypeError(f"it returned {kind}, not an LMCall (such as dataclasses.replace(call, messages=None)) or None")
     kept: LMCall = replace(chosen, execution=call.execution, node=call.node)
-    pack_call(kept, {})
+    encode_call(kept, {})
     return kept

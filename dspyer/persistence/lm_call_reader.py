@@ -13,7 +13,7 @@ from dspyer.ids import Address, outermost_execution
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.lm_usage import LMUsage, add_usage, sum_usage, usage_of_calls
 from dspyer.persistence.reader import RunRows, load_run, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
+from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 
@@ -91,7 +91,7 @@ def _read_calls(store: Store, at: Point, commits: Mapping[str, Commit], found: d
                 if commit is not None:
                     found[commit.id].append(call)
             if row.kind in COMMITS:
-                missing.discard(_execution_of(row))
+                missing.discard(CommitRow.of(row).execution)
             if not missing:
                 break
         first, count = first + count, 2 * count
@@ -136,15 +136,10 @@ def _commit_row(store: Store, last: Point, execution: str) -> Point | None:
     first, count = 0 if load_run(store, last.run).header.get("continues") else max(index, 0), PAGE
     while first <= last.seq:
         for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
-            if row.kind in COMMITS and _execution_of(row) == execution:
+            if row.kind in COMMITS and CommitRow.of(row).execution == execution:
                 return Point(last.run, row.seq)
         first, count = first + count, 2 * count
     return None
-
-
-def _execution_of(row: Row) -> str:
-    header = CommitHeader.parse(row.header)
-    return "/".join((*header.scope, header.id))
 
 
 def _has_failed(store: Store, last: Point, execution: str) -> bool:
@@ -175,7 +170,7 @@ def _usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
     since: list[LMCall] = []  # the calls of a process that has not written its end yet
     for row in rows:
         if row.kind == RowKind.END:
-            add_usage(total, EndHeader.parse(row.header).usage or usage_of_calls(since))
+            add_usage(total, EndRow.of(row).usage or usage_of_calls(since))
             since = []
         elif row.kind == RowKind.RESUME:
             add_usage(total, usage_of_calls(since))

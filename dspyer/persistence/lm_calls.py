@@ -10,216 +10,164 @@ for: the content names them in another form than `Content.value` looks for.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from dspyer.errors import StoreError, brief
 from dspyer.events import LMCall
 from dspyer.ids import path_of_id
 from dspyer.persistence.reader import newest_rows
-from dspyer.persistence.rows import (
-    COMMITS,
-    LM_CALLS_INDEX,
-    NO_BLOBS,
-    TIME_ORIGIN,
-    CommitContent,
-    CommitHeader,
-    MapCommitContent,
-    NewRow,
-    RowKind,
-)
+from dspyer.persistence.row_codec import CHANGED, MALFORMED, codec_of
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
 from dspyer.stores.base import Point, Row, Store
-from dspyer.stores.content import Content, Fetch, ReadBudget, blob_id
+from dspyer.stores.content import Fetch, ReadBudget, blob_id
 
 INLINE = 256
 """The longest text of a message that stays in its row; longer ones become blobs."""
 
-PackedCall = list[Any]
-"""An LM call as a row holds it: JSON values."""
-
-
-class PackedCalls(NamedTuple):
-    """LM calls of one execution on their way to a row.
-
-    Attributes:
-        calls: their packed forms.
-        blobs: the long texts in them, by id.
-    """
-
-    calls: tuple[PackedCall, ...] = ()
-    blobs: Mapping[str, bytes] = NO_BLOBS
-
-
-NO_CALLS = PackedCalls()
+StoredCall = dict[str, Any]
+"""The JSON form of an LM call."""
 
 # --- Writing
 
 
-def pack_call(call: LMCall, blobs: dict[str, bytes], since: int = TIME_ORIGIN, hidden: bool = False) -> PackedCall:
-    """Return the compact form of a call; its long texts are added to `blobs`.
+def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> StoredCall:
+    """Return the JSON form of a call; its long texts are added to `blobs`.
 
     Args:
         call: the call. Its execution and its node are those of the row.
         blobs: long texts by id.
-        since: the milliseconds since the Unix epoch from which its start is counted: in a commit, those of the commit.
         hidden: whether readers show its usage alone: its graph redacts values, and no function has decided about texts.
     """
-    texts: list[Any] | int = 0
-    if call.messages is not None or call.response is not None:
-        messages = None if call.messages is None else [_pack_message(one, blobs) for one in call.messages]
-        texts = [messages, None if call.response is None else _pack_value(call.response, blobs)]
-    usual_requests = 0 if call.cached else 1
-    packed = [
-        _shortened(call.predictor, call.node),
-        call.model,
-        None if call.response_model is None else _shortened(call.response_model, _bare(call.model)),
-        call.prompt_tokens,
-        call.response_tokens,
-        None if call.cost is None else round(call.cost, 12),
-        int(call.started * 1_000) - since,
-        int(call.seconds * 1_000_000),
-        int(call.cached),
-        0 if call.finish_reason == "stop" else call.finish_reason,
-        0 if call.attempt == 1 else call.attempt,
-        0 if call.failed is None else call.failed,
-        0 if call.requests == usual_requests else [call.requests],
-        int(call.fallback),
-        texts,
-        int(hidden and (texts != 0 or call.failed is not None)),
-    ]
-    while packed[-1] == 0 and len(packed) > 8:
-        packed.pop()
-    return packed
+    found = codec_of(LMCall).encode(call)
+    del found["execution"], found["node"]
+    found["started"], found["seconds"] = round(call.started, 3), round(call.seconds, 6)
+    if call.cost is not None:
+        found["cost"] = round(call.cost, 12)
+    for name in found.keys() & _TEXTS:
+        found[name] = _with_short_texts(_plain(found[name]), blobs)
+    if hidden and found.keys() & {*_TEXTS, "failed"}:
+        found["hidden"] = True
+    return found
 
 
-def lm_call_row(execution: str, node: str, packed: PackedCalls) -> NewRow:
-    """Build the row of the LM calls of an execution that has no commit yet: it goes before the next row of it."""
-    return NewRow(RowKind.LM_CALL, (execution, node), Content(list(packed.calls), list, packed.blobs))
+_TEXTS = ("messages", "response")
+"""The attributes of a call that hold what was said."""
+
+_TEXT = "$text"
+"""The key of a long text, by which it is replaced; its value is the id of the blob."""
+
+_AS_IT_IS = "$"
+"""The key around a mapping that has the key of a long text itself, or this one."""
 
 
-def _shortened(name: str, known: str) -> Any:
-    """Return a name without a known one that it begins with, as a list; 0 for the known one itself."""
-    if name == known:
-        return 0
-    return [name.removeprefix(known)] if known and name.startswith(known) else name
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back; of an object its text."""
+    return json.loads(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _bare(model: str) -> str:
-    """Return the name of a model without its provider, which servers do not repeat: "gpt-4o" of "openai/gpt-4o"."""
-    return model.rpartition("/")[2]
-
-
-def _pack_message(message: Any, blobs: dict[str, bytes]) -> list[Any]:
-    if isinstance(message, Mapping) and set(message) == {"role", "content"} and isinstance(message["role"], str):
-        content = message["content"]
-        if isinstance(content, str):
-            return [message["role"], _pack_text(content, blobs)]
-    return [0, _pack_text(_to_json(message), blobs)]
-
-
-def _pack_value(value: Any, blobs: dict[str, bytes]) -> Any:
-    return _pack_text(value, blobs) if isinstance(value, str) else [0, _pack_text(_to_json(value), blobs)]
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-
-
-def _pack_text(text: str, blobs: dict[str, bytes]) -> str | dict[str, str]:
-    """Return a short text as it is; of a long one, which becomes a blob, the id."""
-    data = text.encode("utf-8", "backslashreplace")  # of a text with half a surrogate pair, which no file can hold
+def _with_short_texts(value: Any, blobs: dict[str, bytes]) -> Any:
+    """Return JSON values with references in the place of long texts, which are added to `blobs`."""
+    if isinstance(value, list):
+        return [_with_short_texts(item, blobs) for item in value]
+    if isinstance(value, dict):
+        found = {_short(key): _with_short_texts(item, blobs) for key, item in value.items()}
+        return {_AS_IT_IS: found} if found.keys() & {_TEXT, _AS_IT_IS} else found
+    if not isinstance(value, str):
+        return value
+    data = value.encode("utf-8", "backslashreplace")  # of a text with half a surrogate pair, which no file can hold
     if len(data) <= INLINE:
         return data.decode()
     name = blob_id(data)
     blobs[name] = data
-    return {"text": base64.urlsafe_b64encode(bytes.fromhex(name)).decode().rstrip("=")}
+    # In capitals: `Content.value` looks for the ids of blobs in the bytes, and reads those that it finds.
+    return {_TEXT: name.upper()}
+
+
+def _short(key: str) -> str:
+    return key.encode("utf-8", "backslashreplace").decode()
 
 
 # --- Reading
 
 
-def unpack_call(
-    packed: Sequence[Any], execution: str, node: str, since: int = TIME_ORIGIN, fetch: Fetch | None = None
-) -> LMCall:
-    """Return a call from its compact form, with the `since` of `pack_call`; without `fetch`, without its texts.
+def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fetch | None = None) -> LMCall:
+    """Return a call from its JSON form; without `fetch`, without its texts.
 
     Raises:
         StoreError: if the form is malformed.
     """
     try:
-        return _unpack(packed, execution, node, since, fetch)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        plain = {**stored, "execution": execution, "node": node}
+        hidden = plain.pop("hidden", False)
+        texts = {name: plain.pop(name) for name in _TEXTS if name in plain}
+        call = LMCall(**codec_of(LMCall).decode(plain))
+        if hidden:
+            return usage_alone(call)
+        if fetch is not None and texts:
+            names: set[str] = set()
+            _names_in(texts, names)
+            blobs = fetch(names) if names else {}
+            call = replace(call, **{name: _with_texts(value, blobs) for name, value in texts.items()})
+    except MALFORMED as error:
         raise StoreError(
-            f"an LM call of execution {execution!r} is stored as {brief(packed)}, which cannot be read ({error}): it "
-            "was changed after dspyer wrote it. Restore the store from a backup"
+            f"an LM call of execution {execution!r} is stored as {brief(stored)}, which cannot be read ({error}): "
+            f"{CHANGED}"
         ) from error
+    return call
 
 
-def _unpack(packed: Sequence[Any], execution: str, node: str, since: int, fetch: Fetch | None) -> LMCall:
-    predictor, model, response_model, prompt, response, cost, started, micros, *rest = packed
-    cached, finish_reason, attempt, failed, requests, fallback, texts, hidden = (*rest, *[0] * 8)[:8]
-    messages = answer = None
-    if texts and not hidden and fetch is not None:
-        blobs = _fetched(texts, fetch)
-        if texts[0] is not None:
-            messages = [_unpack_message(one, blobs) for one in texts[0]]
-        answer = None if texts[1] is None else _unpack_value(texts[1], blobs)
-    return LMCall(
-        execution,
-        node,
-        _lengthened(predictor, node),
-        model,
-        None if response_model is None else _lengthened(response_model, _bare(model)),
-        prompt,
-        response,
-        cost,
-        micros / 1_000_000,
-        (started + since) / 1_000,
-        bool(cached),
-        "stop" if finish_reason == 0 else finish_reason,
-        attempt or 1,
-        None if failed == 0 else failed.partition(":")[0] if hidden else failed,
-        messages,
-        answer,
-        requests[0] if requests else 0 if cached else 1,
-        bool(fallback),
-    )
+def _names_in(value: Any, names: set[str]) -> None:
+    """Add the ids of the long texts in a value to `names`."""
+    if isinstance(value, dict) and _TEXT in value:
+        names.add(value[_TEXT].lower())
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            _names_in(item, names)
 
 
-def _lengthened(packed: Any, known: str) -> str:
-    if packed == 0:
-        return known
-    return known + packed[0] if isinstance(packed, list) else str(packed)
+def _with_texts(value: Any, blobs: Mapping[str, bytes]) -> Any:
+    if isinstance(value, list):
+        return [_with_texts(item, blobs) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TEXT in value:
+        return blobs[value[_TEXT].lower()].decode()
+    inner = value.get(_AS_IT_IS, value)
+    return {key: _with_texts(item, blobs) for key, item in inner.items()}
 
 
-def _fetched(texts: Sequence[Any], fetch: Fetch) -> Mapping[str, bytes]:
-    messages, response = texts
-    parts = [*(one[1] for one in messages or ()), response[1] if isinstance(response, list) else response]
-    names = {_blob_name(part) for part in parts if isinstance(part, Mapping)}
-    return fetch(names) if names else NO_BLOBS
+def usage_alone(call: LMCall) -> LMCall:
+    """Return a call without messages, response and the text of an error.
+
+    Example:
+        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 1, 1, 0.0, 0.1, 0.0, failed="ValueError: odd", response="x")
+        >>> usage_alone(call).failed, usage_alone(call).response
+        ('ValueError', None)
+    """
+    failed = None if call.failed is None else call.failed.partition(":")[0]
+    return replace(call, messages=None, response=None, failed=failed)
 
 
-def _blob_name(reference: Mapping[str, str]) -> str:
-    return base64.urlsafe_b64decode(reference["text"] + "==").hex()
-
-
-def _unpack_message(packed: Sequence[Any], blobs: Mapping[str, bytes]) -> Any:
-    role, text = packed
-    if role == 0:
-        return json.loads(_unpack_text(text, blobs))
-    return {"role": role, "content": _unpack_text(text, blobs)}
-
-
-def _unpack_value(packed: Any, blobs: Mapping[str, bytes]) -> Any:
-    if isinstance(packed, list):
-        return json.loads(_unpack_text(packed[1], blobs))
-    return _unpack_text(packed, blobs)
-
-
-def _unpack_text(packed: Any, blobs: Mapping[str, bytes]) -> str:
-    return blobs[_blob_name(packed)].decode() if isinstance(packed, Mapping) else str(packed)
+def stored_calls(row: Row) -> Sequence[Mapping[str, Any]]:
+    """Return the JSON forms of the LM calls that a row holds; none for a row of another kind."""
+    content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
+    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL):
+        return ()
+    if content.original is not None:  # of a store in memory
+        found: CommitContent | LMCallsRow = content.original
+        return found.lm_calls
+    data = content.data
+    # Not `content.value`, which reads the long values of the patch, too.
+    if b'"lm_calls":' not in data:
+        return ()
+    try:
+        calls: Sequence[Mapping[str, Any]] = json.loads(ReadBudget().spend(data)).get("lm_calls", ())
+    except MALFORMED as error:
+        raise StoreError(f"row {row.seq} has a content that cannot be read ({error}): {CHANGED}") from error
+    return calls
 
 
 def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
@@ -229,45 +177,11 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         row: the row.
         fetch: loads blobs by id, as `Store.blobs` does; None for calls without messages and responses.
     """
-    if row.kind == RowKind.LM_CALL:
-        execution, node, *_ = map(str, row.header)
-        return [unpack_call(one, execution, node, fetch=fetch) for one in _packed_in(row)]
-    if row.kind not in COMMITS:
+    found = stored_calls(row)
+    if not found:
         return []
-    packed = _packed_in(row)
-    if not packed:
-        return []
-    header = CommitHeader.parse(row.header)
-    execution = "/".join((*header.scope, header.id))
-    return [unpack_call(one, execution, header.node, header.started, fetch) for one in packed]
-
-
-def _packed_in(row: Row) -> Sequence[PackedCall]:
-    content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
-    if content is None:
-        return ()
-    if content.original is not None:  # of a store in memory
-        found: CommitContent | Sequence[PackedCall] = content.original
-        return found.lm_calls if isinstance(found, CommitContent) else found
-    data = content.data
-    # Not `content.value`, which reads the long values of the patch, too.
-    plain: list[Any] = json.loads(ReadBudget().spend(data))
-    if row.kind == RowKind.LM_CALL:
-        return plain
-    return plain[LM_CALLS_INDEX] if len(plain) > LM_CALLS_INDEX else ()
-
-
-def usage_alone(row: Row) -> list[PackedCall]:
-    """Return the LM calls of a row as a redacted export shows them: without messages, response and text of an error."""
-    found = [list(packed[:_TEXTS]) for packed in _packed_in(row)]
-    for packed in found:
-        if len(packed) > _FAILED and packed[_FAILED] != 0:
-            packed[_FAILED] = str(packed[_FAILED]).partition(":")[0]
-    return found
-
-
-_FAILED, _TEXTS = 11, 14
-"""Where a packed call has the error, and its texts."""
+    header = LMCallsRow.of(row) if row.kind == RowKind.LM_CALL else CommitRow.of(row)
+    return [decode_call(one, header.execution, header.node, fetch) for one in found]
 
 
 def calls_of(
@@ -289,7 +203,7 @@ def calls_of(
     found: list[LMCall] = []
     for index, (run, row) in enumerate(newest_rows(store, at)):
         if row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             if index and not header.scope and header.branch == path[: len(header.branch)]:
                 break
         found[:0] = [call for call in calls_in(row, fetch) if is_within(call.execution, execution)]

@@ -25,12 +25,14 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.ids import FIRST, outermost_execution
 from dspyer.patch import apply, seal
+from dspyer.persistence.row_codec import Decode
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
-    CommitHeader,
-    Decode,
+    CommitRow,
+    EndRow,
     MapCommitContent,
+    OpenRow,
     RowKind,
     UnreadablePatch,
     attempts_of,
@@ -83,17 +85,17 @@ class RunRows(NamedTuple):
     def status(self) -> str | None:
         """The status with which it ended; None if it has not ended."""
         end = ending_row(reversed(self.rows))
-        return None if end is None else str(end.header[0])
+        return None if end is None else EndRow.of(end).status
 
     def rows_of_newest_part(self) -> list[Row]:
         """Return the rows of its newest part."""
         return [row for row, point in zip(self.rows, self.points, strict=True) if point.run == self.run.id]
 
-    def own_commits(self) -> Iterator[tuple[Row, CommitHeader]]:
+    def own_commits(self) -> Iterator[tuple[Row, CommitRow]]:
         """Yield the rows of its own commits, without those of graphs inside its nodes."""
         for row in self.rows:
             if row.kind in COMMITS:
-                header = CommitHeader.parse(row.header)
+                header = CommitRow.of(row)
                 if not header.scope:
                     yield row, header
 
@@ -185,44 +187,47 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
         rows: rows of a run.
         earlier: reads the rows before them, if they are not from the beginning.
     """
-    items = {str(row.header[0]): row.content for row in rows if row.kind == RowKind.ITEM}
+    items = _items_in(rows)
     found: list[Row] = []
     for row in rows:
         header = None
-        if row.kind in COMMITS and len(row.header) > INDEX_OF_ITEMS:
-            header = CommitHeader.parse(row.header)
+        if row.kind in COMMITS and "items" in row.header:
+            header = CommitRow.of(row)
         if header is None or header.items is None or row.content is None:
             found.append(row)
             continue
         # A corrupt header may claim any number of items: ids are listed only for as many as there are rows.
         ids = header.item_ids if header.items.number <= len(items) else []
         if header.items.number > len(items) or not all(name in items for name in ids):
-            items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
+            items = {**_items_in(earlier()), **items}
             ids = header.item_ids if header.items.number <= len(items) else [""]
-        results = [content for name in ids if (content := items.get(name)) is not None]
+        results = [items[name] for name in ids if name in items]
         if len(results) < len(ids):
             raise StoreError(f"commit {header.id} of {header.node!r} refers to rows of its items, which are not there")
         found.append(row._replace(content=MapCommitContent(row.content, header.items.field, results)))
     return found
 
 
-INDEX_OF_ITEMS = 10
-"""Where a packed header has its `items`: most headers are shorter, and need not be parsed."""
+def _items_in(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return the rows of items of maps, by the ids of their executions."""
+    return {str(row.header.get("execution")): row for row in rows if row.kind == RowKind.ITEM}
 
 
 def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
     """Return a row with new names of nodes, by their old ones."""
     if row.kind == RowKind.OPEN:
-        return row._replace(header=(names.get(row.header[0], row.header[0]), *row.header[1:]))
+        return row._replace(
+            header={**row.header, "node": names.get(row.header.get("node", ""), row.header.get("node"))}
+        )
     if row.kind not in COMMITS:
         return row
-    header = CommitHeader.parse(row.header)
+    header = CommitRow.of(row)
     if header.scope:  # of a graph inside a node: its nodes have their own names
         return row
     prefix, _, node = header.node.rpartition(":")  # "join:answer": the commit of a join
     renamed = names.get(node, node)
     route = tuple([names.get(target, target) for target in header.route])
-    return row._replace(header=header._replace(node=f"{prefix}:{renamed}" if prefix else renamed, route=route).pack())
+    return row._replace(header=replace(header, node=f"{prefix}:{renamed}" if prefix else renamed, route=route).header())
 
 
 # --- The chain of runs behind a row
@@ -386,7 +391,7 @@ class HistoryReader:
         """Return the author of a run's first commit, and its content in the open row; None without one."""
         for row in rows:
             if row.kind == RowKind.OPEN:
-                return str(row.header[0]), read_commit_content(row.content, self.fetch, self.decode)
+                return OpenRow.of(row).node, read_commit_content(row.content, self.fetch, self.decode)
         return None
 
     def schema_of(self, fingerprint: str) -> Schema:
@@ -412,7 +417,7 @@ class HistoryReader:
     def _entry(
         self,
         row: Row,
-        header: CommitHeader,
+        header: CommitRow,
         parents: tuple[int, ...],
         entries: list[LogEntry],
         before: ImmutableState,
@@ -424,7 +429,7 @@ class HistoryReader:
         if content.patch is None:
             if opening is None:
                 self.opening(run_rows.rows)  # raises what is wrong with it
-            content = content._replace(patch=opening[1].patch, made=opening[1].made) if opening else CommitContent({})
+            content = replace(content, patch=opening[1].patch, made=opening[1].made) if opening else CommitContent()
             header = _with_creation_time(header, run_rows.rows)
         state = entries[parents[0]].state if parents else before
         commit = self._commit(header, content, parents, entries)
@@ -437,25 +442,25 @@ class HistoryReader:
         patch = content.patch or {}
         after = schema.replay(state, patch, content.made)
         commit = schema.with_sizes(commit, state, patch, after)
-        return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.overlays)
+        return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.sent)
 
     def _manual_opening(
         self, node: str, content: CommitContent, before: ImmutableState, rows: Sequence[Row]
     ) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
         patch = content.patch or {}
-        header = _with_creation_time(CommitHeader(FIRST, node, 0, 1, True, (), None, (), 0, 0), rows)
+        header = _with_creation_time(CommitRow(id=FIRST, node=node, step=0, visit=1), rows)
         after = self.schema.replay(before, patch, content.made)
         commit = self.schema.with_sizes(self._commit(header, content, (), []), before, patch, after)
         return LogEntry(commit, after, (), _NO_COUNTS)
 
     def _commit(
-        self, header: CommitHeader, content: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
+        self, header: CommitRow, content: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
     ) -> Commit:
         return self.commit(header, content, [log[parent].commit.id for parent in parents])
 
     @staticmethod
-    def commit(header: CommitHeader, content: CommitContent, parents: Iterable[str]) -> Commit:
+    def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
         return Commit(
             header.id,
@@ -476,10 +481,10 @@ class HistoryReader:
         )
 
 
-def _with_creation_time(header: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
+def _with_creation_time(header: CommitRow, rows: Iterable[Row]) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
-    created = next((row.header[1] for row in rows if row.kind == RowKind.OPEN and len(row.header) > 1), None)
-    return header if created is None else header._replace(started=created, duration=0)
+    created = next((OpenRow.of(row).created for row in rows if row.kind == RowKind.OPEN), None)
+    return header if created is None else replace(header, started=created, duration=0)
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
@@ -503,14 +508,14 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
             a manual commit whose run was not resumed yet.
     """
     last = max(kept)
-    committed = {CommitHeader.parse(rows[index].header).id: index for index in kept if rows[index].kind in COMMITS}
+    committed = {CommitRow.of(rows[index]).id: index for index in kept if rows[index].kind in COMMITS}
     dropped = []
     for index, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             counts = committed.get(outermost_execution(header.scope[0]), -1) > index if header.scope else index in kept
         elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LM_CALL):
-            counts = committed.get(outermost_execution(str(row.header[0])), -1) > index
+            counts = committed.get(outermost_execution(str(row.header.get("execution"))), -1) > index
         else:
             counts = True
         if not counts:
@@ -541,7 +546,7 @@ def without_rows(rows: Sequence[Row], dropped: Iterable[Sequence[int]]) -> tuple
     kept: list[int] = []
     for index, row in enumerate(rows):
         if row.kind in COMMITS:
-            header = CommitHeader.parse(row.header)
+            header = CommitRow.of(row)
             old = counts.get(header.scope, 0)
             counts[header.scope] = old + 1
             if index in gone:
@@ -550,7 +555,7 @@ def without_rows(rows: Sequence[Row], dropped: Iterable[Sequence[int]]) -> tuple
             parents = header.parents if header.parents is not None else ((old - 1,) if old else ())
             now = tuple([known[parent] for parent in parents])
             known[old] = len(known)
-            left.append(row._replace(header=header._replace(parents=now).pack()) if now != parents else row)
+            left.append(row._replace(header=replace(header, parents=now).header()) if now != parents else row)
         elif index in gone:
             continue
         else:

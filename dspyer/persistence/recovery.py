@@ -8,6 +8,7 @@ Then its parts, the *segments*, are folded forwards. A lost snapshot makes the s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from dspyer.ids import FIRST
@@ -23,10 +24,8 @@ from dspyer.persistence.reader import (
 )
 from dspyer.persistence.rows import (
     COMMITS,
-    CommitContent,
-    CommitHeader,
+    CommitRow,
     RowKind,
-    encode_commit_content,
     fingerprint_id,
     first_version,
     run_label,
@@ -34,7 +33,6 @@ from dspyer.persistence.rows import (
 from dspyer.persistence.snapshots import LoadedSnapshot, SinceSnapshot, latest_snapshot
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
-from dspyer.stores.content import Content
 
 
 class RecoveredState(NamedTuple):
@@ -162,7 +160,7 @@ def _last_good(part: RunRows, last_settled: int, from_snapshot: bool) -> Point |
     points += [
         point
         for row, point in zip(part.rows, part.points, strict=True)
-        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope and point not in points
+        if row.kind in COMMITS and not CommitRow.of(row).scope and point not in points
     ]
     if last_settled >= 0:
         return points[last_settled]
@@ -176,15 +174,15 @@ def _rebased(part: RunRows, index: int) -> RunRows:
     """
     first, *rest = part.rows
     shifted = [_shifted(row, index) if row.kind in COMMITS else row for row in rest]
-    commit_id, node = ("", "") if first.kind not in COMMITS else CommitHeader.parse(first.header)[:2]
-    header = CommitHeader(commit_id or FIRST, node or "START", 0, 1, True, (), None, (), 0, 0)
-    opening = Row(first.seq, RowKind.COMMIT, header.pack(), Content(CommitContent({}), encode_commit_content))
+    header = CommitRow.of(first) if first.kind in COMMITS else CommitRow(id=FIRST, node="START")
+    header = CommitRow(id=header.id, node=header.node, step=0, visit=1)
+    opening = header.row().numbered(first.seq)
     ended = [Row(first.seq, RowKind.END, first.header, first.content)] if first.kind == RowKind.END else []
     return part._replace(rows=(opening, *ended, *shifted))
 
 
 def _shifted(row: Row, index: int) -> Row:
-    header = CommitHeader.parse(row.header)
+    header = CommitRow.of(row)
     if header.scope or header.parents is None:
         return row
-    return row._replace(header=header._replace(parents=tuple([parent - index for parent in header.parents])).pack())
+    return row._replace(header=replace(header, parents=tuple([parent - index for parent in header.parents])).header())

@@ -20,7 +20,8 @@ from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.ids import Address
 from dspyer.patch import apply, seal
-from dspyer.persistence.rows import CommitContent, CommitHeader, Decode, RowKind, attempts_of, read_commit_content
+from dspyer.persistence.row_codec import Decode
+from dspyer.persistence.rows import CommitContent, CommitRow, EndRow, RowKind, attempts_of, read_commit_content
 from dspyer.scheduler.join import JoinResult
 from dspyer.scheduler.lineage import joined_counts, merge_base
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
@@ -68,18 +69,18 @@ def replay(
             run = run._replace(topology=replace(run.topology, schema=schema))
         if kind == RowKind.COMMIT:
             content = read_commit_content(row.content, fetch, decode)
-            run = _replay_commit(run, CommitHeader.parse(row.header), content, opening)
+            run = _replay_commit(run, CommitRow.of(row), content, opening)
         elif kind == RowKind.JOIN:
-            run = _replay_join(run, CommitHeader.parse(row.header), read_commit_content(row.content, fetch, decode))
+            run = _replay_join(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
         elif kind == RowKind.UPDATE:
-            run = _replay_update(run, CommitHeader.parse(row.header), read_commit_content(row.content, fetch, decode))
-        elif kind == RowKind.END and row.header[0] == "completed":
+            run = _replay_update(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
+        elif kind == RowKind.END and EndRow.of(row).status == "completed":
             ready = [index for index, group in enumerate(plan(run)) if group.position[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
 
 
-def _replay_commit(run: RunState, header: CommitHeader, content: CommitContent, opening: InputsAndState) -> RunState:
+def _replay_commit(run: RunState, header: CommitRow, content: CommitContent, opening: InputsAndState) -> RunState:
     run, execution = _execution_of(run, header)
     if execution is None or execution.node != header.node:
         raise _impossible(header)
@@ -96,7 +97,7 @@ def _replay_commit(run: RunState, header: CommitHeader, content: CommitContent, 
             "graph",
             [f"node {header.node!r} cannot go to {gone[0]!r}"],
         )
-    overlays = content.overlays or (None,) * len(header.route)
+    overlays = content.sent or (None,) * len(header.route)
     targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
     times = (header.started / 1_000, header.duration / 1_000_000)
     transition = Transition(
@@ -105,7 +106,7 @@ def _replay_commit(run: RunState, header: CommitHeader, content: CommitContent, 
     return advance(run, execution.id, transition)[0]
 
 
-def _execution_of(run: RunState, header: CommitHeader) -> tuple[RunState, Execution | None]:
+def _execution_of(run: RunState, header: CommitRow) -> tuple[RunState, Execution | None]:
     """Return the execution of a commit: that of a join has begun with the join's commit, any other begins here."""
     if header.id in run.running:
         return run, run.running[header.id]
@@ -116,7 +117,7 @@ def _execution_of(run: RunState, header: CommitHeader) -> tuple[RunState, Execut
     return run, execution
 
 
-def _replay_join(run: RunState, header: CommitHeader, content: CommitContent) -> RunState:
+def _replay_join(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
     parents, node = header.parents or (), header.node.removeprefix("join:")
 
     def joins(group: Group) -> bool:
@@ -145,7 +146,7 @@ def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunSta
     return run, next(index for index, group in enumerate(plan(run)) if wanted(group))
 
 
-def _replay_update(run: RunState, header: CommitHeader, content: CommitContent) -> RunState:
+def _replay_update(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
     branches = active_branches(run)
     if len(branches) != 1:
         raise _impossible(header)
@@ -178,7 +179,7 @@ def update_commit(
     )
 
 
-def _impossible(header: CommitHeader) -> ChangedGraphError:
+def _impossible(header: CommitRow) -> ChangedGraphError:
     return ChangedGraphError(
         f"this graph cannot have made commit {header.id} of {header.node!r}: its nodes or edges were others",
         [f"commit {header.id} of {header.node!r} has no place in it"],

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.rows import Decode, RowKind
+from dspyer.persistence.row_codec import Decode
+from dspyer.persistence.rows import RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Content, Fetch, ReadBudget, extract_blobs, insert_blobs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.events import Question
@@ -15,7 +15,7 @@ from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, ResumeRow, RowKind, read_commit_content
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 
@@ -29,7 +29,7 @@ def status_of(store: Store, thread: str) -> str:
     while row is not None and row.head is not None:
         end = last_end(store, row.head)
         if end is not None:
-            return str(end.header[0])
+            return EndRow.of(end).status
         if is_alive(row):
             return "running"
         now = store.thread(thread)
@@ -47,9 +47,7 @@ def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
 
 def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
     """The failures in the row of the end of a run."""
-    if end is None or end.content is None:
-        return ()
-    failures: list[dict[str, Any]] = end.content.value(store.blobs, lambda plain: plain)
+    failures = () if end is None else EndRow.read(end, store.blobs).failures
     return tuple([Failure.model_validate(failure) for failure in failures])
 
 
@@ -115,7 +113,7 @@ def _question_rows(store: Store, at: Point) -> Iterator[Row]:
             return
         elif row.kind in (RowKind.COMMIT, RowKind.JOIN):
             yield row
-            head = CommitHeader.parse(row.header)
+            head = CommitRow.of(row)
             if head.settled and not head.scope:
                 return
 
@@ -125,7 +123,7 @@ def resumes_without_progress(rows: Sequence[Row]) -> int:
     count = 0
     for row in reversed(rows):
         # The first part of a rerun begins with a RESUME row of number 0, which is no resume after a crash.
-        if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not row.header[0]):
+        if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not ResumeRow.of(row).attempt):
             break
         count += row.kind == RowKind.RESUME
     return count

@@ -32,7 +32,7 @@ from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.row_digest import RowDigest
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind
 from dspyer.persistence.snapshots import EVERY, latest_snapshot
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
@@ -237,10 +237,10 @@ class ThreadReader:
     def _was_changed(self, at: tuple[str, int]) -> bool:
         """Whether the rows of a part of a run, up to one of them, are not those that an end has the digest of."""
         rows = self._reader.store.rows(at[0], 0, at[1])
-        ends = [row for row in rows if row.kind == RowKind.END and len(row.header) > 1 and row.header[1]]
+        ends = [(row.seq, end.digest) for row in rows if row.kind == RowKind.END and (end := EndRow.of(row)).digest]
         if rows[0].seq:
             return False  # its beginning was pruned
-        return any(end.header[1] != RowDigest(rows[: end.seq]).followed_by(()) for end in ends)
+        return any(digest != RowDigest(rows[:seq]).followed_by(()) for seq, digest in ends)
 
     def commits_around(self, version: int | str) -> CommitListing:
         """The commits that hold a version or an id: those of the thread, or of an abandoned or rerun run of it."""
@@ -376,7 +376,7 @@ class CommitIndexes:
         """The index of a commit in rows up to `last`; None if there is none."""
         for row in store.rows(self.run, self._next, last) if self._next <= last else ():
             self._next = row.seq + 1
-            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            header = CommitRow.of(row) if row.kind in COMMITS else None
             if header is not None and not header.scope:
                 self._indexes.setdefault(header.id, len(self._rows))
                 self._rows.append(row.seq)
@@ -455,7 +455,7 @@ class PageReader:
         store, run, last = self._reader.store, span.run.id, span.at.seq
         # In a run that has neither forked nor written other rows, step, index and row number of a commit are the same.
         for row in store.rows(run, step, min(step + 1, last)):
-            head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            head = CommitRow.of(row) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == step and not head.branch:
                 return step
         with self._lock:

@@ -17,7 +17,8 @@ from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.program_calls import InsideRun
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.rows import NewRow, effect_row
+from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.rows import EffectRow
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of
@@ -133,7 +134,7 @@ def check_same_inputs(
             )
         return None
     records.effects[place] = digest
-    return effect_row(place, digest)
+    return EffectRow(*place, digest).row()
 
 
 def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:

@@ -13,16 +13,16 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
-from dspyer.ids import full_id, path_of_id, whole_execution
+from dspyer.ids import path_of_id, whole_execution
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
 from dspyer.persistence.heads import Head
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.lm_call_log import LMCallLog
-from dspyer.persistence.lm_calls import NO_CALLS
+from dspyer.persistence.lm_call_log import LMCallLog, StoredCalls
 from dspyer.persistence.recovery import rows_of_part
-from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, counted, end_row
+from dspyer.persistence.row_codec import NO_BLOBS, NewRow
+from dspyer.persistence.rows import COMMITS, CommitRow, MapItems, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.run_start import Inside, RunIds, RunStart
 from dspyer.scheduler.run_state import RunState
@@ -54,11 +54,12 @@ class CommitRows:
         for index in range(first, len(run.log)):
             entry = run.log[index]
             commit = entry.commit
-            execution, calls = self._ids.local_id(commit.id), NO_CALLS
+            execution = self._ids.local_id(commit.id)
+            calls: StoredCalls = (), NO_BLOBS
             if lm_calls is not None and lm_calls.waits:
                 # Before the commit: whatever keeps the commit keeps these, too.
                 found += lm_calls.rows_inside(execution, packed)
-                calls = lm_calls.packed(execution, int(commit.started * 1_000), packed)
+                calls = lm_calls.calls_of(execution, packed)
             is_first = commit.patch is self._first_patch  # the row of its start has it already
             made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
             if joined or (schema.user_folded and entry.parents):
@@ -228,6 +229,6 @@ def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, 
 def _origin(row: Row) -> tuple[str, BranchPath, str]:
     """The node, branch and execution that an end row names for a refused row; its kind as the node if no commit."""
     if row.kind not in COMMITS:
-        return row.kind, (), str(row.header[0])
-    header = CommitHeader.parse(row.header)
-    return header.node, header.branch, full_id(*header.scope, header.id)
+        return row.kind, (), str(row.header.get("execution", ""))
+    header = CommitRow.of(row)
+    return header.node, header.branch, header.execution

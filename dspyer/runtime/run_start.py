@@ -10,7 +10,7 @@ from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.patch import Replace
 from dspyer.persistence.execution_records import AnswerSource, KeptRun, no_answer
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.row_codec import NewRow
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.state import ImmutableState

@@ -55,7 +55,7 @@ from dspyer.persistence.execution_records import (
     ExecutionRecords,
     RecordKey,
 )
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.row_codec import NewRow
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request

@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
     seq: int
     kind: str
-    header: tuple[Any, ...]
+    header: Mapping[str, Any]
     content: Content | None = None
 
 
@@ -214,7 +214,7 @@ class ListedRun(NamedTuple):
         thread: the thread that it is listed for.
         run: the run.
         started: when it was started, seconds since the Unix epoch; 0 if that is not known.
-        status: how it ended: the first value in the header of its last row of the kind `"end"`; `""` if there is none,
+        status: how it ended: the `"status"` in the header of its last row of the kind `"end"`; `""` if there is none,
             or a row of the kind `"resume"` came after it.
         last: the number of its last row, or of the last one that the thread reaches; -1 without rows.
         end: the row of the kind `"end"` with which it ended, without its content; None where `status` is `""`.
@@ -248,7 +248,8 @@ def end_of(newest_first: Iterable[Row]) -> Row | None:
 
 def ending_of(row: Row) -> str:
     """How a run ended, by its row of the kind `"end"`."""
-    return row.header[0] if row.header and isinstance(row.header[0], str) else ""
+    status = row.header.get("status")
+    return status if isinstance(status, str) else ""
 
 
 def start_of(run: RunRow) -> float:
@@ -287,12 +288,12 @@ class Store(ABC):
         >>> from dspyer.stores import Memory
         >>> from dspyer.stores.content import Content
         >>> store = Memory()
-        >>> rows = [Row(0, "open", ("START",)), Row(1, "commit", ("trunk:1",), Content("42"))]
+        >>> rows = [Row(0, "open", {"node": "START"}), Row(1, "commit", {"id": "trunk:1"}, Content("42"))]
         >>> store.write(Change("t-1", run=RunRow("r", "t-1", (), {}), rows_of="r", rows=rows, head=Point("r", 1)))
         1
         >>> store.write(Change("t-1", epoch=1, next_epoch=2, owner=Owner("host", 7, "today", "x"), lease=30.0))
         2
-        >>> store.write(Change("t-1", epoch=1, rows_of="r", rows=[Row(2, "end", ())]))
+        >>> store.write(Change("t-1", epoch=1, rows_of="r", rows=[Row(2, "end", {})]))
         Traceback (most recent call last):
         ...
         dspyer.errors.ConcurrentRunError: thread 't-1' was taken over by another run: it has epoch 2, ...
@@ -333,7 +334,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> change = Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())])
+            >>> change = Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", {})])
             >>> store.write(change), store.write(change)  # the second one changes nothing
             (1, 1)
         """
@@ -425,7 +426,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> rows = [Row(0, "open", ("START",)), Row(1, "end", ("failed",))]
+            >>> rows = [Row(0, "open", {"node": "START"}), Row(1, "end", {"status": "failed"})]
             >>> run = RunRow("r", "t-1", (), {"graph": "Support", "started": 1_760_000_000.0})
             >>> _ = store.write(Change("t-1", run=run, rows_of="r", rows=rows, head=Point("r", 1)))
             >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
@@ -456,7 +457,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
             >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
             >>> [row.seq for row in store.rows("r", 1, 3)]
             [1, 2, 3]
@@ -469,7 +470,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store, content = Memory(), Content("x" * 20_000)
-            >>> rows = [Row(0, "commit", (), content)]
+            >>> rows = [Row(0, "commit", {}, content)]
             >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
             >>> [len(blob) for blob in store.blobs(content.refs).values()]
             [20000]
@@ -510,7 +511,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
             >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
             >>> _ = store.write(Change("copy", head=Point("r", 2)))
             >>> report = store.delete(["t"], {"t": 1})
@@ -534,7 +535,7 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
             >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
             >>> _ = store.write(Change("t", 1, root=Point("r", 3)))
             >>> store.delete_unreachable("t").rows

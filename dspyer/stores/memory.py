@@ -448,11 +448,9 @@ def _copy_run(run: RunRow) -> RunRow:
 
 
 def _copy_row(row: Row) -> Row:
-    """A copy of a row that shares nothing mutable with it; the row itself if nothing in its header is mutable."""
-    for part in row.header:
-        if isinstance(part, _CONTAINERS):
-            return row._replace(header=tuple(map(_copy, row.header)))
-    return row
+    """A copy of a row that shares nothing mutable with it."""
+    header = {key: _copy(part) if isinstance(part, _CONTAINERS) else part for key, part in row.header.items()}
+    return Row(row.seq, row.kind, header, row.content)
 
 
 def _copy(value: Any) -> Any:

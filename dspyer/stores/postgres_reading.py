@@ -57,11 +57,7 @@ def decode_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRo
 
 def decode_row(seq: int, kind: str, body: bytes) -> Row:
     header, content = decode_body(body)
-    return Row(seq, kind, _header(header), content)
-
-
-def _header(header: Any) -> Any:
-    return tuple(header) if isinstance(header, list) else header
+    return Row(seq, kind, header, content)
 
 
 def decode_snapshot(run: str, seq: int, body: bytes) -> Snapshot:
@@ -133,7 +129,6 @@ def _listed(session: PostgresSession, query: RunQuery, columns: tuple[Any, ...])
     run, thread = decode_run(*columns[:4]), decode_thread(*columns[7:])
     started, ended, last = columns[4:7]
     end = None if ended is None else decode_ended(ended)[1]
-    end = None if end is None else end._replace(header=_header(end.header))
     if query.last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
         last = thread.head.seq
         end = last_end(session, run.id, last)

@@ -398,11 +398,7 @@ def read_blobs(connection: sqlite3.Connection, ids: Collection[str]) -> dict[str
 
 def _row(seq: int, kind: str, body: bytes) -> Row:
     header, content = decode_body(body)
-    return Row(seq, kind, _header(header), content)
-
-
-def _header(header: Any) -> Any:
-    return tuple(header) if isinstance(header, list) else header
+    return Row(seq, kind, header, content)
 
 
 def _run_row(run: str, thread: str, parents: bytes, header: bytes) -> RunRow:
@@ -483,7 +479,6 @@ def _listed(connection: sqlite3.Connection, columns: tuple[Any, ...], is_last: b
         end = read_end(connection, run_id, last)
         ended = None if end is None else encode_ended(end)
     status, row = ("", None) if ended is None else decode_ended(ended)
-    row = row and row._replace(header=_header(row.header))
     return ListedRun(thread, run, started, status, last, row)
 
 

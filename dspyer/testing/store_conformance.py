@@ -135,10 +135,9 @@ class StoreConformance:
 
     def test_rows_without_header_or_content(self, store: Store) -> None:
         """Empty parts stay empty; a header holds any JSON value."""
-        bare = [Row(0, "ask", ()), Row(1, "end", (None, "\x00", "\U0001f600", [], {}, 2**70, -0.5))]
+        bare = [Row(0, "ask", {}), Row(1, "end", {"": None, "\x00": "\U0001f600", "x": [[], {}, 2**70, -0.5]})]
         store.write(begin("t", "r", 0)._replace(rows=bare))
         assert store.rows("r") == bare
-        assert [type(entry.header) for entry in store.rows("r")] == [tuple, tuple]
 
     def test_every_kind_of_value_is_read_back(self, store: Store) -> None:
         """Each value is equal afterwards, in a row and in a snapshot, also after opening the store again."""
@@ -147,7 +146,7 @@ class StoreConformance:
         for seq, value in enumerate(frozen.values()):
             at = Point("r", seq)
             snapshot = Snapshot(at, Content(value))
-            entry = Row(seq, "commit", (), Content(value))
+            entry = Row(seq, "commit", {}, Content(value))
             store.write(Change("t", 1, head=at, rows_of="r", rows=[entry], snapshot=snapshot))
         for reader in self._readers(store):
             for seq, (name, value) in enumerate(frozen.items()):
@@ -247,7 +246,7 @@ class StoreConformance:
         header: dict[str, Any] = {"nodes": ["a"]}
         blobs = {blob_id(b"large"): b"large"}
         stored = Content.stored(b'{"v":1}', tuple(blobs), blobs)
-        given = [Row(0, "commit", ("id", nested), stored)]
+        given = [Row(0, "commit", {"id": nested}, stored)]
         store.write(begin("t", "r", 1)._replace(run=RunRow("r", "t", (), header), rows=given))
         before = dump(store)
         nested.append("spoilt")
@@ -258,7 +257,7 @@ class StoreConformance:
         assert dump(store) == before, "what was given can still be changed"
         read, run = store.rows("r"), store.run("r")
         assert run is not None
-        try_to(lambda: read[0].header[1].append("spoilt"))
+        try_to(lambda: read[0].header["id"].append("spoilt"))
         try_to(lambda: run.header["nodes"].append("spoilt"))
         try_to(lambda: setitem(cast("Any", run.header), "spoilt", True))
         try_to(lambda: store.runs("t")[0].header["nodes"].append("spoilt"))

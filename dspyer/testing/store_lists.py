@@ -9,21 +9,21 @@ from typing import Any
 from dspyer.stores.base import Change, ListedRun, Point, Row, RunPlace, RunQuery, RunRow, Store
 from dspyer.testing.store_samples import content, owner
 
-Written = tuple[str, tuple[Any, ...]]
+Written = tuple[str, dict[str, Any]]
 """Kind and header of a row."""
 
-ENDED: Written = ("end", ("failed", None, {"lm": {"prompt_tokens": 7}}))
-RESUMED: Written = ("resume", (1, []))
-COMMITTED: Written = ("commit", ("node", 1))
+ENDED: Written = ("end", {"status": "failed", "usage": {"lm": {"prompt_tokens": 7}}})
+RESUMED: Written = ("resume", {"attempt": 1})
+COMMITTED: Written = ("commit", {"node": "node"})
 
 # By run: its thread, when it was started, its graph, and its rows. Two runs were started at the same time.
 RUNS: dict[str, tuple[str, float, str | None, list[Written]]] = {
     "1": ("b", 1_000.5, "One", [COMMITTED, ENDED]),
     "2": ("a", 2_000.0, "One", [COMMITTED, ENDED, RESUMED]),
-    "3": ("a", 2_000.0, "Two", [COMMITTED, ENDED, RESUMED, COMMITTED, ("end", ("completed",))]),
+    "3": ("a", 2_000.0, "Two", [COMMITTED, ENDED, RESUMED, COMMITTED, ("end", {"status": "completed"})]),
     "4": ("a", 3_000.0, "Two", [COMMITTED]),
     "5": ("c\x01é", 500.0, "Two", []),
-    "6": ("b", 4_000.0, None, [COMMITTED, ("end", ("stopped",))]),
+    "6": ("b", 4_000.0, None, [COMMITTED, ("end", {"status": "stopped"})]),
 }
 
 
@@ -47,7 +47,7 @@ def write_runs(store: Store) -> None:
             "owned",
             run=RunRow("7", "owned", (), {"started": 9_000.0}),
             rows_of="7",
-            rows=[Row(0, "end", ("interrupted",))],
+            rows=[Row(0, "end", {"status": "interrupted"})],
             head=Point("7", 0),
         )
     )  # the end is written with the run

@@ -95,7 +95,9 @@ def content(value: Any) -> Content:
 
 def row(seq: int, value: Any = None) -> Row:
     """A row whose header has JSON values of every type."""
-    return Row(seq, "commit", (f"trunk:{seq}", "node", seq, [None, True, 0.5], {"k": "\u2603"}), content({"v": value}))
+    return Row(
+        seq, "commit", {"id": f"trunk:{seq}", "x": [None, True, 0.5], "y": {"k": "\u2603"}}, content({"v": value})
+    )
 
 
 def rows(count: int, first: int = 0) -> list[Row]:

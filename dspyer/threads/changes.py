@@ -28,16 +28,16 @@ from dspyer.persistence.reader import (
     without_rows,
 )
 from dspyer.persistence.replay import update_commit
+from dspyer.persistence.row_codec import NO_BLOBS, NewRow
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
-    CommitHeader,
-    NewRow,
+    CommitRow,
+    ResumeRow,
     RowKind,
     end_row,
     manual_commit_row,
     open_row,
-    resume_row,
 )
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
@@ -138,7 +138,7 @@ def first_write_of_rerun(
     part = starter.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
     blob = None if names is None else starter.compatibility.graph_blobs
-    rows = [resume_row(0, names_of_next(run_start.run), blob), *migration]
+    rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blob or NO_BLOBS), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
 
@@ -200,7 +200,7 @@ def prefix_at_head(store: Store, head: Point) -> HistoryPrefix:
 def _commit_rows(run: RunRows) -> list[int]:
     """The indexes of the rows of commits; for a run without any, that of its OPEN row."""
     rows = list(enumerate(run.rows))
-    commits = [index for index, row in rows if row.kind in COMMITS and not CommitHeader.parse(row.header).scope]
+    commits = [index for index, row in rows if row.kind in COMMITS and not CommitRow.of(row).scope]
     return commits or [index for index, row in rows if row.kind == RowKind.OPEN]
 
 
@@ -368,7 +368,7 @@ def _check_next_node_not_started(starter: RunStarter, prefix: HistoryPrefix, bra
     """Refuse a change before a node that has used the unchanged state for items of a map or commits inside."""
     records = starter.read_records(prefix.run)
     upcoming = execution_id(branch.path, branch.counts.get(branch.path, 0))
-    scopes = [CommitHeader.parse(row.header).scope for row in prefix.run.rows if row.kind in COMMITS]
+    scopes = [CommitRow.of(row).scope for row in prefix.run.rows if row.kind in COMMITS]
     started = [*records.items, *[scope[0] for scope in scopes if scope]]
     if any(outermost_execution(name) == upcoming for name in started):
         raise ThreadError(

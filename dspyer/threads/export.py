@@ -28,9 +28,10 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import check_row
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, leases, new_owner
-from dspyer.persistence.lm_calls import usage_alone
+from dspyer.persistence.lm_calls import StoredCall, calls_in, encode_call, usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
-from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
+from dspyer.persistence.row_codec import encode_content
+from dspyer.persistence.rows import COMMITS, CommitContent, EndRow, RowKind, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
@@ -138,13 +139,18 @@ def _shown_row(redactor: Redactor, reader: HistoryReader, row: Row) -> Any:
     if row.kind in (RowKind.OPEN, *COMMITS):
         written = read_commit_content(row.content, reader.fetch, reader.decode)
         patch = None if written.patch is None else redactor.redact(redactor.redaction.patch(written.patch))
-        return encode_commit_content(CommitContent(patch, lm_calls=tuple(usage_alone(row))))
+        return encode_content(CommitContent(patch, lm_calls=_usage_in(row)))
     if row.kind == RowKind.LM_CALL:
-        return usage_alone(row)
-    if row.kind == RowKind.END and row.content is not None:
-        failures = row.content.value(reader.fetch, lambda plain: plain)
-        return [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]
+        return encode_content(CommitContent(lm_calls=_usage_in(row)))
+    if row.kind == RowKind.END:
+        failures = EndRow.read(row, reader.fetch).failures
+        return {"failures": [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]}
     return HIDDEN
+
+
+def _usage_in(row: Row) -> list[StoredCall]:
+    """The LM calls of a row without messages, response and text of an error."""
+    return [encode_call(usage_alone(call), {}) for call in calls_in(row)]
 
 
 # --- which rows a thread reaches
@@ -301,7 +307,7 @@ def _is_stored(
 def _row(line: Mapping[str, Any], offset: _RunOffset, blobs: Mapping[str, bytes]) -> Row:
     has_content = "content" in line or "base64" in line
     content = content_of(line, blobs) if has_content else None
-    return Row(int(line["row"]) - offset.shift, line["kind"], tuple(line["head"]), content)
+    return Row(int(line["row"]) - offset.shift, line["kind"], line["head"], content)
 
 
 def _point(point: tuple[str, int] | None, offsets: Mapping[str, _RunOffset]) -> Point | None:
@@ -427,7 +433,7 @@ class _Lines:
             _require(_is_count(line["row"]), f"{line['row']!r} is no number of a row")
             follows = not self._rows or line["row"] == self._rows[-1]["row"] + 1
             _require(bool(self._runs) and follows, f"row {line['row']} does not follow what is before it")
-            _require(isinstance(line["kind"], str) and isinstance(line["head"], list), "it is no row")
+            _require(isinstance(line["kind"], str) and isinstance(line["head"], dict), "it is no row")
             self._require_blobs(line)
             check_row(_row(line, _RunOffset("", 0), self._blobs), lambda _: self._blobs, self._decode)
             self._rows.append(line)

@@ -20,7 +20,8 @@ from dspyer.graph.spec import GraphSpec, Migrate
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.persistence.replay import update_commit
-from dspyer.persistence.rows import CommitContent, NewRow, RowKind, manual_commit_row
+from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.rows import CommitContent, RowKind, manual_commit_row
 from dspyer.reducers import Updates
 from dspyer.runtime.run_start import RunStart
 from dspyer.scheduler.run_state import active_branches

@@ -28,7 +28,8 @@ from dspyer.hints import UNIONS
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import Replace
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
+from dspyer.persistence.row_codec import Record, codec_of
+from dspyer.persistence.rows import COMMITS, CommitRow
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.runtime.run_stats import counted_parts
@@ -298,9 +299,9 @@ class StorableCheck:
     def _check(self, name: str, row: Row, value: Any) -> None:
         if name in self._named or known_class(name) is not None or not _holds(value, name):
             return
-        patch = value.patch if isinstance(value, CommitContent) else None
+        patch = getattr(value, "patch", None)
         field = next((field for field, update in (patch or {}).items() if _holds(update, name)), None)
-        node = CommitHeader.parse(row.header).node if row.kind in COMMITS else row.kind
+        node = CommitRow.of(row).node if row.kind in COMMITS else row.kind
         short = name.rpartition(":")[2]
         where = f"{node!r}" if field is None else f"{node!r}, field {field!r}"
         raise StateError(
@@ -322,6 +323,8 @@ def _holds(value: Any, name: str) -> bool:
         return any(_holds(part, name) for part in value.raw_items())
     if isinstance(value, Replace):
         return _holds(value.value, name)
+    if isinstance(value, Record):
+        return any(_holds(getattr(value, one), name) for one in codec_of(type(value)).user_data)
     if isinstance(value, Updates):
         return any(_holds(part, name) for part in value.updates)
     if isinstance(value, Mapping):

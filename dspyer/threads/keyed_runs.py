@@ -18,7 +18,7 @@ from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadErro
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.reader import read_run
-from dspyer.persistence.rows import RowKind, effect_row
+from dspyer.persistence.rows import EffectRow, EndRow, RowKind
 from dspyer.persistence.status import last_end
 from dspyer.runtime.request import Request
 from dspyer.stores.base import Point, RunRow, ThreadRow
@@ -130,7 +130,7 @@ class KeyedRuns:
             run_id = run_id or self._id_of(key, salt)
             return first._replace(
                 run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
-                rows=[*first.rows, effect_row(INPUTS, key.inputs if head.row.head else (*key.inputs, key.first))],
+                rows=[*first.rows, EffectRow(*INPUTS, key.inputs if head.row.head else (*key.inputs, key.first)).row()],
                 start=first.start._replace(run_id=run_id),
             )
 
@@ -193,7 +193,7 @@ class KeyedRuns:
         """The run as it is stored, if nothing is left to do; None if it is open, and the last one of the thread."""
         end = self._end_of(run, row)
         ending = None if end is None else last_end(self._store, end)
-        status = None if ending is None else ending.header[0]
+        status = None if ending is None else EndRow.of(ending).status
         if end is not None and (status == "completed" or end == row.head):
             return self._starter.as_stored(read_run(self._store, end), request) if status in DONE else None
         now = self._store.thread(self._thread)
@@ -230,7 +230,7 @@ class KeyedRuns:
     def _completion_of(self, part: str) -> Point | None:
         """The last row of a part of a run, if the run has completed there."""
         rows = self._store.rows(part)
-        completed = bool(rows) and rows[-1].kind == RowKind.END and rows[-1].header[0] == "completed"
+        completed = bool(rows) and rows[-1].kind == RowKind.END and EndRow.of(rows[-1]).status == "completed"
         return Point(part, rows[-1].seq) if completed else None
 
 

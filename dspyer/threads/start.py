@@ -30,16 +30,16 @@ from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
+from dspyer.persistence.row_codec import NO_BLOBS, NewRow
 from dspyer.persistence.rows import (
     COMMITS,
+    AnswerRow,
     CommitContent,
-    CommitHeader,
-    NewRow,
+    CommitRow,
+    ResumeRow,
     RowKind,
-    answer_row,
     first_version,
     open_row,
-    resume_row,
 )
 from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.persistence.status import resumes_without_progress
@@ -217,7 +217,7 @@ class RunStarter:
         rows: list[NewRow] = []
         for key, frozen in given_answers(records, answers, self.graph).items():
             records.answers[key] = frozen
-            rows.append(answer_row(key, frozen))
+            rows.append(AnswerRow(*key, frozen).row())
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
@@ -228,7 +228,7 @@ class RunStarter:
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
         blob = None if names is None else self.compatibility.graph_blobs
-        rows += [resume_row(count, running, blob), *migration]
+        rows += [ResumeRow(count, tuple(running)).row(blob or NO_BLOBS), *migration]
         run, seq = last.run, head.row.head.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
         if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
@@ -558,7 +558,7 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
     found: list[tuple[int, str]] = []
     count = 0
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope:
+        if row.kind in COMMITS and not CommitRow.of(row).scope:
             count += 1
             prefix = id_prefix(run.labels[point.run])
             if found and found[-1][1] == prefix:

@@ -11,7 +11,7 @@ from dspyer.ids import Address, full_id, whole_execution
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitRow, RowKind, read_commit_content
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 
 
@@ -32,9 +32,7 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
     nodes: dict[tuple[str, ...], str] = {}  # by execution, after those around it
     commits: dict[tuple[str, ...], list[CheckedCommit]] = {}
     rows = [
-        (row, point, CommitHeader.parse(row.header))
-        for row, point in zip(run.rows, run.points, strict=True)
-        if row.kind in COMMITS
+        (row, point, CommitRow.of(row)) for row, point in zip(run.rows, run.points, strict=True) if row.kind in COMMITS
     ]
     for _, _, header in rows:
         nodes[*header.scope, header.id] = header.node
@@ -45,8 +43,8 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
         logged = commits.setdefault(header.scope, [])
         content = read_commit_content(row.content, reader.fetch, reader.decode)
         parent = len(logged) - 1 if header.parents is None else (header.parents or (-1,))[0]
-        sent = content.overlays[0] if len(content.overlays) == 1 else None
-        name = full_id(run.labels.get(point.run, point.run), *header.scope, header.id)
+        sent = content.sent[0] if len(content.sent) == 1 else None
+        name = full_id(run.labels.get(point.run, point.run), header.execution)
         manual = row.kind != RowKind.COMMIT and row.kind != RowKind.JOIN
         logged.append(CheckedCommit(name, header.node, header.route, content.patch or {}, sent, parent, manual))
     return [

@@ -45,7 +45,7 @@ from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
-from dspyer.persistence.rows import StoredTrace, trace_row
+from dspyer.persistence.rows import StoredTrace
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -338,7 +338,7 @@ class RunSpans:
         self._api.propagator.inject(carrier, context=self._context)
         if not carrier:
             return
-        row = trace_row(StoredTrace(carrier, time.time(), self._thread))
+        row = StoredTrace(carrier, int(time.time()), self._thread).row()
         if session.run_start.first_row is None and not len(session.run.log):
             session.run_start = session.run_start._replace(first_row=row)
         else:

@@ -225,7 +225,9 @@ def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: 
     ):
         header = {"started": time.time() - ago, "worker": mark}
         store = Memory()
-        store.write(Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", ("START",))]))
+        store.write(
+            Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", {"node": "START"})])
+        )
         assert facts(Archive(store)) == [("t", status)], (place, mark, ago)
 
 
@@ -346,8 +348,8 @@ def damage(path: Path, statement: str) -> None:
 A = "(SELECT id FROM run WHERE thread = 'a')"
 DAMAGES = {
     "body": f"UPDATE entry SET body = 'no body' WHERE run = {A} AND seq = 2",
-    "header": f"UPDATE entry SET body = x'{body([1]).hex()}' WHERE run = {A} AND seq = 2",
-    "end": f"UPDATE entry SET body = x'{body([None]).hex()}' WHERE kind = 'end' AND run = {A}",
+    "header": f"UPDATE entry SET body = x'{body({'id': 1}).hex()}' WHERE run = {A} AND seq = 2",
+    "end": f"UPDATE entry SET body = x'{body({}).hex()}' WHERE kind = 'end' AND run = {A}",
     "rows": f"DELETE FROM entry WHERE run = {A}",
     "circle": "UPDATE run SET parents = '[[\"' || id || '\",2]]' WHERE thread = 'a'",
 }

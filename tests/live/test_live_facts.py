@@ -118,7 +118,7 @@ def test_each_post_is_shown_once_to_each_reader_in_one_order(
     assert row is not None
     assert row.head is not None
     rows = [one.header for one in store.rows(row.head.run, 0, row.head.seq) if one.kind == "post"]
-    assert [header[4] for header in rows] == list(range(1, len(rows) + 1))
+    assert [header["seq"] for header in rows] == list(range(1, len(rows) + 1))
     committed: list[tuple[int, str, str, str]] = []
     for commit in run.commits:
         for field, seqs in commit.live.posts.items() if commit.live else ():
@@ -126,7 +126,7 @@ def test_each_post_is_shown_once_to_each_reader_in_one_order(
             values = update.updates if isinstance(update, Updates) else (update,)
             committed += [(seq, field, value, commit.node) for seq, value in zip(seqs, values, strict=True)]
     committed.sort()
-    assert [post[0] for post in committed] == [header[4] for header in rows]
+    assert [post[0] for post in committed] == [header["seq"] for header in rows]
     for number, script in enumerate(scripts):  # as often as one attempt posts it
         wanted = [
             (action.split()[1], f"n{number} {place // 2}") for place, action in enumerate(script) if "post" in action

@@ -97,7 +97,7 @@ def test_an_interrupted_writer_does_not_repeat_its_posts(store: Any, asynchronou
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["draft", "final"], "echoes": ["draft", "final"]}
     assert [value for value, _ in heard[-1]] == ["draft", "final"]
-    stored = [header[4] for _, header in rows_of(store, t)]
+    stored = [header["seq"] for _, header in rows_of(store, t)]
     of_commits = {seq for commit in run.commits if commit.live for seqs in commit.live.posts.values() for seq in seqs}
     assert (len(stored), set(stored)) == (4, of_commits)
     assert t.state == run.state
@@ -128,7 +128,7 @@ def test_a_crash_between_post_and_commit_repeats_no_post(store: Any, asynchronou
     with pytest.raises(Crash):
         run_of(graph(store, dies).thread("t"), asynchronous)
     store.rest()
-    stored = [tuple(header[2:5]) for _, header in rows_of(store, t)]
+    stored = [(header["node"], header["field"], header["seq"]) for _, header in rows_of(store, t)]
     failing[0] = False
     run = t.resume(allow_changed_graph=True, take_over=True)
     run.raise_error()
@@ -167,7 +167,7 @@ def test_a_crash_at_any_write_ends_the_run_and_a_resume_repeats_no_post(
             run = t.run({}, key="k", take_over=True)  # resumes it, or returns it
         run.raise_error()
         assert run.state.to_dict() == {"notes": notes, "echoes": notes}
-        numbers = [header[4] for _, header in rows_of(store, t)]
+        numbers = [header["seq"] for _, header in rows_of(store, t)]
         assert (numbers, len(numbers)) == (sorted(set(numbers)), 8)
         if store.writes < at and store.at is not None:
             break
@@ -276,7 +276,7 @@ def test_a_cancelled_or_stopped_run_keeps_what_readers_have_committed(asynchrono
     run = resumed(t, asynchronous)
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["note"], "echoes": ["note"]}
-    assert [header[4] for _, header in rows_of(store, t)] == [1, 2]
+    assert [header["seq"] for _, header in rows_of(store, t)] == [1, 2]
 
 
 def test_views_of_a_later_run_show_posts_in_the_order_of_their_arrival(store: Any) -> None:

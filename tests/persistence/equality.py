@@ -49,32 +49,25 @@ def _rows_up_to(store: Store, at: Point) -> list[Row]:
     return [*[row for place, row in enumerate(before) if place not in gone], *rows]
 
 
-SCOPE = 9
-"""The place of the executions around a commit in the header of its row, where there are some."""
-
-
 def finished(store: Store, thread: str) -> set[str]:
     """The executions whose results are in the store, of the last run of a thread."""
     found: set[str] = set()
     for row in rows_of(store, thread):
         if row.kind in ("commit", "join"):
-            name = row.header[0]  # a number on the trunk
-            scope = row.header[SCOPE] if len(row.header) > SCOPE else ()
-            found.add("/".join((*scope, f"trunk:{name}" if isinstance(name, int) else name)))
+            found.add("/".join((*row.header.get("scope", ()), row.header["id"])))
         elif row.kind == "item":
-            found.add(str(row.header[0]))
+            found.add(row.header["execution"])
     return found
 
 
-CONFLICTS, SIDES = 6, 3
-"""The place of the conflicts in the content of a join that has resolved some, and of the sides in a conflict."""
+SIDES = 3
+"""The place of the sides in a conflict of a join, in its content."""
 
 
 def decided(store: Store, thread: str) -> int:
     """How many conflicts were decided by a policy in what is in the store."""
     joins = [json.loads(row.content.data) for row in rows_of(store, thread) if row.kind == "join" and row.content]
-    conflicts = [conflict for content in joins for conflict in dict(enumerate(content)).get(CONFLICTS, ())]
-    return sum(len(conflict[SIDES]) - 1 for conflict in conflicts)
+    return sum(len(conflict[SIDES]) - 1 for content in joins for conflict in content.get("conflicts", ()))
 
 
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:

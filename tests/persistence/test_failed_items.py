@@ -171,11 +171,11 @@ def test_the_commit_refers_to_the_rows_of_the_items_that_succeeded(mode: str, tm
         assert head is not None
         assert head.head is not None
         rows = store.rows(head.head.run, 0)
-        (row,) = [row for row in rows if row.kind == "commit" and row.header[1] == "read"]
-        assert row.header[ITEMS] == ["notes", 3, 0, 3, 5]
+        (row,) = [row for row in rows if row.kind == "commit" and row.header["node"] == "read"]
+        assert row.header["items"] == {"field": "notes", "number": 3, "failed": [0, 3, 5]}
         assert row.content is not None
         assert b"a!" not in row.content.data
-        assert {row.header[0] for row in rows if row.kind == "item"} == {f"trunk:1[{i}]" for i in (1, 2, 4)}
+        assert {row.header["execution"] for row in rows if row.kind == "item"} == {f"trunk:1[{i}]" for i in (1, 2, 4)}
     again = reading(path, reader(Counter())).thread("t")
     assert again.state == run.state
     assert [dict(commit.patch) for commit in again.history()] == [dict(commit.patch) for commit in run.commits]
@@ -184,10 +184,6 @@ def test_the_commit_refers_to_the_rows_of_the_items_that_succeeded(mode: str, tm
     loaded = reading(Memory(), reader(Counter())).thread("loaded")
     loaded.load(tmp_path / "t.jsonl")
     assert loaded.state == run.state
-
-
-ITEMS = 10
-"""The place of what the commit of a map refers to in the header of its row: field, number, failed ones."""
 
 
 class Counting(Memory):

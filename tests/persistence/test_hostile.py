@@ -421,11 +421,11 @@ def test_a_history_cannot_be_pruned_at_a_state_that_is_too_large(tmp_path: Path)
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [
-        pytest.param(("x", {"a": 1}, "y", None, -5), "which is no commit's", id="not the header of a commit"),
+        pytest.param({"id": "x", "a": 1}, "which is none of a CommitRow", id="not the header of a commit"),
         pytest.param(None, "has no row 99", id="a head behind the last row"),
     ],
 )
-def test_malformed_rows_raise(spoiled: tuple[Any, ...] | None, words: str) -> None:
+def test_malformed_rows_raise(spoiled: dict[str, Any] | None, words: str) -> None:
     store = Memory()
     t = program(store).thread("t")
     t.run({"q": "a"})

@@ -76,7 +76,9 @@ def test_the_commit_of_a_map_refers_to_its_items(opened: Open) -> None:
         run = mapping(into, node, opened()).thread(name).run({"docs": ["a", "b"]})
         assert run.state[into] == expected, name
         items, commits = rows(opened(), "item", name), rows(opened(), "commit", name)
-        assert {row.header[0] for row in items} == {"trunk:1[0]", "trunk:1[1]"}, name  # in the order of their ends
+        assert {row.header["execution"] for row in items} == {"trunk:1[0]", "trunk:1[1]"}, (
+            name
+        )  # in the order of their ends
         assert (into not in stored(commits[1])) is refers, name
         thread = mapping(into, node, opened()).thread(name)
         assert thread.state == run.state, name

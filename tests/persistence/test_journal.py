@@ -16,7 +16,7 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import load_run
 from dspyer.persistence.recovery import rows_from_snapshot
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.row_codec import NewRow
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Row, RunRow
 from tests.persistence.failing import DiskError, FailingMemory, disk_full
@@ -33,17 +33,17 @@ def test_nothing_is_written_after_a_write_has_failed() -> None:
     journal = Journal(store, "t", row.epoch, row.head.run, row.head.seq + 1)
     store.fails = True
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([NewRow("note", ())])
+        journal.write([NewRow("note", {})])
     store.fails = False
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([NewRow("note", ())])
+        journal.write([NewRow("note", {})])
     assert store.rows(row.head.run)[-1].kind == "end"
 
 
 def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two branches write at once, one of them for both; the next write fails before the other has looked."""
     store = FailingMemory()
-    store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())], head=Point("r", 0)))
+    store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", {})], head=Point("r", 0)))
     store.inline = False
     journal = Journal(store, "t", 1, "r", 1)
 
@@ -57,17 +57,17 @@ def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(m
             work(*args)
 
         monkeypatch.setattr("dspyer.persistence.journal.run_in_thread", in_order)
-        first = asyncio.create_task(journal.awrite([NewRow("commit", ("a",))]))
+        first = asyncio.create_task(journal.awrite([NewRow("commit", {"id": "a"})]))
         await asked.wait()
-        await journal.awrite([NewRow("commit", ("b",))])
+        await journal.awrite([NewRow("commit", {"id": "b"})])
         store.arm(disk_full, 1, after=False)
         with pytest.raises(StoreError):
-            journal.write([NewRow("commit", ("c",))])
+            journal.write([NewRow("commit", {"id": "c"})])
         go_on.set()
         await first
 
     asyncio.run(both())
-    assert [row.header for row in store.rows("r")] == [(), ("a",), ("b",)]
+    assert [row.header for row in store.rows("r")] == [{}, {"id": "a"}, {"id": "b"}]
 
 
 def test_every_method_of_a_store_raises_store_errors() -> None:

@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_before_its_commit_finds_the_result_on_resume(tmp_
         writes = SQLite.write
 
         def write(self: Any, change: Any) -> Any:
-            if any(row.kind == "commit" and row.header[1] == "search" for row in change.rows):
+            if any(row.kind == "commit" and row.header["node"] == "search" for row in change.rows):
                 os.kill(os.getpid(), signal.SIGKILL)
             return writes(self, change)
 

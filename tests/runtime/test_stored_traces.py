@@ -67,7 +67,7 @@ def test_a_resume_continues_the_trace(traces: Traces, how: str) -> None:
     assert traces.tree() == RESUMED
     assert len({span.context.trace_id for span in traces.spans}) == 1
     (row,) = rows(store)
-    assert row.header[0]["traceparent"].split("-")[1] == f"{traces.spans[0].context.trace_id:032x}"
+    assert row.header["carrier"]["traceparent"].split("-")[1] == f"{traces.spans[0].context.trace_id:032x}"
 
 
 @HOW
@@ -170,7 +170,7 @@ def test_a_damaged_trace_row_breaks_no_resume(traces: Traces) -> None:
     class Damaged(Memory):
         def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
             found = super().rows(run, first, last)
-            broken = ({"traceparent": "00-zz"}, 0, "t")
+            broken = {"carrier": {"traceparent": "00-zz"}, "at": 0, "thread": "t"}
             return [row._replace(header=broken) if row.kind == "trace" else row for row in found]
 
     thread = asks(Damaged()).thread("t")
@@ -235,7 +235,7 @@ def test_after_a_kill_the_resume_of_another_process_continues_the_trace(tmp_path
 def plain(store: Store) -> list[Any]:
     """What a thread's rows hold, but times and ids of processes."""
     return [
-        (row.kind, [part for part in row.header if not isinstance(part, (int, float))])
+        (row.kind, {name: part for name, part in row.header.items() if not isinstance(part, int | float)})
         for row in rows(store, traces=False)
     ]
 

@@ -332,7 +332,7 @@ class ListsResumedRunsAsEnded(Memory):
         found = super().list_runs(query)
         ends = [[row for row in self.rows(one.run.id, 0, one.last) if row.kind == "end"] for one in found]
         return [
-            one._replace(status=str(rows[-1].header[0]), end=rows[-1]) if rows else one
+            one._replace(status=str(rows[-1].header["status"]), end=rows[-1]) if rows else one
             for one, rows in zip(found, ends, strict=True)
         ]
 

@@ -18,7 +18,7 @@ def content(value: Any) -> Content:
 
 
 def row(seq: int, value: Any = None) -> Row:
-    return Row(seq, "commit", ("node", seq), content(value if value is not None else {"seq": seq}))
+    return Row(seq, "commit", {"id": f"node:{seq}"}, content(value if value is not None else {"seq": seq}))
 
 
 def rows(first: int, last: int) -> tuple[Row, ...]:

@@ -244,7 +244,7 @@ def test_equal_values_differ_by_row_and_repeated_writes_are_recognized() -> None
     inner = Memory()
     store = Encrypted(inner, key=KEY)
     same = content({"a": "same"})
-    change = Change(run=run("a"), rows_of="a", rows=(Row(0, "x", (), same), Row(1, "x", (), same)))
+    change = Change(run=run("a"), rows_of="a", rows=(Row(0, "x", {}, same), Row(1, "x", {}, same)))
     store.write(change)
     store.write(change)
     first, second = [row.content for row in inner.rows("a")]

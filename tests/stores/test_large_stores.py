@@ -81,7 +81,7 @@ def check(small: Mapping[str, int], large: Mapping[str, int]) -> None:
 
 # --- SQLite: steps of its virtual machine
 
-END = Row(0, "end", ("completed",))
+END = Row(0, "end", {"status": "completed"})
 FILL_SQLITE = [
     (
         "INSERT INTO run (id, thread, parents, header, started, ended) "
@@ -209,7 +209,7 @@ class Tables:
         return (connection or self.connection).execute(query, values or None)
 
     def fill(self, first: int, last: int) -> None:
-        shared, end = content(SHARED), Row(0, "end", ("completed",))
+        shared, end = content(SHARED), Row(0, "end", {"status": "completed"})
         values = {
             "ended": ended(end),
             "body": body(end.header, shared.data, shared.refs),

@@ -95,8 +95,8 @@ CONFLICTS: dict[str, tuple[Change, CurrentRows, str]] = {
         "row 5 of run 'r'",
     ),
     "another head of a row: 1 is not true": (
-        Change("t", 3, rows_of="r", rows=(row(5)._replace(header=(True,)),)),
-        CurrentRows(OWNED, last=5, rows=(row(5)._replace(header=(1,)),)),
+        Change("t", 3, rows_of="r", rows=(row(5)._replace(header={"x": True}),)),
+        CurrentRows(OWNED, last=5, rows=(row(5)._replace(header={"x": 1}),)),
         "row 5",
     ),
     "a row that was deleted since": (Change("t", 3, rows_of="r", rows=rows(2, 2)), CurrentRows(OWNED, last=5), "row 2"),

@@ -584,7 +584,7 @@ def test_a_released_thread_keeps_when_it_was_released(store: Postgres, postgres:
 def test_ids_of_blobs_that_are_no_hexadecimal_digits_are_refused(store: Postgres) -> None:
     store.write(begin("t", "r", 1))
     for name in ("x", "AB", "a b", "abc", ""):
-        refused = Row(1, "commit", ("trunk:1",), Content.stored(b"1", [name], {name: b"blob"}))
+        refused = Row(1, "commit", {"id": "trunk:1"}, Content.stored(b"1", [name], {name: b"blob"}))
         with pytest.raises(ValueError, match="no id of a blob"):
             store.write(Change("t", 1, rows_of="r", rows=[refused]))
     assert store.rows("r") == rows(1)

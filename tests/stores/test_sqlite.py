@@ -55,7 +55,7 @@ def test_any_text_is_a_name(tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         path = tmp_path / f"{number}.db"
         begun = run(name, name, Point(name, 0))
-        rows = (row(0, name)._replace(kind=name), row(1)._replace(header=(name, [name]), content=long))
+        rows = (row(0, name)._replace(kind=name), row(1)._replace(header={"id": [name]}, content=long))
         with SQLite(path) as store:
             store.write(Change(name, run=begun, rows_of=name, rows=rows, head=Point(name, 1)))
         with SQLite(path) as again:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Failure, Graph, Thread, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import Memory, SQLite, Store
-from dspyer.stores.base import Point, Row
+from dspyer.stores.base import Point
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import no_pauses
 from tests.stores.kit import begin
@@ -100,35 +100,6 @@ def test_a_stored_failure_knows_its_attempt_and_whether_another_one_may_help(sto
     assert error is not None
     assert (error.attempt, error.retryable, error.type, error.message) == (3, True, "GoneError", "x" * 500)
     assert "x" * 1000 in error.traceback
-
-
-OLD_FAILURE: dict[str, Any] = {
-    "node": "work",
-    "branch": [0],
-    "execution": "0:0",
-    "type": "KeyError",
-    "message": "y" * 600,
-    "traceback": "t",
-}
-
-
-class OfEarlierVersion(Memory):
-    """Rows of failures name no attempt."""
-
-    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        found = super().rows(run, first, last)
-        return [
-            row._replace(content=type(row.content)([OLD_FAILURE])) if row.kind == "end" and row.content else row
-            for row in found
-        ]
-
-
-def test_failures_of_rows_that_name_no_attempt_are_read() -> None:
-    store = OfEarlierVersion()
-    program(store).thread("t").run({"q": "boom"})
-    t = program(store).thread("t")
-    assert t.failures == (Failure(**OLD_FAILURE),)
-    assert (t.failures[0].attempt, t.failures[0].branch) == (1, (0,))
 
 
 # --- deleting
@@ -254,7 +225,7 @@ def test_an_export_is_readable_json_lines(store: Store, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert lines[0]["thread"] == "t"
     assert lines[-1] == {"digest": digest}
-    assert {"log": ["a"]} in [line["content"][0] for line in lines if line.get("kind") == "commit"]
+    assert {"log": ["a"]} in [line.get("content", {}).get("patch") for line in lines if line.get("kind") == "commit"]
     assert not (tmp_path / "t.jsonl.part").exists()
 
 

@@ -701,7 +701,7 @@ class Damaged(Memory):
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         found = super().rows(run, first, last)
-        return [row._replace(header=("trunk:1",)) if self.damaged and row.seq == 3 else row for row in found]
+        return [row._replace(header={"id": "trunk:1"}) if self.damaged and row.seq == 3 else row for row in found]
 
 
 @pytest.mark.parametrize("fits", [True, False])
