@@ -300,8 +300,8 @@ _PLACE = ("scope", "at", "node", "branch", "execution")
 """The fields that say where and when an event happened: what shows events shows them beside the label."""
 
 
-def stamped(event: Event, scope: tuple[str, ...], at: float) -> Event:
-    """Return an event with its scope and time, unless it has them. It is changed in place: no reader has it yet.
+def stamp(event: Event, scope: tuple[str, ...], at: float) -> None:
+    """Give an event its scope and time, unless it has them. It is changed in place: no reader has it yet.
 
     A copy would take longer than the rest of publishing it. An event that a user has made is a copy already.
     """
@@ -309,7 +309,6 @@ def stamped(event: Event, scope: tuple[str, ...], at: float) -> Event:
         _set(event, "scope", scope)
     if not event.at:
         _set(event, "at", at)
-    return event
 
 
 _set = object.__setattr__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, NoReturn
 
@@ -20,15 +21,13 @@ MakeRun = Callable[[dspy.Prediction], Any]
 """Makes the `Run` of a prediction (a module of its own, which imports this one)."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RunLink:
     """The run of a prediction, made when it is first asked for. Copies of the prediction share it."""
 
-    __slots__ = ("_lock", "_make", "_run")
-
-    def __init__(self, make: MakeRun | None = None, run: Any = None) -> None:
-        self._make = make
-        self._run = run
-        self._lock = RLock()  # a run that is made sets itself
+    _make: MakeRun | None = None
+    _run: Any = None
+    _lock: Any = field(default_factory=RLock)  # a run that is made sets itself
 
     def run(self, prediction: dspy.Prediction) -> Any:
         """The run. May be called from any thread."""
@@ -67,7 +66,7 @@ class KeptPrediction:
         prediction = self._made()
         if prediction is None:
             prediction = _prediction_of(self._parts)
-            prediction.__dict__[ATTRIBUTE] = RunLink(run=run)
+            prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
             self._made = weakref.ref(prediction)
         return prediction
 

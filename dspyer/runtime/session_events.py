@@ -17,8 +17,8 @@ from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import annotate, brief
 from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy, stamped
-from dspyer.layers.layer import RunLayers
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy, stamp
+from dspyer.layers.layer import Layer, RunLayers
 
 if TYPE_CHECKING:
     from dspyer.runtime.run_log import RunLog
@@ -108,20 +108,15 @@ class SessionEvents:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
         if self._limit is not None and self._limit.left_running:
             return
-        if type(event) is not ConflictFound and not self.heard():
+        if self._unheard and type(event) is not ConflictFound and not self.heard():
             return
-        event = stamped(event, self._scope, time())
+        if self._scope or not event.at:
+            stamp(event, self._scope, time())
         for layer in self.layers.events:
-            try:
-                shown = layer.event(event)
-            except Exception as error:
-                annotate(error, f"in {type(layer).__name__}.event, which got {type(event).__name__}")
-                raise
+            shown = _shown(layer, event)
             if shown is None:
                 return
-            if not isinstance(shown, Event):
-                raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
-            event = shown if shown.at else stamped(own_copy(shown), event.scope, event.at)
+            event = shown
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
@@ -149,6 +144,21 @@ class SessionEvents:
             return
         for event in events:
             self.publish(event)
+
+
+def _shown(layer: Layer, event: Event) -> Event | None:
+    """What a layer makes of an event; None if it drops it."""
+    try:
+        shown = layer.event(event)
+    except Exception as error:
+        annotate(error, f"in {type(layer).__name__}.event, which got {type(event).__name__}")
+        raise
+    if shown is not None and not isinstance(shown, Event):
+        raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
+    if shown is not None and not shown.at:
+        shown = own_copy(shown)
+        stamp(shown, event.scope, event.at)
+    return shown
 
 
 def log_conflict(conflict: MergedConflict) -> None:

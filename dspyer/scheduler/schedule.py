@@ -158,7 +158,8 @@ def advance(
     _, fork_children, before, head, parent, last, counts = branch
     alone = ready._heap is None and not (waiting._data or running._data) and not failures and not suspended._data
     index, step, one, schema = log._count, last + 1, len(targets) == 1, topology.schema
-    version = first + index if alone else None  # other branches may commit before this one: none until they join
+    number = first + index
+    version = number if alone else None  # other branches may commit before this one: none until they join
     route = (targets[0].node,) if one else tuple([target.node for target in targets])
     parents = (parent,) if step else ()
     commit = Commit(
@@ -197,7 +198,7 @@ def advance(
     entry: LogEntry = _new(LogEntry, (commit, state, parents_at, None if one else counts, _NOTHING, (), overlays))
     moved: Branch = _new(Branch, (path, fork_children, state, index, commit_id, step, counts))
     log = log.append(entry)
-    events: list[Event] = [Committed(commit, first + index)] if heard else []
+    events: list[Event] = [Committed(commit, number)] if heard else []
     if alone and one and targets[0].overlay is None:
         # The only branch goes to one node. It can neither block nor be blocked, so the bookkeeping of `_arrive` has a
         # known result. Most commits of most runs take this path.
