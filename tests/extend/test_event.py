@@ -6,16 +6,21 @@ import asyncio
 import json
 import pickle
 import time
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dspyer
 from dspyer import END, START, Context, Graph
+from dspyer.__main__ import main
 from dspyer.extend import Call, Event, Layer
 from dspyer.testing import no_pauses
 from tests.rows import each
+from tests.runtime.test_progress import Terminal
+from tests.runtime.traces import tracing
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,46 @@ def test_reports_and_pages_show_it_at_its_execution(tmp_path: Path) -> None:
     text = json.dumps(data["values"])
     assert text.count('"shout: 3 characters"') >= 1
     assert '"each: 1 characters"' in text
+
+
+def test_spans_have_it_as_an_event_of_its_execution() -> None:
+    with tracing() as traces, no_pauses():
+        retried("sync").run(INPUTS)
+    found = [
+        (span.name, (span.attributes or {})["dspyer.execution"], (event.attributes or {})["label"])
+        for span in traces.spans
+        for event in span.events
+        if event.name == "Length"
+    ]
+    assert sorted(found) == [
+        ("invoke_node shout", "trunk:1/trunk:1", "3 characters"),
+        ("invoke_node shout", "trunk:1/trunk:1", "3 characters"),
+        ("item 0", "trunk:2[0]", "1 characters"),
+        ("item 1", "trunk:2[1]", "3 characters"),
+    ]
+
+
+measured = retried("sync")
+
+
+@each("shown_by", ["progress", "run"])
+def test_progress_and_the_command_line_show_it(shown_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with redirect_stderr(terminal), no_pauses():
+        if shown_by == "progress":
+            with dspyer.progress():
+                measured.run(INPUTS)
+        else:
+            with pytest.raises(SystemExit) as ended:
+                main(["run", f"{__name__}:measured", "--input", json.dumps(INPUTS)])
+            assert ended.value.code == 0
+    lines = [line.lstrip("├└─ ") for line in terminal.closed_with.splitlines()]
+    # The last three events are shown: the first attempt's may be above them.
+    assert "shout: 3 characters" in lines
+    assert {"each: 1 characters", "each: 3 characters"} <= set(lines)
 
 
 def test_an_event_has_a_plain_label_of_its_own() -> None:
