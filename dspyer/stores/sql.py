@@ -494,7 +494,7 @@ def _delete_refs(session: Session, table: str, where: str, values: Sequence[Any]
         elif isinstance(header, dict) and DAMAGED in header:
             damaged.append((run, place))
     for at in damaged:
-        refs += session("SELECT blob, run, seq FROM {s}.ref WHERE run = ? AND seq = ?", at)  # type: ignore[arg-type]
+        refs += session("SELECT blob, run, seq FROM {s}.ref WHERE run = ? AND seq = ?", at)
     session.each("DELETE FROM {s}.ref WHERE blob = ? AND run = ? AND seq = ?", refs)
     return count, {blob for blob, *_ in refs}
 
