@@ -567,9 +567,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="replaced_snapshot_loses_blobs",
-        file="dspyer/stores/sqlite.py",
-        old="if ref[0] not in kept]",
-        new="]",
+        file="dspyer/stores/sql.py",
+        old="    insert_refs(session, encoded.refs)\n    _delete_unused(session, freed)",
+        new="    _delete_unused(session, freed)\n    insert_refs(session, encoded.refs)",
         loss="a snapshot that replaces one at the same row loses the large values that both have",
         tests=("tests/stores/test_conformance.py", "tests/stores", "tests/threads"),
     ),

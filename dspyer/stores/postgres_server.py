@@ -23,13 +23,11 @@ from psycopg.pq import TransactionStatus
 from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
+from dspyer.stores.sql import PATIENCE
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Values = Sequence[Any] | Mapping[str, Any]
 T = TypeVar("T")
-
-PATIENCE = 15.0
-"""Seconds that a call waits for a connection, or for a lock: half of a lease, so that a waiting owner keeps its own."""
 
 PAUSE = 1.0
 """Seconds for which a server that has refused a connection is not asked for another, while there are some."""
@@ -284,8 +282,8 @@ TABLES = """
     """
 
 
-class PostgresSession:
-    """Executes statements with a connection. `{s}` in them is the name of the schema."""
+class PostgresConnection:
+    """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
 
     def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
@@ -293,18 +291,26 @@ class PostgresSession:
 
     def __call__(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """Execute a statement and return its rows."""
-        cursor = self.connection.execute(statement.replace("{s}", self._schema), values, binary=True)
+        cursor = self.connection.execute(self._text(statement), values, binary=True)
         return cursor.fetchall() if cursor.description else []
+
+    def count(self, statement: str, values: Values = ()) -> int:
+        """Execute a statement and return how many rows it has changed."""
+        return self.connection.execute(self._text(statement), values).rowcount
+
+    def _text(self, statement: str) -> str:
+        return statement.replace("?", "%b").replace("{s}", self._schema)
 
     def each(self, statement: str, values: Iterable[Values]) -> None:
         """Execute a statement with each of the values, without waiting for the answer to one before the next."""
-        with self.connection.cursor() as cursor:
-            cursor.executemany(statement.replace("{s}", self._schema), values)
+        if listed := list(values):
+            with self.connection.cursor() as cursor:
+                cursor.executemany(self._text(statement), listed)
 
     def stream(self, statement: str, values: Values = ()) -> Iterator[tuple[Any, ...]]:
         """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
         with self.connection.cursor() as cursor:
-            yield from cursor.stream(statement.replace("{s}", self._schema), values, binary=True)
+            yield from cursor.stream(self._text(statement), values, binary=True)
 
 
 def prepare(connection: Connection, schema: str, read_only: bool) -> None:
@@ -324,7 +330,7 @@ def prepare(connection: Connection, schema: str, read_only: bool) -> None:
                     # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
                     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
                 connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema)))
-                PostgresSession(connection, schema)("INSERT INTO {s}.version VALUES (%s)", [VERSION])
+                PostgresConnection(connection, schema)("INSERT INTO {s}.version VALUES (%s)", [VERSION])
                 return
     if not version:
         raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
@@ -341,4 +347,4 @@ def _version_of(connection: Connection, schema: str) -> int:
     tables = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
     if not connection.execute(tables, [schema]).rowcount:
         return 0
-    return int(PostgresSession(connection, schema)("SELECT coalesce(max(number), 0) FROM {s}.version")[0][0])
+    return int(PostgresConnection(connection, schema)("SELECT coalesce(max(number), 0) FROM {s}.version")[0][0])

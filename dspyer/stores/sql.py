@@ -1,0 +1,503 @@
+"""What the stores in SQLite and in PostgreSQL have in common: their statements, and the order in which a change writes.
+
+The tables are the same, so the statements are, too. In a statement, `{s}.` is the schema and `?` a value; a `Session`
+executes it with the driver of its database. What differs between the two is its methods: locks, leases, and how the
+next row of a run is appended, which each database does in as few statements as it can.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from dspyer.stores.base import (
+    ENDINGS,
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+    end_of,
+    is_listed,
+    start_of,
+)
+from dspyer.stores.columns import (
+    BLOB_ID,
+    DAMAGED,
+    decode_body,
+    decode_ended,
+    decode_json,
+    decode_owner,
+    decode_point,
+    decode_points,
+    encode_blob_id,
+    encode_body,
+    encode_ended,
+    encode_json,
+    encode_text,
+    ended_range,
+)
+from dspyer.stores.content import Content
+from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
+from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, check_runs, plan_write
+
+T = TypeVar("T")
+Columns = tuple[Any, ...]
+Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
+Ref = tuple[bytes, str, int]
+"""A use of a blob, the columns of the table `ref`: the blob, the run, and the entry, or -1 minus that of a snapshot."""
+
+PATIENCE = 15.0
+"""Seconds that a call waits for a lock: half of a lease, so that the lease of a waiting owner does not expire."""
+
+MAX_SEQ = (1 << 63) - 1
+"""The greatest number that a row can have: that of an integer in the databases."""
+
+_BATCH = 500
+"""How many keys one statement looks for."""
+
+
+class Session(ABC):
+    """Executes statements with one connection.
+
+    Attributes:
+        lease: the expression for the column of a lease.
+        order: the columns by which the runs of a thread are in the order of their creation.
+    """
+
+    lease: ClassVar[str]
+    order: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
+        """Execute a statement and return its rows."""
+
+    @abstractmethod
+    def count(self, statement: str, values: Any = ()) -> int:
+        """Execute a statement and return how many rows it has changed."""
+
+    @abstractmethod
+    def each(self, statement: str, values: Iterable[Any]) -> None:
+        """Execute a statement with each of the values."""
+
+    @abstractmethod
+    def stream(self, statement: str, values: Any = ()) -> Iterator[Columns]:
+        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
+
+    @abstractmethod
+    def encode_name(self, name: str) -> Any:
+        """The column of the name of a thread."""
+
+    @abstractmethod
+    def decode_name(self, column: Any) -> str:
+        """The name of a thread."""
+
+    @abstractmethod
+    def thread_now(self, thread: ThreadRow) -> ThreadRow:
+        """A thread as it was read from its columns, with the seconds of its lease."""
+
+    @abstractmethod
+    def at_one_time(self) -> AbstractContextManager[object]:
+        """Make all statements of a block see the same rows."""
+
+    @abstractmethod
+    def lock(self, change: Change) -> CurrentRows:
+        """Lock what a change writes, and read what `plan_write` must know, but the rows."""
+
+    @abstractmethod
+    def insert_blobs(self, blobs: Mapping[bytes, bytes]) -> None:
+        """Insert the blobs that are not stored yet."""
+
+    @abstractmethod
+    def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
+        """Write the row of the thread of a change."""
+
+    @abstractmethod
+    def lock_blobs(self, blobs: list[bytes]) -> None:
+        """Keep others from referring to blobs that may be deleted."""
+
+    def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:
+        """Execute a statement, in which `KEYS` is the list of keys, for all of them, and return its rows."""
+        found = [self(statement.replace("KEYS", _marks(batch)), batch) for batch in _batches(keys)]
+        return [columns for rows in found for columns in rows]
+
+
+def _batches(keys: Iterable[Any]) -> Iterator[list[Any]]:
+    listed = list(keys)
+    return (listed[first : first + _BATCH] for first in range(0, len(listed), _BATCH))
+
+
+def _marks(keys: Collection[Any]) -> str:
+    return ", ".join("?" * len(keys))
+
+
+class SQLStore(Store):
+    """A store in tables."""
+
+    @abstractmethod
+    def _read(self, work: Callable[[Session], T]) -> T:
+        """Call `work`, which only reads."""
+
+    @abstractmethod
+    def _write(self, work: Callable[[Session], T]) -> T:
+        """Call `work` in a transaction."""
+
+    @abstractmethod
+    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[Session], None]) -> DeletionReport:
+        """Delete what is planned for the threads and runs around `names`, or for the whole store without names.
+
+        `check` is called before anything is deleted, and may raise.
+        """
+
+    def thread(self, name: str) -> ThreadRow | None:
+        return self._read(lambda session: read_thread(session, name))
+
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        def work(session: Session) -> list[str]:
+            statement = "SELECT name FROM {s}.thread WHERE name > ? ORDER BY name LIMIT ?"
+            found = session(statement, (session.encode_name(after), MAX_SEQ if limit is None else limit))
+            return [session.decode_name(name) for (name,) in found]
+
+        return self._read(work)
+
+    def run(self, run: str) -> RunRow | None:
+        return self._read(lambda session: read_run(session, run))
+
+    def runs(self, thread: str) -> list[RunRow]:
+        if not thread:  # runs of no thread belong to deleted ones
+            return []
+        return self._read(lambda session: read_runs(session, "thread = ?", session.encode_name(thread)))
+
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        return self._read(lambda session: list_runs(session, query))
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        return self._read(lambda session: read_rows(session, run, first, last))
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        keys = [encode_blob_id(name) for name in ids if BLOB_ID.fullmatch(name)]
+        statement = "SELECT id, body FROM {s}.blob WHERE id IN (KEYS)"
+        return {key.hex(): body for key, body in self._read(lambda session: session.of_keys(statement, keys))}
+
+    def snapshot(self, at: Point) -> Snapshot | None:
+        return self._read(lambda session: read_snapshot(session, at))
+
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        gone = frozenset(threads)
+        return self._delete(gone, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
+
+    def delete_unreachable(self, thread: str) -> DeletionReport:
+        return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
+
+    def drop_snapshots(self) -> None:
+        roots = "SELECT 1 FROM {s}.thread WHERE root_run = snapshot.run AND root_seq = snapshot.seq"
+
+        def work(session: Session) -> None:
+            _delete_places(session, "snapshot", f"NOT EXISTS ({roots})")
+
+        self._write(work)
+
+
+# --- reading
+
+THREAD = "SELECT thread.name, fencing, head_run, head_seq, root_run, root_seq, owner, LEASE, runs FROM {s}.thread"
+_RUN = "SELECT run.id, run.thread, run.parents, run.header FROM {s}.run"
+LAST = "coalesce((SELECT max(seq) FROM {s}.entry WHERE entry.run = run.id), -1)"
+_ROWS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq BETWEEN ? AND ?"
+_ENDINGS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq <= ? AND kind IN (?, ?)"
+_SNAPSHOT = "SELECT seq, body FROM {s}.snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+
+
+def read_thread(session: Session, name: str) -> ThreadRow | None:
+    found = session(f"{THREAD.replace('LEASE', session.lease)} WHERE name = ?", (session.encode_name(name),))
+    return session.thread_now(decode_thread(session, found[0])) if found else None
+
+
+def decode_thread(session: Session, columns: Sequence[Any]) -> ThreadRow:
+    name, epoch, head, head_seq, root, root_seq, owner, lease, runs = columns
+    points = decode_point(head, head_seq), decode_point(root, root_seq)
+    return ThreadRow(session.decode_name(name), points[0], epoch, decode_owner(owner), lease, points[1], runs)
+
+
+def read_run(session: Session, run: str) -> RunRow | None:
+    return next(iter(read_runs(session, "id = ?", run)), None)
+
+
+def read_runs(session: Session, where: str, value: Any) -> list[RunRow]:
+    found = session(f"{_RUN} WHERE {where} ORDER BY {session.order}", (value,))
+    return [decode_run(session, columns) for columns in found]
+
+
+def decode_run(session: Session, columns: Sequence[Any]) -> RunRow:
+    run, thread, parents, header = columns
+    return RunRow(run, session.decode_name(thread), decode_points(parents), decode_json(header))
+
+
+def read_rows(session: Session, run: str, first: int, last: int | None) -> list[Row]:
+    end = MAX_SEQ if last is None else min(last, MAX_SEQ)
+    return [_row(*columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, max(first, 0), end))]
+
+
+def read_end(session: Session, run: str, last: int = MAX_SEQ) -> Row | None:
+    """The row with which a run ended, by its rows up to `last`."""
+    found = session(f"{_ENDINGS} ORDER BY seq DESC LIMIT 1", (run, last, *sorted(ENDINGS)))
+    return end_of([_row(*columns) for columns in found])
+
+
+def read_snapshot(session: Session, at: Point) -> Snapshot | None:
+    for seq, body in session(_SNAPSHOT, (at.run, min(at.seq, MAX_SEQ))):
+        # Of a damaged one, an empty content: its reader is told that it is none.
+        return Snapshot(Point(at.run, seq), decode_body(body)[1] or Content.stored(b""))
+    return None
+
+
+def _row(seq: int, kind: str, body: bytes) -> Row:
+    header, content = decode_body(body)
+    return Row(seq, kind, header, content)
+
+
+
+# --- lists of runs
+
+# CROSS JOIN: in SQLite, the runs come first, in the order of the list, so that reading ends with the last one wanted.
+_LISTED = f"""
+    {_RUN.partition(" FROM ")[0]}, run.started, run.ended, {LAST},
+    {THREAD.removeprefix("SELECT ").partition(" FROM ")[0]}
+    FROM {{s}}.run CROSS JOIN {{s}}.thread
+    WHERE %s ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT ?"""
+
+
+def list_runs(session: Session, query: RunQuery) -> list[ListedRun]:
+    """The runs that a query asks for."""
+    found: list[ListedRun] = []
+    with session.at_one_time():
+        while len(found) < query.limit:
+            statement, values = _list_statement(session, query)
+            batch = [_listed(session, columns, query.last) for columns in session(statement, values)]
+            found += [listed for listed in batch if is_listed(listed, query._replace(after=None))]
+            if len(batch) < query.limit:
+                break
+            query = query._replace(after=batch[-1].place)
+    return found[: query.limit]
+
+
+def _list_statement(session: Session, query: RunQuery) -> tuple[str, list[Any]]:
+    """The statement of a query, and its values. It may find runs that the query does not ask for."""
+    terms = ["thread.head_run = run.id" if query.last else "thread.name = run.thread"]
+    values: list[Any] = []
+    if query.statuses is not None:
+        ended = [ended_range(status) for status in sorted(query.statuses) if status]
+        chosen = ["run.ended >= ? AND run.ended < ?"] * len(ended)
+        chosen += ["run.ended IS NULL"] * ("" in query.statuses)
+        chosen += [f"head_seq <> {LAST}"] * query.last  # a copy of a part of a run: see `_listed`
+        terms.append(f"({' OR '.join(chosen) or 'false'})")
+        values += [bound for bounds in ended for bound in bounds]
+    for term, value in (
+        ("thread.name = ?", None if query.thread is None else session.encode_name(query.thread)),
+        ("run.id = ?", query.run),
+        ("run.graph = ?", None if query.graph is None else encode_text(query.graph)),
+        ("run.started >= ?", query.since),
+        ("run.started < ?", query.until),
+    ):
+        if value is not None:
+            terms.append(term)
+            values.append(value)
+    if query.after is not None:
+        started, run, thread = query.after
+        terms.append("(run.started, run.id, thread.name) < (?, ?, ?) AND run.started <= ?")
+        values += [started, run, session.encode_name(thread), started]
+    return (_LISTED % " AND ".join(terms)).replace("LEASE", session.lease), [*values, query.limit]
+
+
+def _listed(session: Session, columns: Columns, is_last: bool) -> ListedRun:
+    run, thread = decode_run(session, columns[:4]), session.thread_now(decode_thread(session, columns[7:]))
+    started, ended, last = columns[4:7]
+    if is_last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
+        last = thread.head.seq
+        end = read_end(session, run.id, last)
+        ended = None if end is None else encode_ended(end)
+    status, row = ("", None) if ended is None else decode_ended(ended)
+    return ListedRun(thread, run, started, status, last, row)
+
+
+# --- writing
+
+
+class EncodedChange(NamedTuple):
+    """The columns of a change, encoded before anything is locked.
+
+    Attributes:
+        bodies: the bodies of its rows by number.
+        snapshot: the body of its snapshot.
+        blobs: the blobs that may not be stored yet.
+        refs: what its rows and its snapshot refer to.
+    """
+
+    bodies: Mapping[int, bytes]
+    snapshot: bytes
+    blobs: Mapping[bytes, bytes]
+    refs: Sequence[Ref]
+
+    @classmethod
+    def of(cls, change: Change) -> EncodedChange:
+        """Encode a change."""
+        bodies = {row.seq: encode_body(row.header, row.content) for row in change.rows}
+        uses = [(change.rows_of, row.seq, row.content) for row in change.rows if row.content is not None]
+        snapshot = b""
+        if change.snapshot is not None:
+            (run, seq), content = change.snapshot
+            uses.append((run, -1 - seq, content))
+            snapshot = encode_body({}, content)
+        blobs: dict[bytes, bytes] = {}
+        refs: list[Ref] = []
+        for run, seq, content in uses:
+            if content.refs:
+                blobs.update({encode_blob_id(name): blob for name, blob in content.blobs.items()})
+                refs += [(encode_blob_id(name), run, seq) for name in content.refs]
+        return cls(bodies, snapshot, blobs, refs)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(map(len, self.bodies.values())) + len(self.snapshot) + sum(map(len, self.blobs.values()))
+
+
+def write_planned(session: Session, change: Change, encoded: EncodedChange) -> int:
+    """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
+    current = session.lock(change)
+    if current.last is not None and change.rows and change.rows[0].seq <= current.last:
+        stored = read_rows(session, change.rows_of, change.rows[0].seq, change.rows[-1].seq)
+        current = current._replace(rows=stored)
+    plan = plan_write(change, current)
+    if plan is None:
+        return current.thread.epoch if current.thread is not None else 0
+    check_runs(change, lambda run: read_run(session, run) is not None)
+    if plan.new_run and change.run is not None:
+        _insert_run(session, change.run)
+    session.insert_blobs(encoded.blobs)
+    rows = [(change.rows_of, row.seq, row.kind, encoded.bodies[row.seq]) for row in plan.rows]
+    session.each("INSERT INTO {s}.entry VALUES (?, ?, ?, ?)", rows)
+    write_ended(session, change.rows_of, plan.rows)
+    freed = _write_snapshot(session, change.snapshot, encoded) if change.snapshot is not None else set()
+    insert_refs(session, encoded.refs)
+    _delete_unused(session, freed)
+    if not change.thread:
+        return 0
+    session.write_thread(change, current, plan)
+    return plan.epoch
+
+
+def ended_by(rows: Sequence[Row]) -> bytes | None:
+    """The column `ended` of a run after rows of which one says how it ended, or that it was resumed."""
+    end = end_of(reversed(rows))
+    return None if end is None else encode_ended(end)
+
+
+def write_ended(session: Session, run: str, rows: Sequence[Row]) -> None:
+    """Note how a run ended if its new rows say so."""
+    if any(row.kind in ENDINGS for row in rows):
+        session("UPDATE {s}.run SET ended = ? WHERE id = ?", (ended_by(rows), run))
+
+
+def insert_refs(session: Session, refs: Sequence[Ref]) -> None:
+    session.each("INSERT INTO {s}.ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING", refs)
+
+
+def _insert_run(session: Session, run: RunRow) -> None:
+    graph = run.header.get("graph")
+    name = encode_text(graph) if isinstance(graph, str) else None
+    columns = run.id, session.encode_name(run.thread), encode_json(run.parents), encode_json(dict(run.header)), name
+    session("INSERT INTO {s}.run VALUES (?, ?, ?, ?, ?, ?, NULL)", (*columns, start_of(run)))
+    links = [(parent.run, run.id) for parent in run.parents]
+    session.each("INSERT INTO {s}.link VALUES (?, ?) ON CONFLICT DO NOTHING", links)
+
+
+def _write_snapshot(session: Session, snapshot: Snapshot, encoded: EncodedChange) -> set[bytes]:
+    """Insert or replace a snapshot; return the blobs that the replaced one referred to."""
+    at, body, here = snapshot.at, encoded.snapshot, "run = ? AND seq = ?"
+    if session.count("INSERT INTO {s}.snapshot VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*at, body)):
+        return set()
+    _, freed = _delete_refs(session, "snapshot", here, at)
+    session(f"UPDATE {{s}}.snapshot SET body = ? WHERE {here}", (body, *at))
+    return freed
+
+
+# --- deletion
+
+
+def _check(session: Session, gone: Collection[str], epochs: Mapping[str, int]) -> None:
+    """Refuse to delete threads of other epochs; note the largest epoch of the deleted ones."""
+    names = [session.encode_name(name) for name in {*gone, *epochs}]
+    found = session.of_keys("SELECT name, fencing FROM {s}.thread WHERE name IN (KEYS)", names)
+    current = {session.decode_name(name): epoch for name, epoch in found}
+    check_epochs(current, epochs)
+    largest = max((epoch for name, epoch in current.items() if name in gone), default=0)
+    # Only if it grows: deletions of other threads would wait for the lock of its row.
+    session("UPDATE {s}.fence SET largest = ? WHERE largest < ?", (largest, largest))
+
+
+def delete_planned(session: Session, plan: DeletionPlan) -> DeletionReport:
+    """Delete what a plan says."""
+    places: list[tuple[str, Sequence[Any]]] = [
+        *[(f"run IN ({_marks(batch)})", batch) for batch in _batches(plan.runs)],
+        *[("run = ? AND seq BETWEEN ? AND ?", span) for span in plan.rows],
+    ]
+    rows = sum(_delete_places(session, "entry", *place) for place in places)
+    for place in places:
+        _delete_places(session, "snapshot", *place)
+    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+        end = read_end(session, run)
+        session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
+    for statement, keys in (
+        ("DELETE FROM {s}.thread WHERE name IN (KEYS)", map(session.encode_name, plan.threads)),
+        ("DELETE FROM {s}.link WHERE child IN (KEYS)", plan.runs),
+        ("DELETE FROM {s}.run WHERE id IN (KEYS)", plan.runs),
+        ("UPDATE {s}.run SET thread = '' WHERE id IN (KEYS)", plan.orphans),
+    ):
+        session.of_keys(statement, keys)
+    return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
+
+
+def _delete_places(session: Session, table: str, where: str, values: Sequence[Any] = ()) -> int:
+    """Delete rows or snapshots with the blobs that only they refer to; return how many there were."""
+    count, freed = _delete_refs(session, table, where, values)
+    session(f"DELETE FROM {{s}}.{table} WHERE {where}", values)
+    _delete_unused(session, freed)
+    return count
+
+
+def _delete_refs(session: Session, table: str, where: str, values: Sequence[Any]) -> tuple[int, set[bytes]]:
+    """Delete what rows or snapshots refer to, as their bodies say; return how many they are, and their blobs.
+
+    The table of references is in the order of the blobs. It is searched only for a damaged body, which says nothing.
+    """
+    count, refs, damaged = 0, list[Ref](), list[tuple[str, int]]()
+    for run, seq, body in session.stream(f"SELECT run, seq, body FROM {{s}}.{table} WHERE {where}", values):
+        count += 1
+        header, content = decode_body(body)
+        place = seq if table == "entry" else -1 - seq
+        if content is not None:
+            refs += [(encode_blob_id(name), run, place) for name in filter(BLOB_ID.fullmatch, content.refs)]
+        elif isinstance(header, dict) and DAMAGED in header:
+            damaged.append((run, place))
+    for at in damaged:
+        refs += session("SELECT blob, run, seq FROM {s}.ref WHERE run = ? AND seq = ?", at)
+    session.each("DELETE FROM {s}.ref WHERE blob = ? AND run = ? AND seq = ?", refs)
+    return count, {blob for blob, *_ in refs}
+
+
+def _delete_unused(session: Session, freed: Collection[bytes]) -> None:
+    """Delete those of the blobs that nothing refers to any more."""
+    if freed:
+        session.lock_blobs(sorted(freed))
+        statement = "DELETE FROM {s}.blob WHERE id = ? AND NOT EXISTS (SELECT 1 FROM {s}.ref WHERE blob = ?)"
+        session.each(statement, [(blob, blob) for blob in sorted(freed)])
