@@ -21,12 +21,13 @@ addresses and tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 
 from dspyer.errors import StoreError
 from dspyer.stores.base import ENDINGS, Change, DeletionReport, ThreadRow
@@ -34,7 +35,6 @@ from dspyer.stores.columns import decode_point, decode_points, decode_text, enco
 from dspyer.stores.postgres_server import (
     SHARED,
     Connection,
-    PostgresConnection,
     ServerConnections,
     Values,
     prepare,
@@ -48,7 +48,7 @@ from dspyer.stores.sql import (
     THREAD,
     EncodedChange,
     Plan,
-    Session,
+    SQLSession,
     SQLStore,
     decode_thread,
     delete_planned,
@@ -129,10 +129,10 @@ class Postgres(SQLStore):
 
         return self._run(work, writes=True)
 
-    def _read(self, work: Callable[[Session], T]) -> T:
+    def _read(self, work: Callable[[SQLSession], T]) -> T:
         return self._run(work)
 
-    def _write(self, work: Callable[[Session], T]) -> T:
+    def _write(self, work: Callable[[SQLSession], T]) -> T:
         def locked(session: PostgresSession) -> T:
             with session.connection.transaction():
                 session(f"SELECT {LOCK_TIMEOUT}")
@@ -141,7 +141,7 @@ class Postgres(SQLStore):
 
         return self._run(locked, writes=True)
 
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[Session], None]) -> DeletionReport:
+    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
         return self._run(lambda session: _delete(session, names, plan, check), writes=True)
 
     def vacuum(self) -> None:
@@ -233,13 +233,40 @@ _WRITE_THREAD = (
 )
 
 
-class PostgresSession(PostgresConnection, Session):
-    """Executes statements with a connection."""
+class PostgresSession(SQLSession):
+    """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
 
     lease = (
         """CASE WHEN owner IS NOT NULL THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8"""
     )
     order = "started, id"
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self.connection = connection
+        self._schema = sql.Identifier(schema).as_string(None).replace("%", "%%")
+
+    def __call__(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Execute a statement and return its rows."""
+        cursor = self.connection.execute(self._text(statement), values, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    def count(self, statement: str, values: Values = ()) -> int:
+        """Execute a statement and return how many rows it has changed."""
+        return self.connection.execute(self._text(statement), values).rowcount
+
+    def _text(self, statement: str) -> str:
+        return statement.replace("?", "%b").replace("{s}", self._schema)
+
+    def each(self, statement: str, values: Iterable[Values]) -> None:
+        """Execute a statement with each of the values, without waiting for the answer to one before the next."""
+        if listed := list(values):
+            with self.connection.cursor() as cursor:
+                cursor.executemany(self._text(statement), listed)
+
+    def stream(self, statement: str, values: Values = ()) -> Iterator[tuple[Any, ...]]:
+        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
+        with self.connection.cursor() as cursor:
+            yield from cursor.stream(self._text(statement), values, binary=True)
 
     def encode_name(self, name: str) -> bytes:
         return encode_text(name)
@@ -385,7 +412,7 @@ _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 
 
 def _delete(
-    session: PostgresSession, names: Collection[str], plan: Plan, check: Callable[[Session], None]
+    session: PostgresSession, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]
 ) -> DeletionReport:
     """Delete what `plan` says for the threads and runs around `names`, or for the whole store without names.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -279,38 +279,8 @@ TABLES = """
     CREATE INDEX run_started ON {s}.run (started, id);
     CREATE INDEX link_child ON {s}.link (child);
     INSERT INTO {s}.fence VALUES (0);
+    INSERT INTO {s}.version VALUES ({number});
     """
-
-
-class PostgresConnection:
-    """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
-
-    def __init__(self, connection: Connection, schema: str) -> None:
-        self.connection = connection
-        self._schema = sql.Identifier(schema).as_string(None).replace("%", "%%")
-
-    def __call__(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """Execute a statement and return its rows."""
-        cursor = self.connection.execute(self._text(statement), values, binary=True)
-        return cursor.fetchall() if cursor.description else []
-
-    def count(self, statement: str, values: Values = ()) -> int:
-        """Execute a statement and return how many rows it has changed."""
-        return self.connection.execute(self._text(statement), values).rowcount
-
-    def _text(self, statement: str) -> str:
-        return statement.replace("?", "%b").replace("{s}", self._schema)
-
-    def each(self, statement: str, values: Iterable[Values]) -> None:
-        """Execute a statement with each of the values, without waiting for the answer to one before the next."""
-        if listed := list(values):
-            with self.connection.cursor() as cursor:
-                cursor.executemany(self._text(statement), listed)
-
-    def stream(self, statement: str, values: Values = ()) -> Iterator[tuple[Any, ...]]:
-        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
-        with self.connection.cursor() as cursor:
-            yield from cursor.stream(self._text(statement), values, binary=True)
 
 
 def prepare(connection: Connection, schema: str, read_only: bool) -> None:
@@ -329,8 +299,7 @@ def prepare(connection: Connection, schema: str, read_only: bool) -> None:
                 if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
                     # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
                     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema)))
-                PostgresConnection(connection, schema)("INSERT INTO {s}.version VALUES (%s)", [VERSION])
+                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), number=VERSION))
                 return
     if not version:
         raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
@@ -347,4 +316,5 @@ def _version_of(connection: Connection, schema: str) -> int:
     tables = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
     if not connection.execute(tables, [schema]).rowcount:
         return 0
-    return int(PostgresConnection(connection, schema)("SELECT coalesce(max(number), 0) FROM {s}.version")[0][0])
+    number = sql.SQL("SELECT coalesce(max(number), 0) FROM {s}.version").format(s=sql.Identifier(schema))
+    return int(connection.execute(number).fetchall()[0][0])

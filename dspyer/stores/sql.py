@@ -1,6 +1,6 @@
 """What the stores in SQLite and in PostgreSQL have in common: their statements, and the order in which a change writes.
 
-The tables are the same, so the statements are, too. In a statement, `{s}.` is the schema and `?` a value; a `Session`
+The tables are the same, so the statements are too. In a statement, `{s}.` is the schema, `?` a value; an `SQLSession`
 executes it with the driver of its database. What differs between the two is its methods: locks, leases, and how the
 next row of a run is appended, which each database does in as few statements as it can.
 """
@@ -66,7 +66,7 @@ _BATCH = 500
 """How many keys one statement looks for."""
 
 
-class Session(ABC):
+class SQLSession(ABC):
     """Executes statements with one connection.
 
     Attributes:
@@ -144,15 +144,15 @@ class SQLStore(Store):
     """A store in tables."""
 
     @abstractmethod
-    def _read(self, work: Callable[[Session], T]) -> T:
+    def _read(self, work: Callable[[SQLSession], T]) -> T:
         """Call `work`, which only reads."""
 
     @abstractmethod
-    def _write(self, work: Callable[[Session], T]) -> T:
+    def _write(self, work: Callable[[SQLSession], T]) -> T:
         """Call `work` in a transaction."""
 
     @abstractmethod
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[Session], None]) -> DeletionReport:
+    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
         """Delete what is planned for the threads and runs around `names`, or for the whole store without names.
 
         `check` is called before anything is deleted, and may raise.
@@ -162,7 +162,7 @@ class SQLStore(Store):
         return self._read(lambda session: read_thread(session, name))
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
-        def work(session: Session) -> list[str]:
+        def work(session: SQLSession) -> list[str]:
             statement = "SELECT name FROM {s}.thread WHERE name > ? ORDER BY name LIMIT ?"
             found = session(statement, (session.encode_name(after), MAX_SEQ if limit is None else limit))
             return [session.decode_name(name) for (name,) in found]
@@ -201,7 +201,7 @@ class SQLStore(Store):
     def drop_snapshots(self) -> None:
         roots = "SELECT 1 FROM {s}.thread WHERE root_run = snapshot.run AND root_seq = snapshot.seq"
 
-        def work(session: Session) -> None:
+        def work(session: SQLSession) -> None:
             _delete_places(session, "snapshot", f"NOT EXISTS ({roots})")
 
         self._write(work)
@@ -217,43 +217,43 @@ _ENDINGS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq <= ? AND
 _SNAPSHOT = "SELECT seq, body FROM {s}.snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 
 
-def read_thread(session: Session, name: str) -> ThreadRow | None:
+def read_thread(session: SQLSession, name: str) -> ThreadRow | None:
     found = session(f"{THREAD.replace('LEASE', session.lease)} WHERE name = ?", (session.encode_name(name),))
     return session.thread_now(decode_thread(session, found[0])) if found else None
 
 
-def decode_thread(session: Session, columns: Sequence[Any]) -> ThreadRow:
+def decode_thread(session: SQLSession, columns: Sequence[Any]) -> ThreadRow:
     name, epoch, head, head_seq, root, root_seq, owner, lease, runs = columns
     points = decode_point(head, head_seq), decode_point(root, root_seq)
     return ThreadRow(session.decode_name(name), points[0], epoch, decode_owner(owner), lease, points[1], runs)
 
 
-def read_run(session: Session, run: str) -> RunRow | None:
+def read_run(session: SQLSession, run: str) -> RunRow | None:
     return next(iter(read_runs(session, "id = ?", run)), None)
 
 
-def read_runs(session: Session, where: str, value: Any) -> list[RunRow]:
+def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
     found = session(f"{_RUN} WHERE {where} ORDER BY {session.order}", (value,))
     return [decode_run(session, columns) for columns in found]
 
 
-def decode_run(session: Session, columns: Sequence[Any]) -> RunRow:
+def decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
     run, thread, parents, header = columns
     return RunRow(run, session.decode_name(thread), decode_points(parents), decode_json(header))
 
 
-def read_rows(session: Session, run: str, first: int, last: int | None) -> list[Row]:
+def read_rows(session: SQLSession, run: str, first: int, last: int | None) -> list[Row]:
     end = MAX_SEQ if last is None else min(last, MAX_SEQ)
     return [_row(*columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, max(first, 0), end))]
 
 
-def read_end(session: Session, run: str, last: int = MAX_SEQ) -> Row | None:
+def read_end(session: SQLSession, run: str, last: int = MAX_SEQ) -> Row | None:
     """The row with which a run ended, by its rows up to `last`."""
     found = session(f"{_ENDINGS} ORDER BY seq DESC LIMIT 1", (run, last, *sorted(ENDINGS)))
     return end_of([_row(*columns) for columns in found])
 
 
-def read_snapshot(session: Session, at: Point) -> Snapshot | None:
+def read_snapshot(session: SQLSession, at: Point) -> Snapshot | None:
     for seq, body in session(_SNAPSHOT, (at.run, min(at.seq, MAX_SEQ))):
         # Of a damaged one, an empty content: its reader is told that it is none.
         return Snapshot(Point(at.run, seq), decode_body(body)[1] or Content.stored(b""))
@@ -276,7 +276,7 @@ _LISTED = f"""
     WHERE %s ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT ?"""
 
 
-def list_runs(session: Session, query: RunQuery) -> list[ListedRun]:
+def list_runs(session: SQLSession, query: RunQuery) -> list[ListedRun]:
     """The runs that a query asks for."""
     found: list[ListedRun] = []
     with session.at_one_time():
@@ -290,7 +290,7 @@ def list_runs(session: Session, query: RunQuery) -> list[ListedRun]:
     return found[: query.limit]
 
 
-def _list_statement(session: Session, query: RunQuery) -> tuple[str, list[Any]]:
+def _list_statement(session: SQLSession, query: RunQuery) -> tuple[str, list[Any]]:
     """The statement of a query, and its values. It may find runs that the query does not ask for."""
     terms = ["thread.head_run = run.id" if query.last else "thread.name = run.thread"]
     values: list[Any] = []
@@ -318,7 +318,7 @@ def _list_statement(session: Session, query: RunQuery) -> tuple[str, list[Any]]:
     return (_LISTED % " AND ".join(terms)).replace("LEASE", session.lease), [*values, query.limit]
 
 
-def _listed(session: Session, columns: Columns, is_last: bool) -> ListedRun:
+def _listed(session: SQLSession, columns: Columns, is_last: bool) -> ListedRun:
     run, thread = decode_run(session, columns[:4]), session.thread_now(decode_thread(session, columns[7:]))
     started, ended, last = columns[4:7]
     if is_last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
@@ -371,7 +371,7 @@ class EncodedChange(NamedTuple):
         return sum(map(len, self.bodies.values())) + len(self.snapshot) + sum(map(len, self.blobs.values()))
 
 
-def write_planned(session: Session, change: Change, encoded: EncodedChange) -> int:
+def write_planned(session: SQLSession, change: Change, encoded: EncodedChange) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
     current = session.lock(change)
     if current.last is not None and change.rows and change.rows[0].seq <= current.last:
@@ -402,17 +402,17 @@ def ended_by(rows: Sequence[Row]) -> bytes | None:
     return None if end is None else encode_ended(end)
 
 
-def write_ended(session: Session, run: str, rows: Sequence[Row]) -> None:
+def write_ended(session: SQLSession, run: str, rows: Sequence[Row]) -> None:
     """Note how a run ended if its new rows say so."""
     if any(row.kind in ENDINGS for row in rows):
         session("UPDATE {s}.run SET ended = ? WHERE id = ?", (ended_by(rows), run))
 
 
-def insert_refs(session: Session, refs: Sequence[Ref]) -> None:
+def insert_refs(session: SQLSession, refs: Sequence[Ref]) -> None:
     session.each("INSERT INTO {s}.ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING", refs)
 
 
-def _insert_run(session: Session, run: RunRow) -> None:
+def _insert_run(session: SQLSession, run: RunRow) -> None:
     graph = run.header.get("graph")
     name = encode_text(graph) if isinstance(graph, str) else None
     columns = run.id, session.encode_name(run.thread), encode_json(run.parents), encode_json(dict(run.header)), name
@@ -421,7 +421,7 @@ def _insert_run(session: Session, run: RunRow) -> None:
     session.each("INSERT INTO {s}.link VALUES (?, ?) ON CONFLICT DO NOTHING", links)
 
 
-def _write_snapshot(session: Session, snapshot: Snapshot, encoded: EncodedChange) -> set[bytes]:
+def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedChange) -> set[bytes]:
     """Insert or replace a snapshot; return the blobs that the replaced one referred to."""
     at, body, here = snapshot.at, encoded.snapshot, "run = ? AND seq = ?"
     if session.count("INSERT INTO {s}.snapshot VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*at, body)):
@@ -434,7 +434,7 @@ def _write_snapshot(session: Session, snapshot: Snapshot, encoded: EncodedChange
 # --- deletion
 
 
-def _check(session: Session, gone: Collection[str], epochs: Mapping[str, int]) -> None:
+def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]) -> None:
     """Refuse to delete threads of other epochs; note the largest epoch of the deleted ones."""
     names = [session.encode_name(name) for name in {*gone, *epochs}]
     found = session.of_keys("SELECT name, fencing FROM {s}.thread WHERE name IN (KEYS)", names)
@@ -445,7 +445,7 @@ def _check(session: Session, gone: Collection[str], epochs: Mapping[str, int]) -
     session("UPDATE {s}.fence SET largest = ? WHERE largest < ?", (largest, largest))
 
 
-def delete_planned(session: Session, plan: DeletionPlan) -> DeletionReport:
+def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
     """Delete what a plan says."""
     places: list[tuple[str, Sequence[Any]]] = [
         *[(f"run IN ({_marks(batch)})", batch) for batch in _batches(plan.runs)],
@@ -467,7 +467,7 @@ def delete_planned(session: Session, plan: DeletionPlan) -> DeletionReport:
     return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
 
 
-def _delete_places(session: Session, table: str, where: str, values: Sequence[Any] = ()) -> int:
+def _delete_places(session: SQLSession, table: str, where: str, values: Sequence[Any] = ()) -> int:
     """Delete rows or snapshots with the blobs that only they refer to; return how many there were."""
     count, freed = _delete_refs(session, table, where, values)
     session(f"DELETE FROM {{s}}.{table} WHERE {where}", values)
@@ -475,7 +475,7 @@ def _delete_places(session: Session, table: str, where: str, values: Sequence[An
     return count
 
 
-def _delete_refs(session: Session, table: str, where: str, values: Sequence[Any]) -> tuple[int, set[bytes]]:
+def _delete_refs(session: SQLSession, table: str, where: str, values: Sequence[Any]) -> tuple[int, set[bytes]]:
     """Delete what rows or snapshots refer to, as their bodies say; return how many they are, and their blobs.
 
     The table of references is in the order of the blobs. It is searched only for a damaged body, which says nothing.
@@ -495,7 +495,7 @@ def _delete_refs(session: Session, table: str, where: str, values: Sequence[Any]
     return count, {blob for blob, *_ in refs}
 
 
-def _delete_unused(session: Session, freed: Collection[bytes]) -> None:
+def _delete_unused(session: SQLSession, freed: Collection[bytes]) -> None:
     """Delete those of the blobs that nothing refers to any more."""
     if freed:
         session.lock_blobs(sorted(freed))

@@ -23,7 +23,7 @@ from dspyer.stores.sql import (
     Columns,
     EncodedChange,
     Plan,
-    Session,
+    SQLSession,
     SQLStore,
     decode_thread,
     delete_planned,
@@ -107,16 +107,16 @@ class SQLite(SQLStore):
         session = SQLiteSession(connection, self._clock)
         return change.epoch if _append(session, change, encoded) else write_planned(session, change, encoded)
 
-    def _read(self, work: Callable[[Session], T]) -> T:
+    def _read(self, work: Callable[[SQLSession], T]) -> T:
         return self._connections.read(lambda connection: work(SQLiteSession(connection, self._clock)))
 
-    def _write(self, work: Callable[[Session], T]) -> T:
+    def _write(self, work: Callable[[SQLSession], T]) -> T:
         return self._connections.write(lambda connection: work(SQLiteSession(connection, self._clock)))
 
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[Session], None]) -> DeletionReport:
+    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
         """Delete, then empty the log, which still has what was overwritten in the file."""
 
-        def work(session: Session) -> DeletionReport:
+        def work(session: SQLSession) -> DeletionReport:
             check(session)
             references = SQLiteReferences(session)
             return delete_planned(
@@ -145,7 +145,7 @@ _CURRENT = f"""
     thread.* FROM fence LEFT JOIN thread ON name = :thread"""
 
 
-class SQLiteSession(Session):
+class SQLiteSession(SQLSession):
     """Executes statements with a connection, within the transaction of its caller.
 
     Args:
@@ -245,7 +245,7 @@ _SUMMARY = "SELECT id, thread, parents, coalesce((SELECT max(seq) FROM entry WHE
 class SQLiteReferences:
     """The references between threads and runs, as `relevant_subgraph` asks for them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SQLSession) -> None:
         self._execute = session
 
     def bounds(self, thread: str) -> ThreadBounds | None:
