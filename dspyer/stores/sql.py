@@ -265,7 +265,6 @@ def _row(seq: int, kind: str, body: bytes) -> Row:
     return Row(seq, kind, header, content)
 
 
-
 # --- lists of runs
 
 # CROSS JOIN: in SQLite, the runs come first, in the order of the list, so that reading ends with the last one wanted.
