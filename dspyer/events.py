@@ -15,7 +15,7 @@ from typing import Any
 
 from dspyer.errors import brief, error_text
 from dspyer.failure import Failure
-from dspyer.ids import id_prefix
+from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import Record, Update, encode, fast
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.types import register_value_type
@@ -356,7 +356,7 @@ def path_of_event(event: Event) -> tuple[str, ...]:
         return event.scope
     around = "".join(f"{name}/" for name in event.scope)
     # `call.execution` has the executions around it in front; the events of this module have their own id alone.
-    return (*event.scope, execution.removeprefix(around)) if event.scope else tuple(execution.split("/"))
+    return (*event.scope, execution.removeprefix(around)) if event.scope else Address.parse(execution).inside
 
 
 # --- events: a run, its nodes, forks and joins
