@@ -162,28 +162,8 @@ def advance(
     version = number if alone else None  # other branches may commit before this one: none until they join
     route = (targets[0].node,) if one else tuple([target.node for target in targets])
     parents = (parent,) if step else ()
-    commit = Commit(
-        commit_id,
-        version,
-        node,
-        path,
-        visit,
-        step,
-        seal(patch),
-        parents,
-        attempt,
-        route,
-        reason,
-        started,
-        duration,
-        live,
-        made,
-        _NOTHING,
-        None,
-        failure,
-        failed_attempts,
-        cached,
-    )
+    who = (commit_id, version, node, path, visit, step, seal(patch), parents, attempt, route, reason)
+    commit = Commit(*who, started, duration, live, made, _NOTHING, None, failure, failed_attempts, cached)
     if schema.limited_fields or schema.state_limit is not None:
         commit = schema.with_sizes(commit, before, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}

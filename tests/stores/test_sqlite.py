@@ -23,10 +23,9 @@ import pytest
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.persistence.leases import LEASE
 from dspyer.stores import SQLite, sqlite_opening
-from dspyer.stores import postgres_server as postgres_connections
 from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
-from dspyer.stores.sqlite import PATIENCE
+from dspyer.stores.sql import PATIENCE
 from dspyer.stores.sqlite_file import LOG_LIMIT, FileConnections, checkpoint
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
@@ -160,7 +159,6 @@ def test_a_thread_that_writes_too_long_is_an_error(path: Path) -> None:
 
 def test_waiting_ends_before_a_lease_expires() -> None:
     assert PATIENCE <= LEASE / 2
-    assert postgres_connections.PATIENCE <= LEASE / 2
 
 
 def test_each_thread_has_a_connection(store: SQLite) -> None:
