@@ -15,8 +15,8 @@ from typing import Any
 
 from dspyer.errors import brief, error_text
 from dspyer.failure import Failure
-from dspyer.ids import id_prefix
-from dspyer.record_codec import Record, Update, encode, fast
+from dspyer.ids import Address, id_prefix
+from dspyer.record_codec import JsonRecord, Update, encode, fast
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.types import register_value_type
 
@@ -30,7 +30,7 @@ register_value_type(Failure)  # so that a graph without a schema can store one i
 
 @fast
 @dataclass(frozen=True, slots=True)
-class Commit(Record):
+class Commit(JsonRecord):
     """One patch that was applied to the state of a branch.
 
     Attributes:
@@ -85,7 +85,7 @@ class Commit(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange(Record):
+class Exchange(JsonRecord):
     """What a node exchanged with running siblings over live fields.
 
     Attributes:
@@ -98,7 +98,7 @@ class Exchange(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class MergedConflict(Record):
+class MergedConflict(JsonRecord):
     """One conflict of a join: a path that several branches changed, and how it was resolved.
 
     Attributes:
@@ -121,7 +121,7 @@ class MergedConflict(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Record):
+class Question(JsonRecord):
     """A question of a node that the run waits to have answered.
 
     Attributes:
@@ -150,7 +150,7 @@ class Question(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class FieldShape(Record):
+class FieldShape(JsonRecord):
     """What the schema declares about a field.
 
     Attributes:
@@ -171,7 +171,7 @@ class FieldShape(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceStep(Record):
+class TraceStep(JsonRecord):
     """One call of a predictor, as DSPy's trace has it, and what became of it.
 
     Attributes:
@@ -203,7 +203,7 @@ class TraceStep(Record):
 
 @fast
 @dataclass(frozen=True, slots=True)
-class LMCall(Record):
+class LMCall(JsonRecord):
     """One LM call of a run: made by a predictor, answered by a server or a cache, or failed.
 
     Attributes:
@@ -260,7 +260,7 @@ class LMCall(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Event(Record):
+class Event(JsonRecord):
     """What happens in a run. One of your own is a frozen dataclass that `call.publish` or `ctx.emit` takes.
 
     It is in streams, server-sent events, `run.events`, spans, `run.report()`, the page of a run and on the command
@@ -301,7 +301,7 @@ _PLACE = ("scope", "at", "node", "branch", "execution")
 
 
 def stamped(event: Event, scope: tuple[str, ...], at: float) -> Event:
-    """Return an event with its scope and time, unless it has them. It is changed in place: nobody has seen it yet.
+    """Return an event with its scope and time, unless it has them. It is changed in place: no reader has it yet.
 
     A copy would take longer than the rest of publishing it. An event that a user has made is a copy already.
     """
@@ -355,9 +355,9 @@ def path_of_event(event: Event) -> tuple[str, ...]:
     execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
     if not execution:
         return event.scope
-    around = "".join(f"{name}/" for name in event.scope)
     # `call.execution` has the executions around it in front; the events of this module have their own id alone.
-    return (*event.scope, execution.removeprefix(around)) if event.scope else tuple(execution.split("/"))
+    found = Address.parse(execution)
+    return found.inside if found.scope else (*event.scope, found.own)
 
 
 # --- events: a run, its nodes, forks and joins

@@ -1,4 +1,4 @@
-"""Ids of commits and executions: the one place that writes and reads their text.
+"""Ids of runs, commits and executions: the one place that writes and reads their text.
 
 An id is made of names with slashes between them: `t-42.1/trunk:2[0]/1.0:3[route]`. They are, from the left: the label
 of the run; the executions around, in which graphs run; the execution itself. That one has the path of its branch and
@@ -12,7 +12,10 @@ the name of its thread, a point and a number (`label_of`), and nothing with such
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from secrets import token_bytes
 from urllib.parse import quote, unquote
 
 _NUMBER = "(?:0|[1-9][0-9]{0,17})"  # as `str` writes it; no run has so many commits that a number is longer than that
@@ -25,6 +28,19 @@ FIRST = "trunk:0"
 """The id of the first commit of a run."""
 
 _ESCAPES = str.maketrans({char: quote(char, safe="") for char in "%/[]"})
+
+
+def new_run_id(of: bytes | None = None) -> str:
+    """The id of a run, 16 characters: random, or, for a run with a key, a hash of what makes it that run.
+
+    It is repeated in each row of the run, so it is as short as 96 bits can be.
+
+    Example:
+        >>> new_run_id(b"t-42")
+        'NSgeKu_O8JkU_Fyf'
+    """
+    digest = token_bytes(12) if of is None else blake2b(of, digest_size=12).digest()
+    return urlsafe_b64encode(digest).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def error_dict(error: BaseException) -> dict[str, Any]:
 # --- the classes
 
 
-class Record:
+class JsonRecord:
     """The base of records: frozen dataclasses that become JSON by their declared types."""
 
     __slots__ = ()

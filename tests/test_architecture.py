@@ -327,7 +327,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.serving", "':' in host"): "an address of IPv6",
     ("optimize.components", "path.startswith((f'{node}.', f'{node}['))"): "the path of a predictor in a program",
     ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
-    ("persistence.lm_call_log", "call.failed.partition(':')"): "type: message",
     ("persistence.reader", "header.node.rpartition(':')"): "join:node",
     ("persistence.reader", "type_text.partition('[')"): "a type with arguments",
     ("scheduler.lineage", "'+' in commit.id"): "so that few ids are parsed: most have none",

@@ -72,12 +72,13 @@ def as_a_module(page: Path) -> tuple[int, None, list[str], str]:
 
 
 DURATION = re.compile(r"[\d.]+ (µs|ms|s)\b")
+TIME = re.compile(r'("at": )[\d.]+')  # of an event
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 PROGRESS = re.compile(r"^Bootstrapp(ed|ing) |\d+%\|")  # what DSPy's optimizers print on their way
 
 
 def tidy(output: str) -> str:
-    lines = [DURATION.sub("...", line.rstrip()) for line in output.strip().splitlines()]
+    lines = [TIME.sub(r"\1...", DURATION.sub("...", line.rstrip())) for line in output.strip().splitlines()]
     return "\n".join(line for line in lines if not PROGRESS.search(line)).strip()
 
 

@@ -26,7 +26,7 @@ from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, Merg
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
-from dspyer.record_codec import Record, changed
+from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -421,7 +421,7 @@ class Redactor:
         found = {name: self._redact(part, replaced, given or name == own) for name, part in fields.items()}
         if all(found[name] is part for name, part in fields.items()):
             return value
-        return changed(value, **found) if isinstance(value, Record) else found
+        return changed(value, **found) if isinstance(value, JsonRecord) else found
 
     def _leaf(self, value: Any, given: bool) -> Any:
         """The redacted form of an object without parts: its text if that shows a hidden one, else the object itself."""

@@ -103,7 +103,7 @@ class Journal:
 
     @property
     def _encodes(self) -> bool:
-        """Whether the store encodes what it gets; one in memory keeps the values, which nobody can change there."""
+        """Whether the store encodes what it gets; one in memory keeps the values, which cannot change there."""
         return self.store.check is not None
 
     def digest(self, new_rows: Sequence[NewRow]) -> str | None:

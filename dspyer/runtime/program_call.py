@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from secrets import token_hex
 from typing import Any
 
 import dspy
@@ -19,7 +18,7 @@ from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, is_lost_work
 from dspyer.executors.call import lost
 from dspyer.graph.spec import GraphSpec, check_inputs
-from dspyer.ids import full_id
+from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.streaming import Streaming
 from dspyer.nodes.answer_types import first_of
@@ -167,7 +166,7 @@ class ProgramCall:
 def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
     """A run whose first commit sets the inputs."""
     patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-    return RunStart(start(topology), seal(patch), state, token_hex(16), label)
+    return RunStart(start(topology), seal(patch), state, new_run_id(), label)
 
 
 def _differ(value: Any, before: Any) -> bool:

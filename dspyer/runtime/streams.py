@@ -420,7 +420,7 @@ class AsyncEvents(AsyncIterator[Event]):
             >>> print(asyncio.run(main())[-2].decode())
             event: RunEnded
             id: 5
-            data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope": []}
+            data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope": [], "at": ...}
         """
         return self._messages(checked_heartbeat(heartbeat))
 

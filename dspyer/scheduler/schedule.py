@@ -95,7 +95,7 @@ def begin(
     """Starts the group at `index` of `plan`: joins its branches and makes an execution for the driver to call.
 
     A replay passes the `recorded` result of the join: nothing is merged then. There is no execution if the group has
-    reached `END`, or if the join or a limit failed. If nobody hears events, `heard=False` leaves out the one of every
+    reached `END`, or if the join or a limit failed. If no events are heard, `heard=False` leaves out the one of every
     execution, as in `advance`.
     """
     group, ready = run.ready.taken(index)

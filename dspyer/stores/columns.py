@@ -94,7 +94,7 @@ def encode_body(header: Any, content: Content | None) -> bytes:
     if content is not None:
         data = content.data
         text = b"%b\n%b\n%b" % (text, ",".join(content.refs).encode(), data)
-    window, memory = (9, 1) if len(text) <= _SHORT else (15, 8)
+    window, memory = (10, 2) if len(text) <= _SHORT else (15, 8)
     packer = zlib.compressobj(6, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     return packer.compress(text) + packer.flush()
 

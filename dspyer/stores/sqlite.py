@@ -384,7 +384,7 @@ def read_snapshot(connection: sqlite3.Connection, at: Point) -> Snapshot | None:
     if found is None:
         return None
     _, content = decode_body(found[1])
-    # Of a damaged one, an empty content: whoever reads it is told that it is none.
+    # Of a damaged one, an empty content: its reader is told that it is none.
     return Snapshot(Point(at.run, found[0]), Content.stored(b"") if content is None else content)
 
 

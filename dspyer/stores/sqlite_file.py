@@ -10,8 +10,8 @@ How SQLite is used, and why:
   makes the log too long does this, and pays for it: SQLite does so itself (`wal_autocheckpoint`), from 3.51.3 on.
   SQLite before that can lose a commit if a checkpoint starts on a log that is already copied as a whole while another
   connection commits. There, the checkpoints of all processes run one after the other, under a lock on the log file, and
-  each one first writes a page, so that there is always something to copy. Whoever finds a log that is too long empties
-  it: a process that was killed may have left it.
+  each one first writes a page, so that there is always something to copy. A process that finds a log that is too long
+  empties it: one that was killed may have left it.
 - *Connections*: each thread has its own. A connection whose thread has ended is used by the next new thread.
 - *Fork*: SQLite's locks are POSIX locks, which belong to one process, while its memory of them would be copied into the
   child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So before a

@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, ThreadError, brief, suggestion
 from dspyer.events import Commit
-from dspyer.ids import FIRST, execution_id, full_id, outermost_execution
+from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import (
@@ -245,7 +244,7 @@ def one_commit_run(
     before = ImmutableState() if head is None else head.state
     made = starter.graph.topology.schema.made(before, state, commit.patch)
     rows = completed(starter, manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob))
-    return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, first, label)), rows)
+    return ManualCommit(RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, first, label)), rows)
 
 
 def completed(starter: RunStarter, commit: NewRow) -> list[NewRow]:
@@ -300,7 +299,7 @@ def commit_as_node(
     made = graph.topology.schema.made(head.state, state, update)
     blob = starter.compatibility.graph_blobs
     rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end_row("stopped", None, ())]
-    run = RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, head.next_version, label))
+    run = RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, head.next_version, label))
     return ManualCommit(run, rows)
 
 

@@ -18,12 +18,12 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display.redaction import HIDDEN, Redactor
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
+from dspyer.ids import new_run_id
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import check_row
 from dspyer.persistence.journal import Journal
@@ -286,7 +286,7 @@ def _offsets(store: Store, exported: Exported) -> dict[str, _RunOffset]:
         moved = any(run in offsets and offsets[run].run != run for run, _ in line["parents"])
         stored = store.run(name)
         keeps_id = not shift if stored is None else not moved and _is_stored(store, stored, line, rows, exported)
-        offsets[name] = _RunOffset(name, 0) if keeps_id else _RunOffset(token_hex(16), shift)
+        offsets[name] = _RunOffset(name, 0) if keeps_id else _RunOffset(new_run_id(), shift)
     return offsets
 
 

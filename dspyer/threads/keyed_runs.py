@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.ids import new_run_id
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import EffectRow, EndRow, RowKind
@@ -152,7 +153,7 @@ class KeyedRuns:
         return "" if run is None else self._starter.key_salt(run)
 
     def _id_of(self, key: RunKey, salt: str, number: int = 0) -> str:
-        return _digest([self._thread, key.text, salt, number])
+        return new_run_id(json.dumps([self._thread, key.text, salt, number]).encode())
 
     def _find(self, key: RunKey, row: ThreadRow, salt: str) -> tuple[RunRow | None, str]:
         """The run of a key; or None, and the id that its run will have.

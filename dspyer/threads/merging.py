@@ -11,13 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.declarations import checked_policies
-from dspyer.ids import FIRST
+from dspyer.ids import FIRST, new_run_id
 from dspyer.patch import DELETE, Replace, diff
 from dspyer.persistence.history import History
 from dspyer.persistence.rows import CommitContent, RowKind, frozen_conflicts, manual_commit_row
@@ -131,7 +130,7 @@ class ThreadMerger:
         conflicts = frozen_conflicts(merged.conflicts)
         content = CommitContent(merged.patch, made=made, conflicts=conflicts, winners=merged.winners)
         rows = completed(starter, manual_commit_row(RowKind.MERGE, commit, content))
-        return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
+        return ManualCommit(RunRow(new_run_id(), starter.thread, heads, header), rows)
 
     def log_conflicts(self, merged: MergeResult) -> None:
         """Log the conflicts that a policy has decided."""

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from secrets import token_hex
 from time import time
 from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
-from dspyer.ids import FIRST, full_id, id_prefix, label_of
+from dspyer.ids import FIRST, full_id, id_prefix, label_of, new_run_id
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
@@ -192,7 +191,7 @@ class RunStarter:
         header = self.run_header(head, head.next_version, label)
         if not request.options.live:
             header["live"] = False
-        run = RunRow(token_hex(16), self.thread, parents, header)
+        run = RunRow(new_run_id(), self.thread, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
@@ -379,7 +378,7 @@ class RunStarter:
             header |= self._graph_header()
         if names:
             header["names"] = dict(names)
-        return RunRow(token_hex(16), self.thread, (at,), header)
+        return RunRow(new_run_id(), self.thread, (at,), header)
 
     def next_label(self, head: ThreadHead) -> str:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
