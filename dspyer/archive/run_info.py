@@ -7,18 +7,17 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
-from dspyer.persistence.lm_usage import sum_usage, total_cost
+from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
-from dspyer.stores.base import END, ListedRun, Point, RunQuery, Store
+from dspyer.stores.base import ListedRun, Point, RunQuery, Store
 
 T = TypeVar("T")
 
@@ -114,13 +113,11 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     listed, status = current_status(store, listed)
     thread, run, started, ending, last, _ = listed
     at = Point(run.id, last)
-    headers: list[EndRow] = []
-    headers = read(lambda: [EndRow.of(row) for row in store.rows(run.id, 0, last) if row.kind == END], headers)
-    if ending and not headers:
-        gaps.append(StoreError(f"the store {store.address!r} has no row of the end of run {run.id!r}: was it removed?"))
-    end = headers[-1] if ending and headers else EndRow(ending)
-    usage = sum_usage(used for header in headers for used in (header.before, header.usage))
-    steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
+    row = listed.end
+    ended = None if row is None else read(lambda: EndRow.of(row), None)
+    end = ended or EndRow(ending)
+    usage = sum_usage((end.usage,))
+    steps = read(lambda: count_steps(store, at), 0) if ended is None else end.steps
     questions: tuple[Question, ...] = ()
     if status != "completed" and last >= 0:
         questions = read(lambda: questions_at(reader, at), questions)
@@ -136,7 +133,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         datetime.fromtimestamp(started, UTC),
         None if end.ended is None else datetime.fromtimestamp(end.ended / 1_000, UTC),
         usage,
-        total_cost(usage) if ending and headers else None,
+        None if ended is None else end.cost,
         questions,
         next(iter(failures), None),
     )

@@ -12,9 +12,11 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
-from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
+from dspyer.persistence.lm_call_reader import stored_calls, unrecorded
+from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostRow, RowKind, run_label
+from dspyer.persistence.totals import run_usage
 from dspyer.record_codec import encode
 
 UNKNOWN = (
@@ -85,7 +87,7 @@ def stored_stats(
         shown: the commits as they may be shown, if that is not as they are.
     """
     rows = list(runs)
-    usage, calls = stored_usage(rows), list(stored_calls(rows))
+    usage, calls = sum_usage(run_usage(run.rows) for run in rows), list(stored_calls(rows))
     return count_stats(
         nodes,
         commits,

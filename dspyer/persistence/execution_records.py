@@ -30,6 +30,7 @@ from dspyer.persistence.rows import (
     ResumeRow,
     RowKind,
     StoredTrace,
+    Totals,
 )
 from dspyer.stores.base import Row
 from dspyer.stores.content import Fetch
@@ -114,8 +115,8 @@ class ExecutionRecords:
         kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
         trace: the trace that the run is a part of; None if it was not traced.
         lm_calls: the LM calls that are not written yet; None if none are to be written.
-        used_before: what processes have used that worked on the run since its last end, and were killed. Not stored
-            before its next end.
+        used_before: what the processes before this one have used that worked on the run.
+        totals_before: those of the thread before the run.
         resumes: how often the run was resumed since its last rerun.
         journal: writes the rows of the run; None for a run that is not stored.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
@@ -131,7 +132,8 @@ class ExecutionRecords:
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
         self.lm_calls: LMCallLog | None = None
-        self.used_before: dict[str, Any] = {}
+        self.used_before: Mapping[str, Any] = {}
+        self.totals_before = Totals()
         self.resumes = 0
         self.trace: StoredTrace | None = None
         self.journal: Journal | None = None

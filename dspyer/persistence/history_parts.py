@@ -76,6 +76,21 @@ class LoggedCommit(NamedTuple):
     sends: tuple[FrozenDict[str, Any] | None, ...] = ()
 
 
+class BlockLog:
+    """The settled commits of a block by number; of the one before the first, only the state is known.
+
+    It is apart from the block, whose index of writers reads it: a cycle would wait for the collector.
+    """
+
+    def __init__(self, first: int, state: ImmutableState) -> None:
+        self.first = first
+        self.entries: list[LogEntry] = []
+        self._before = LogEntry(_BEFORE, state, (), None)
+
+    def __getitem__(self, number: int, /) -> LogEntry:
+        return self._before if number < self.first else self.entries[number - self.first]
+
+
 class Block:
     """Successive commits: all from a snapshot, or from the first run, up to a row.
 
@@ -100,15 +115,16 @@ class Block:
         self, reader: HistoryReader, segments: list[LogSegment], snapshot_at: Point | None, root: Point | None = None
     ) -> None:
         self.snapshot_at = snapshot_at
-        self.entries: list[LogEntry] = []
         self.fingerprints: list[frozenset[str]] = []
         self.before: dict[KeyPath, Commit] = {}
         self.state = segments[0].before
         self.first = _first_number(segments[0])
+        self._log = BlockLog(self.first, self.state)
+        self.entries = self._log.entries
         self._root = root
         self._reader = reader
         self._segments = segments
-        self._writers = Writers(self, [self.first - 1])
+        self._writers = Writers(self._log, [self.first - 1])
         self.is_complete = all(self._add(segment) for segment in segments)
 
     def _add(self, segment: LogSegment) -> bool:
@@ -126,17 +142,11 @@ class Block:
                 self.fingerprints.append(fingerprints)
         return True
 
-    def __getitem__(self, number: int, /) -> LogEntry:
-        """Return a commit by number; of the one before the first, only the state is known."""
-        if number < self.first:
-            return LogEntry(_BEFORE, self.state, (), None)
-        return self.entries[number - self.first]
-
     def last_writers(self, paths: Iterable[KeyPath], last: int) -> dict[KeyPath, Commit]:
         """By path, the commit of the block, up to a number, that last wrote it; without those that none has written."""
         written = self._writers.at(last)
         writers = {path: written.under(*path).writer for path in paths}
-        ids = {path: self[writer].commit.id for path, writer in writers.items() if writer is not None}
+        ids = {path: self._log[writer].commit.id for path, writer in writers.items() if writer is not None}
         return {path: self.logged[commit_id].commit for path, commit_id in ids.items()}
 
     @property

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall
 from dspyer.ids import Address, outermost_execution
 from dspyer.persistence.lm_calls import calls_in, calls_of
-from dspyer.persistence.lm_usage import LMUsage, add_usage, sum_usage, usage_of_calls
 from dspyer.persistence.reader import RunRows, load_run, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind, run_label
+from dspyer.persistence.rows import COMMITS, CommitRow, run_label
 from dspyer.persistence.status import failures_in, last_end
-from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
+from dspyer.stores.base import Point, RunQuery, Store, ThreadRow
 
 PAGE = 64
 """Rows that are read at once to find a commit."""
@@ -153,50 +150,6 @@ def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
         for row, point in zip(run.rows, run.points, strict=True):
             for call in calls_in(row):
                 yield replace(call, execution=f"{run.labels[point.run]}/{outermost_execution(call.execution)}")
-
-
-def stored_usage(runs: Iterable[RunRows]) -> dict[str, LMUsage]:
-    """Return what runs have used, by language model.
-
-    A process writes what it has used at the end of its run. Of one that was killed, and of a run that `t.stop()` has
-    ended, the LM calls in its rows are counted instead.
-    """
-    return sum_usage(_usage_in(run.rows) for run in runs)
-
-
-def _usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
-    """Return what the rows of a run say that it has used, by language model."""
-    total: dict[str, LMUsage] = {}
-    since: list[LMCall] = []  # the calls of a process that has not written its end yet
-    for row in rows:
-        if row.kind == RowKind.END:
-            add_usage(total, EndRow.of(row).usage or usage_of_calls(since))
-            since = []
-        elif row.kind == RowKind.RESUME:
-            add_usage(total, usage_of_calls(since))
-            since = []
-        else:
-            since += calls_in(row)
-    add_usage(total, usage_of_calls(since))
-    return total
-
-
-def usage_without_end(rows: Sequence[Row]) -> tuple[dict[str, LMUsage], dict[str, LMUsage]]:
-    """Return what a run has used since its last end: in processes before the last one, and in the last one.
-
-    Calls that cannot be read count nothing: a run with such a row can be resumed and stopped.
-    """
-    before: dict[str, LMUsage] = {}
-    since: list[LMCall] = []
-    for row in rows:
-        if row.kind in (RowKind.END, RowKind.RESUME):
-            add_usage(before, usage_of_calls(since))
-            since = []
-        if row.kind == RowKind.END:
-            before = {}
-        with suppress(StoreError, ValueError):
-            since += calls_in(row)
-    return before, usage_of_calls(since)
 
 
 def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:

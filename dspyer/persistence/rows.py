@@ -48,6 +48,7 @@ from dspyer.events import BranchPath, Commit, Exchange, MergedConflict
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch, decode_update, encode_update
+from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.row_codec import NO_BLOBS, Decode, NewRow, Record, UserData, decode_content, encode_content
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.stores.base import Row, RunRow
@@ -548,17 +549,41 @@ class ResumeRow(Record):
     executions: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the runs of a thread have used, up to one of them.
+
+    Attributes:
+        runs: how many there are.
+        usage: by language model.
+        cost: US dollars; None if a language model has no price.
+        steps: how many commits they have, without those of graphs inside nodes.
+    """
+
+    runs: int = 0
+    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    cost: float | None = 0.0
+    steps: int = 0
+
+    def with_run(self, usage: Mapping[str, Mapping[str, Any]], steps: int) -> Totals:
+        """Return the totals with a run more."""
+        total = sum_usage((self.usage, usage))
+        return Totals(self.runs + 1, total, total_cost(total), self.steps + steps)
+
+
 @dataclass(slots=True)
 class EndRow(Record):
-    """The end of a run.
+    """The end of a run. It has all that lists and totals need: they read no other rows, however many a thread has.
 
     Attributes:
         status: how it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         digest: that of the final state; None if it was not completed.
-        usage: what it used by language model, since it was started or resumed.
+        usage: what it has used so far by language model, in all processes that worked on it.
+        cost: what that has cost in US dollars; None if a language model has no price.
         ended: milliseconds since the Unix epoch; None for a run that has not ended.
-        steps: how many commits it has, without those of graphs inside its nodes; None if that is not known.
-        before: what processes have used that were killed since the end before this one: lists read no other rows.
+        steps: how many commits it has, without those of graphs inside its nodes.
+        totals: of the thread, up to and with this run.
+        expires: when the first of its questions expires; None for never.
         failures: those with which it ended, with their tracebacks as text.
     """
 
@@ -566,9 +591,11 @@ class EndRow(Record):
     status: str
     digest: str | None = None
     usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    cost: float | None = 0.0
     ended: Annotated[int | None, "at"] = None
-    steps: int | None = None
-    before: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    steps: int = 0
+    totals: Totals = Totals()
+    expires: float | None = None
     failures: Annotated[Sequence[Mapping[str, Any]], PLAIN] = ()
 
 
@@ -576,13 +603,24 @@ def end_row(
     status: str,
     fingerprint: str | None,
     failures: Iterable[tuple[Failure, BaseException]],
-    usage: Mapping[str, Any] | None = None,
-    steps: int | None = None,
-    before: Mapping[str, Any] | None = None,
+    usage: Mapping[str, Any] = FrozenDict(),
+    steps: int = 0,
+    before: Totals = Totals(),
 ) -> NewRow:
-    """Build the row of the end of a run, with the time, and each failure with its exception."""
+    """Build the row of the end of a run, with the time, and each failure with its exception.
+
+    Args:
+        status: how it ended.
+        fingerprint: that of the final state.
+        failures: those with which it ended.
+        usage: what the whole run has used.
+        steps: how many commits it has.
+        before: the totals of the thread before the run.
+    """
     failed = tuple([failure.stored_with(error) for failure, error in failures])
-    return EndRow(status, fingerprint, usage or {}, int(time() * 1_000), steps, before or {}, failed).row()
+    totals, now = before.with_run(usage, steps), int(time() * 1_000)
+    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, failures=failed)
+    return end.row()
 
 
 RECORDS: Mapping[str, type[Record]] = dict.fromkeys(COMMITS, CommitRow) | {

@@ -20,6 +20,7 @@ from dspyer.persistence.execution_records import MISSING, ExecutionRecords, Kept
 from dspyer.persistence.heads import Head
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog, StoredCalls
+from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.recovery import rows_of_part
 from dspyer.persistence.row_codec import NO_BLOBS, NewRow
 from dspyer.persistence.rows import COMMITS, CommitRow, MapItems, RowKind, commit_row, counted, end_row
@@ -133,7 +134,9 @@ class RunLog:
         if self._records.lm_calls is not None:
             rows += self._records.lm_calls.all_rows()
         digest = self.journal.digest(rows)
-        return [*rows, end_row(status, digest, failures, usage_so_far(), len(run.log), self._records.used_before)]
+        records = self._records
+        usage = sum_usage((records.used_before, usage_so_far()))
+        return [*rows, end_row(status, digest, failures, usage, len(run.log), records.totals_before)]
 
     def snapshot_state(self, run: RunState, rows: Sequence[NewRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""

@@ -34,6 +34,7 @@ class Written(NamedTuple):
         rest: of all other keys; None if nothing was written apart: they are as the value.
         sides: of a joined value, those of the branches that hold it or, if none does, of those that changed it; of a
             decided conflict, that of the winner.
+        depth: the length of the path that the sides are of. As `rest`, an entry stands for paths below that one too.
     """
 
     at: int = -1
@@ -42,6 +43,7 @@ class Written(NamedTuple):
     keys: PersistentMap[Any, Written] = PersistentMap()
     rest: Written | None = None
     sides: tuple[Written, ...] = ()
+    depth: int = 0
 
     def under(self, *path: Any) -> Written:
         """Who wrote what is at a path in the value."""
@@ -97,19 +99,24 @@ class Writers:
     def behind(self, field: str, index: int) -> set[int]:
         """All commits that contributed to what a plain field holds after a commit, key by key."""
         value, found = self._log[index].state.raw(field, None), set[int]()
-        stack, seen = [(self.at(index).under(field), value)], set[int]()
+        path: KeyPath = (field,)
+        stack, seen = [(self.at(index).under(field), path, value)], set[tuple[int, KeyPath]]()
         while stack:
-            one, value = stack.pop()
-            if id(one) in seen:
+            one, path, value = stack.pop()
+            if (id(one), path) in seen:
                 continue
-            seen.add(id(one))
+            seen.add((id(one), path))
             if isinstance(value, FrozenDict) and one.rest is not None and value:
                 inside = [key for key in one.keys if key in value]
-                stack += [(one.keys[key], value.raw(key)) for key in inside]
-                if len(inside) < len(value):
-                    stack.append((one.rest, None))
+                stack += [(one.keys[key], (*path, key), value.raw(key)) for key in inside]
+                if len(inside) == len(value):
+                    continue
+                if one.rest.sides:  # several commits may have written the other keys
+                    stack += [(one.rest, (*path, key), value.raw(key)) for key in value if key not in one.keys]
+                elif one.rest.writer is not None:
+                    found.add(one.rest.writer)
             elif one.sides:
-                stack += [(side, value) for side in one.sides]
+                stack += [(side.under(*path[one.depth :]), path, value) for side in one.sides]
             elif one.writer is not None:
                 found.add(one.writer)
         return found
@@ -135,7 +142,7 @@ class Writers:
         parents = [self._known[parent] for parent in entry.parents]
         if len(parents) > 1:
             states = [self._log[parent].state for parent in entry.parents]
-            joined = _Branches(self._log, entry.parents, index).joined(parents, states, entry.state)
+            joined = _Branches(self._log, entry.parents, index).joined(parents, states, entry.state, 0)
             return self._decided(index, entry, joined, entry.commit.patch, (), index)
         return _updated(parents[0] if parents else NOT_WRITTEN, entry.commit.patch, index)
 
@@ -153,7 +160,8 @@ class Writers:
             return Written(index, index, index)
         value, won = value_at(entry.state, path), value_at(self._log[winner].state, path)
         if same(value, won):
-            return Written(index, winner, index, sides=(self._known.get(winner, NOT_WRITTEN).under(*path),))
+            sides = (self._known.get(winner, NOT_WRITTEN).under(*path),)
+            return Written(index, winner, index, sides=sides, depth=len(path))
         found = Written(index, index, index) if joined.writer is None else joined
         if not isinstance(value, FrozenDict) or not isinstance(won, FrozenDict):
             return found
@@ -197,8 +205,8 @@ class _Branches:
         hold = [one for one, held in zip(trees, values, strict=True) if same(held, value)] or trees
         return sorted({id(one): one for one in hold}.values(), key=lambda one: self._order.get(one.at, -1))
 
-    def joined(self, trees: Sequence[Written], values: Sequence[Any], value: Any) -> Written:
-        """Who wrote a joined value, given who wrote that of each branch."""
+    def joined(self, trees: Sequence[Written], values: Sequence[Any], value: Any, depth: int) -> Written:
+        """Who wrote a joined value at a path of some length, given who wrote that of each branch."""
         different = {id(one): one for one in trees}
         changed = [one for one in different.values() if len(different) == 1 or one.made in self._order]
         if len(changed) == 1:
@@ -210,15 +218,12 @@ class _Branches:
         if any(rest is not rests[0] for rest in rests) and not all(same(held, value) for held in values):
             keys.update(key for held in (*values, value) if isinstance(held, FrozenDict) for key in held)
         is_apart = bool(keys) or any(one.rest is not None for one in trees)
-        rest = self._rest(rests, values, value) if is_apart else None
-        found = {key: self._under(key, trees, values, value) for key in keys}
+        rest = self._under(object(), rests, values, value, depth) if is_apart else None
+        found = {key: self._under(key, trees, values, value, depth) for key in keys}
         apart = PersistentMap({key: one for key, one in found.items() if one is not rest})
-        return Written(hold[-1].at, hold[-1].writer, self._index, apart, rest, sides)
+        return Written(hold[-1].at, hold[-1].writer, self._index, apart, rest, sides, depth)
 
-    def _under(self, key: Any, trees: Sequence[Written], values: Sequence[Any], value: Any) -> Written:
+    def _under(self, key: Any, trees: Sequence[Written], values: Sequence[Any], value: Any, depth: int) -> Written:
+        """Who wrote what is under a key; a key that none of the branches has stands for all other ones."""
         below = [value_at(held, (key,)) for held in values]
-        return self.joined([one.under(key) for one in trees], below, value_at(value, (key,)))
-
-    def _rest(self, rests: Sequence[Written], values: Sequence[Any], value: Any) -> Written:
-        """Who wrote what is under keys that none of the branches has."""
-        return self._under(object(), rests, values, value)
+        return self.joined([one.under(key) for one in trees], below, value_at(value, (key,)), depth + 1)

@@ -8,7 +8,7 @@ excludes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from dspyer.persistence.rows import (
     open_row,
 )
 from dspyer.persistence.time_travel import ThreadReader
+from dspyer.persistence.totals import run_usage, totals_before
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.run_state import Branch, active_branches
 from dspyer.scheduler.topology import END, START
@@ -77,7 +78,7 @@ def copy_thread(
     elif prefix.unfinished:
         new_head = ThreadHead(new_row, None, ImmutableState(), 0)
         part = target.next_part(new_head, prefix.run.run, prefix.last_row, prefix.excluded)
-        rows = [end_row("stopped", None, ())]
+        rows = [end_in_open_run(source, prefix, "stopped")]
         if patch is not None:
             rows = commit_in_open_run(target, thread_reader.cache.listed, prefix, part.header["label"], patch)
         write_manual_commit(store, new_row, ManualCommit(part, rows))
@@ -131,6 +132,7 @@ def first_write_of_rerun(
         )
     records = starter.read_records(prefix.run)
     records.resumes = 0
+    starter.count_before(records, prefix.run)
     starter.compatibility.check_graph(prefix.run)
     _, names = starter.compatibility.allowed(prefix.run, True)  # a rerun is one of the graph as it is now
     run_start, migration = starter.rebuild_adapted(prefix.run, records, adapt=names is not None)
@@ -243,14 +245,16 @@ def one_commit_run(
     blob, first = starter.compatibility.graph_blobs, 0 if head is None else head.next_version
     before = ImmutableState() if head is None else head.state
     made = starter.graph.topology.schema.made(before, state, commit.patch)
-    rows = completed(starter, manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob))
+    row = manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob)
+    rows = completed(starter, row, parents, None if head is None else head.row.root)
     return ManualCommit(RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, first, label)), rows)
 
 
-def completed(starter: RunStarter, commit: NewRow) -> list[NewRow]:
-    """The rows of a completed run of one commit."""
+def completed(starter: RunStarter, commit: NewRow, parents: Sequence[Point], root: Point | None) -> list[NewRow]:
+    """The rows of a completed run of one commit, which continues the rows `parents`."""
     digest = Journal(starter.store, starter.thread, 0, "", 0).digest([commit])
-    return [commit, end_row("completed", digest, ())]
+    before = totals_before(starter.store, parents, root)
+    return [commit, end_row("completed", digest, (), steps=1, before=before)]
 
 
 def commit_in_open_run(
@@ -273,8 +277,16 @@ def commit_in_open_run(
     made = starter.graph.topology.schema.made(branch.state, after, update)
     return [
         manual_commit_row(RowKind.UPDATE, replace(commit, patch=update), CommitContent(update, made=made)),
-        end_row(prefix.run.status or "stopped", None, ()),
+        end_in_open_run(starter, prefix, prefix.run.status or "stopped", more=1),
     ]
+
+
+def end_in_open_run(starter: RunStarter, prefix: HistoryPrefix, status: str, more: int = 0) -> NewRow:
+    """The row of the end of an open run after a prefix of it and so many commits more: it has used what that has."""
+    run = prefix.run
+    row = starter.store.thread(starter.thread)
+    before = totals_before(starter.store, run.parents, None if row is None else row.root)
+    return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
 
 
 def commit_as_node(
@@ -298,7 +310,9 @@ def commit_as_node(
     update, state = _adapted_update(starter, head, patch, node, full_id(label, FIRST), new_thread=not parents)
     made = graph.topology.schema.made(head.state, state, update)
     blob = starter.compatibility.graph_blobs
-    rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end_row("stopped", None, ())]
+    before = totals_before(starter.store, parents, head.row.root)
+    end = end_row("stopped", None, (), steps=1, before=before)
+    rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end]
     run = RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, head.next_version, label))
     return ManualCommit(run, rows)
 

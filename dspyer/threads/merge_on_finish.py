@@ -76,7 +76,7 @@ class MergeOnFinish:
         cannot be merged becomes a failed one; its commits stay in the store.
         """
         journal = None if lock.owned is None else lock.owned.journal
-        if journal is None or journal.thread or run.status in ("failed", "stopped"):
+        if lock.owned is None or journal is None or journal.thread or run.status in ("failed", "stopped"):
             return
         thread = self._starter.thread
         try:
@@ -89,9 +89,12 @@ class MergeOnFinish:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):  # a store that fails cannot be written to
-                journal.write(
-                    [end_row("failed", None, [(Failure.of(error, node=f"join:{thread}"), error)])], flush=True
-                )
+                failures = [(Failure.of(error, node=f"join:{thread}"), error)]
+                records = lock.owned.request.records
+                assert records is not None
+                before = records.totals_before
+                end = end_row("failed", None, failures, run.usage, len(run.commits), before)
+                journal.write([end], flush=True)
         finally:
             del run, lock  # the traceback of an error refers to this frame
 

@@ -129,7 +129,7 @@ class ThreadMerger:
         made = starter.graph.topology.schema.made(head.state, merged.state, None)
         conflicts = frozen_conflicts(merged.conflicts)
         content = CommitContent(merged.patch, made=made, conflicts=conflicts, winners=merged.winners)
-        rows = completed(starter, manual_commit_row(RowKind.MERGE, commit, content))
+        rows = completed(starter, manual_commit_row(RowKind.MERGE, commit, content), heads, head.row.root)
         return ManualCommit(RunRow(new_run_id(), starter.thread, heads, header), rows)
 
     def log_conflicts(self, merged: MergeResult) -> None:

@@ -174,7 +174,12 @@ def _release(owned: OwnedRun) -> None:
     try:
         if not owned.request.outcome.sessions:
             with suppress(DspyerError):  # the thread is released below, or its lease runs out
-                owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
+                records, start = owned.request.records, owned.request.run_start
+                assert records is not None
+                assert start is not None
+                steps = len(start.run.log)
+                end = end_row("stopped", None, (), records.used_before, steps, records.totals_before)
+                owned.journal.write([end], flush=True, release=True)
         if not _has_ended(owned):
             owned.journal.release()
     finally:

@@ -16,10 +16,10 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
-from dspyer.persistence.lm_call_reader import usage_without_end
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
+from dspyer.persistence.totals import run_usage, totals_before
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -198,9 +198,9 @@ def _write_stopped(starter: RunStarter, head: ThreadHead, epoch: int, next_epoch
     at = head.row.head
     assert at is not None
     run = read_run(starter.store, at)
-    before, used = usage_without_end(run.rows_of_newest_part())
     steps = sum(1 for _ in run.own_commits())
-    end = end_row("stopped", None, (), used, steps, before).numbered(at.seq + 1)
+    before = totals_before(starter.store, run.parents, head.row.root)
+    end = end_row("stopped", None, (), run_usage(run.rows), steps, before).numbered(at.seq + 1)
     point = Point(at.run, end.seq)
     starter.store.write(
         Change(starter.thread, epoch, next_epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)

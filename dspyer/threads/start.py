@@ -24,8 +24,6 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
-from dspyer.persistence.lm_call_reader import usage_without_end
-from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
@@ -35,13 +33,16 @@ from dspyer.persistence.rows import (
     AnswerRow,
     CommitContent,
     CommitRow,
+    EndRow,
     ResumeRow,
     RowKind,
+    Totals,
     first_version,
     open_row,
 )
 from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.persistence.status import resumes_without_progress
+from dspyer.persistence.totals import run_usage, totals_at, totals_before
 from dspyer.record_codec import changed
 from dspyer.runtime.request import Request
 from dspyer.runtime.run_start import RunStart
@@ -197,7 +198,9 @@ class RunStarter:
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
         rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
-        return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
+        records = ExecutionRecords()
+        records.totals_before = self.totals_at(head, last_row)
+        return FirstWrite(run, 0, rows, run_start, records)
 
     def resumed_run(
         self, head: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
@@ -233,8 +236,7 @@ class RunStarter:
         if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
             run, seq = self.next_part(head, run, head.row.head, names=names), 0
             run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
-        else:
-            records.used_before = sum_usage(usage_without_end(last.rows_of_newest_part()))
+        self.count_before(records, last)
         return FirstWrite(run, seq, rows, run_start, records)
 
     def repeated(self, head: ThreadHead, answers: Mapping[str, Any] | None, request: Request) -> StoredRun | None:
@@ -282,6 +284,21 @@ class RunStarter:
             ended=rows.status == "completed",
         )
         return self._run_start(rows, run, log[0].commit.patch, log[0].state, before, first)
+
+    # --- totals
+
+    def totals_at(self, head: ThreadHead, at: Point | None) -> Totals:
+        """The totals of the thread up to a row; of its head, mostly without reading any."""
+        rows = () if head.last_run is None else head.last_run.rows
+        if at == head.row.head and rows and rows[-1].kind == RowKind.END:
+            return EndRow.of(rows[-1]).totals
+        return totals_at(self.store, at, head.row.root)
+
+    def count_before(self, records: ExecutionRecords, run: RunRows) -> None:
+        """Note what a run that goes on has used so far, and what the thread had before it."""
+        records.used_before = run_usage(run.rows)
+        row = self.store.thread(self.thread)
+        records.totals_before = totals_before(self.store, run.parents, None if row is None else row.root)
 
     # --- from rows to a run in memory
 

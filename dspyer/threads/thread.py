@@ -12,10 +12,10 @@ from dspyer.budget import Budget
 from dspyer.display.stats import Stats
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
-from dspyer.persistence.lm_call_reader import stored_usage
-from dspyer.persistence.lm_usage import total_cost
+from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.status import failures_of, shown_questions, status_of
 from dspyer.persistence.time_travel import Moment
+from dspyer.persistence.totals import totals_at
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -353,12 +353,13 @@ class Thread:
 
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
-        """Tokens, requests and USD by language model, of all runs in the history. Reads the whole history."""
-        return stored_usage(self._thread_reader.runs())
+        """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
+        row = self._reader.store.thread(self.name)
+        return {} if row is None else sum_usage((totals_at(self._reader.store, row.head, row.root).usage,))
 
     @property
     def cost(self) -> float | None:
-        """US dollars that all runs in the history have cost; None if a price is not known. Reads the whole history."""
+        """US dollars that all runs have cost, as `usage`; None if a price is not known."""
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import pickle
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from dspyer.testing import ScriptedLM
 from tests.nodes.kit import MODES
 from tests.openai_server import HTTPFailureError, OpenAIServer
 from tests.persistence.processes import end_of, fork
+from tests.stores.bodies import unpacked
 
 NOW = Retry(3, wait=wait_none())
 PRICES = {"openai/local": (1.0, 2.0)}
@@ -216,7 +219,11 @@ def test_without_a_price_the_cost_is_unknown(server: OpenAIServer) -> None:
 
 
 def folder_text(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in sorted(path.iterdir()))
+    """The bytes of the files, and what the database has packed."""
+    found = [file.read_bytes() for file in sorted(path.iterdir())]
+    with closing(sqlite3.connect(path / "t.db")) as database:
+        found += [unpacked(body) for (body,) in database.execute("SELECT body FROM entry")]
+    return b"".join(found)
 
 
 def hide(call: LMCall) -> LMCall | None:

@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any
 
 import anyio.lowlevel
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -162,7 +162,19 @@ def check(run: Run, seen: Seen, routed: Seen) -> None:
         assert set(found) <= set(Board.model_fields)
 
 
-@settings(phases=[Phase.generate])
+DECIDED = Plan(
+    nodes=["A", "B", "C", "D", "E"],
+    edges={"START": "B D", "C": "E"},
+    conditional={"A": "C B", "B": "D", "D": "B C END E", "E": "END A D"},
+    routes={"A": ["(C)", "B"], "B": ["(D)", "D"], "D": ["B C", "(B)", "E"], "E": ["END (D)", "A", "END"]},
+    writes={"A": 4, "B": 5, "C": 7, "D": 7, "E": 5},
+    merge="last_write_wins",
+)
+"""A join keeps a mapping that several commits have written, and a later commit writes one of its keys."""
+
+
+@settings(phases=[Phase.explicit, Phase.generate])
+@example(DECIDED, 304, False)
 @given(plans(), st.integers(0, 2**32), st.booleans())
 def test_the_sources_of_every_value(plan: Plan, seed: int, resets: bool) -> None:
     seen: Seen = {}

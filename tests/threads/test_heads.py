@@ -67,7 +67,8 @@ def step(kind: str, program: CompiledGraph, number: int, path: Path) -> None:
         other = t.copy(f"copy {number}")
         other.run({"say": f"copied {number}"})
     elif kind == "rerun":
-        t.rerun(from_version=(len(t.history()) - 1) // 2 * 2).raise_error()
+        ids = [commit.id for commit in t.history() if commit.node == "START"]
+        t.rerun(from_version=ids[-1] if ids else t.history()[-1].id).raise_error()
     elif kind == "prune":
         t.prune(before=t.history()[-1].id)
     elif kind == "delete":
