@@ -6,7 +6,9 @@ or `field(metadata={"key": "short"})`. What a type stands for:
 - `str`, `int`, `bool`: as they are; `float` too, but for infinity and NaN, which JSON does not have.
 - `Any`, and every type that is not named here: a value of a state, in the form in which stores hold it.
 - `Update`: an update of a patch, with its markers.
+- `Annotated[X, JSON]`: JSON values, as they are.
 - `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, another record, `Failure`, `datetime`.
+- `Mapping[X, Y]` of keys that are no text: a list of pairs.
 - an exception: its class, text and notes. It cannot be read back.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
@@ -37,6 +39,12 @@ _UPDATE = "update"
 Update = Annotated[Any, _UPDATE]
 """The type of a field that holds an update of a patch; plain `Any` is a value of a state."""
 
+JSON = "json"
+"""The mark of a field that holds JSON values."""
+
+MALFORMED = (DspyerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What reading something else than what was written may raise."""
+
 
 class _Codec(NamedTuple):
     """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state."""
@@ -53,6 +61,7 @@ class _Field(NamedTuple):
     encode: Convert
     decode: Callable[[Any, DecodeValue], Any] | None
     default: Any = MISSING
+    marks: tuple[Any, ...] = ()
 
 
 def encode(record: Any, *, omit_defaults: bool = False, omit: Collection[str] = ()) -> dict[str, Any]:
@@ -68,19 +77,35 @@ def encode(record: Any, *, omit_defaults: bool = False, omit: Collection[str] = 
         >>> encode(FieldShape("n", "int", limit_kb=2.0), omit_defaults=True)
         {'name': 'n', 'type': 'int', 'limit_kb': 2.0}
     """
-    found = {}
     cls: Any = type(record)
-    for name, key, convert, decoder, default in _fields_of(cls):
-        if name in omit:
+    if omit_defaults:
+        found: dict[str, Any] = short_encoder(cls, tuple(omit))(record)
+        return found
+    return {field.key: field.encode(getattr(record, field.name)) for field in fields_of(cls) if field.name not in omit}
+
+
+@cache
+def short_encoder(cls: Any, omit: tuple[str, ...] = ()) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that makes the JSON form of the records of a class without defaults, as `encode` says.
+
+    It is compiled, since it runs for each step of a stored run. A value of another class than the default differs from
+    it: True is not 1. A mapping of any class equals its default.
+    """
+    names: dict[str, Any] = {"_Mapping": Mapping}
+    lines = ["def encode(record):", "    found = {}"]
+    for name, key, convert, decoder, default, _ in fields_of(cls):
+        if name in omit or decoder is None:
             continue
-        value = getattr(record, name)
-        if omit_defaults:
-            if decoder is None or value is default:
-                continue
-            if default is not MISSING and _same(value, default):
-                continue
-        found[key] = convert(value)
-    return found
+        names |= {f"_encode_{name}": convert, f"_default_{name}": default, f"_class_{name}": type(default)}
+        is_of = "isinstance(value, _Mapping)" if isinstance(default, Mapping) else f"type(value) is _class_{name}"
+        converted = "value" if convert is _same else f"_encode_{name}(value)"
+        lines.append(f"    value = record.{name}")
+        if default is not MISSING:
+            lines.append(f"    if value is not _default_{name} and not ({is_of} and value == _default_{name}):")
+        lines.append(f"{'' if default is MISSING else '    '}    found[{key!r}] = {converted}")
+    exec("\n".join([*lines, "    return found"]), names)
+    made: Callable[[Any], dict[str, Any]] = names["encode"]
+    return made
 
 
 def decode(cls: type[R], data: Any, decode_value: DecodeValue = encoding.decode) -> R:
@@ -99,32 +124,31 @@ def decode(cls: type[R], data: Any, decode_value: DecodeValue = encoding.decode)
         >>> decode(FieldShape, {"name": "n", "type": "int"}).limit_kb is None
         True
     """
-    if type(data) is not dict:
-        raise ValueError(f"{cls.__name__}: {brief(data)} is no JSON object")
-    of: Any = cls
-    known = _by_key(of)
-    given: dict[str, Any] = {}
-    for key, value in data.items():
-        field = known.get(key)
-        if field is None:
-            raise ValueError(f"{cls.__name__}: the key {brief(key)} is unknown")
-        if field.decode is None:
-            continue
-        try:
-            given[field.name] = field.decode(value, decode_value)
-        except (DspyerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"{cls.__name__}.{key}: {brief(value)} cannot be read: {error_text(error)}") from error
     try:
-        return cls(**given)
+        return cls(**decode_fields(cls, data, decode_value))
     except TypeError as error:  # a field without a default is missing
         raise ValueError(f"{cls.__name__}: {error_text(error)}") from error
 
 
-def _same(value: Any, default: Any) -> bool:
-    """Whether a value is written as its default is. Two of different classes differ: True is not 1."""
-    if type(value) is type(default) or (isinstance(value, Mapping) and isinstance(default, Mapping)):
-        return bool(value == default)
-    return False
+def decode_fields(
+    cls: Any, data: Any, decode_value: DecodeValue = encoding.decode, omit: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the fields of a record that its JSON form has, by name. Those to `omit` are unknown."""
+    if type(data) is not dict:
+        raise ValueError(f"{cls.__name__}: {brief(data)} is no JSON object")
+    known = _by_key(cls, omit)
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in known:
+            raise ValueError(f"{cls.__name__}: the key {brief(key)} is unknown")
+        name, read = known[key]
+        if read is None:
+            continue
+        try:
+            given[name] = read(value, decode_value)
+        except MALFORMED as error:
+            raise ValueError(f"{cls.__name__}.{key}: {brief(value)} cannot be read: {error_text(error)}") from error
+    return given
 
 
 def error_dict(error: BaseException) -> dict[str, Any]:
@@ -209,7 +233,7 @@ def changed(record: R, **changes: Any) -> R:
 
 
 @cache
-def _fields_of(cls: Any) -> tuple[_Field, ...]:
+def fields_of(cls: Any) -> tuple[_Field, ...]:
     """Return the fields and properties of a record class."""
     found = []
     if is_dataclass(cls):
@@ -224,16 +248,17 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
         keys = {name: name for name in cls._fields}
     hints = _hints_of(cls)
     for name, key in keys.items():
-        codec = _codec(hints.get(name, Any))
-        found.append(_Field(name, key, codec.encode, codec.decode, defaults[name]))
+        hint = hints.get(name, Any)
+        codec = _codec(hint)
+        found.append(_Field(name, key, *codec, defaults[name], getattr(hint, "__metadata__", ())))
     for name, value in _properties_of(cls).items():
         found.append(_Field(name, name, _codec(_hints_of(value.fget).get("return", Any)).encode, None))
     return tuple(found)
 
 
 @cache
-def _by_key(cls: Any) -> dict[str, _Field]:
-    return {field.key: field for field in _fields_of(cls)}
+def _by_key(cls: Any, omit: tuple[str, ...]) -> dict[str, tuple[str, Callable[[Any, DecodeValue], Any] | None]]:
+    return {field.key: (field.name, field.decode) for field in fields_of(cls) if field.name not in omit}
 
 
 def _properties_of(cls: Any) -> dict[str, property]:
@@ -272,7 +297,7 @@ def _codec(hint: Any) -> _Codec:
     if kind is None and hint in _PLAIN:
         return _PLAIN[hint]
     if kind is Annotated:
-        return _UPDATES if _UPDATE in parts else _codec(parts[0])
+        return _UPDATES if _UPDATE in parts else _JSON if JSON in parts else _codec(parts[0])
     if kind in (Union, types.UnionType):
         inner = [_codec(part) for part in parts if part is not type(None)]
         return _optional(inner[0]) if len(inner) == 1 and len(parts) == 2 else _VALUES
@@ -280,8 +305,11 @@ def _codec(hint: Any) -> _Codec:
         return _items(_codec(parts[0]))
     if kind is tuple:
         return _members([_codec(part) for part in parts])
-    if isinstance(kind, type) and issubclass(kind, Mapping) and parts[0] is str:
-        return _mapping(_codec(parts[1]), dict)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        value = _codec(parts[1])
+        if parts[0] is not str:
+            return _pairs(_codec(parts[0]), value)
+        return _mapping(value, kind if issubclass(kind, FrozenDict) else dict)
     if isinstance(hint, type) and issubclass(hint, FrozenDict):
         return _mapping(_VALUES, hint)
     if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
@@ -343,9 +371,7 @@ def _mapping(item: _Codec, cls: Any) -> _Codec:
     write, read = item
 
     def pairs(values: Mapping[Any, Any]) -> dict[str, Any]:
-        if write is _encode_value and isinstance(values, FrozenDict):  # as it is, without thawing its values
-            return {str(key): encoding.encode(value) for key, value in values.raw_items()}
-        return {str(key): write(values[key]) for key in values}
+        return {str(key): write(value) for key, value in _raw_items(values)}
 
     def back(values: Any, decode_value: DecodeValue) -> Any:
         if type(values) is not dict:
@@ -354,6 +380,20 @@ def _mapping(item: _Codec, cls: Any) -> _Codec:
         return found if cls is dict else cls(found)
 
     return _Codec(pairs, back)
+
+
+def _pairs(key: _Codec, value: _Codec) -> _Codec:
+    return _Codec(
+        lambda values: [[key.encode(one), value.encode(values[one])] for one in values],
+        lambda values, decode_value: {
+            key.decode(one, decode_value): value.decode(other, decode_value) for one, other in _list(values)
+        },
+    )
+
+
+def _raw_items(values: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a mapping; those of a frozen one as they are, without thawing its values."""
+    return values.raw_items() if isinstance(values, FrozenDict) else values.items()
 
 
 def _list(values: Any) -> list[Any]:
@@ -388,7 +428,12 @@ def _read_time(value: Any, _: DecodeValue) -> datetime:
     return datetime.fromisoformat(value)
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 _VALUES = _Codec(_encode_value, _decode_value)
+_JSON = _Codec(_same, lambda value, _: value)
 _UPDATES = _Codec(encode_update, decode_update)
 _PLAIN: dict[Any, _Codec] = {
     Any: _VALUES,

@@ -17,7 +17,7 @@ from dspyer.events import Question
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
-from dspyer.persistence.row_codec import Decode, NewRow
+from dspyer.persistence.row_codec import NewRow
 from dspyer.persistence.rows import (
     COMMITS,
     RECORDS,
@@ -32,6 +32,7 @@ from dspyer.persistence.rows import (
     StoredTrace,
     Totals,
 )
+from dspyer.record_codec import DecodeValue
 from dspyer.stores.base import Row
 from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
@@ -137,7 +138,7 @@ class ExecutionRecords:
         self.resumes = 0
         self.trace: StoredTrace | None = None
         self.journal: Journal | None = None
-        self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
+        self.fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
         self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
@@ -145,7 +146,7 @@ class ExecutionRecords:
 
     # --- Reading rows
 
-    def read(self, rows: Iterable[Row], fetch: Fetch, decode: Decode = encoding.decode) -> None:
+    def read(self, rows: Iterable[Row], fetch: Fetch, decode: DecodeValue = encoding.decode) -> None:
         """Add what the rows of a run have recorded, whatever their kind."""
         self.fetch_and_decode = (fetch, decode)
         for row in rows:
@@ -179,7 +180,7 @@ class ExecutionRecords:
                 item = ItemRow.read(row, fetch, decode)
                 self.items[item.execution] = item.value
 
-    def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
+    def _read_post(self, row: Row, fetch: Fetch, decode: DecodeValue) -> None:
         post = PostRow.read(row, fetch, decode)
         recorded = RecordedPost(
             post.seq, post.field, post.node, post.execution, post.id, post.patch[post.field], post.over
@@ -324,7 +325,7 @@ def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
     return {}
 
 
-def check_row(row: Row, fetch: Fetch, decode: Decode) -> None:
+def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     """Read all of a row; raises what that raises, or `StateError`, for one that no run has written."""
     record = RECORDS.get(row.kind)
     if record is None:

@@ -15,7 +15,16 @@ from dspyer.events import Commit
 from dspyer.ids import Address, full_id, is_within
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, RowKind, UnreadablePatch, first_version, read_commit_content
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitRow,
+    RowKind,
+    UnreadablePatch,
+    first_version,
+    is_inner,
+    is_settled,
+    read_commit_content,
+)
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
@@ -163,14 +172,14 @@ class History:
                 self.log.append(self._in_log(entry, name, row, heads, indexes))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.settled.append(row.kind not in COMMITS or CommitRow.of(row).settled)
+                self.settled.append(is_settled(row))
                 self._index_of[point] = index
             elif entry.commit.route != self.log[index].commit.route:
                 # A manual commit that was read before its run was resumed: its route was not known then.
                 known, now = self.log[index], entry.commit
                 found = changed(known.commit, route=now.route, reason=now.reason)
                 self.log[index] = known._replace(commit=found, sends=entry.sends)
-                self.settled[index] = row.kind not in COMMITS or CommitRow.of(row).settled
+                self.settled[index] = is_settled(row)
             indexes.append(index)
         trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
         fingerprints = frozenset(run_rows.fingerprints.values())
@@ -205,7 +214,7 @@ class History:
 
 def _own_rows(run_rows: RunRows) -> Iterator[tuple[Row, Point]]:
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
-        if row.kind in COMMITS and not CommitRow.of(row).scope:
+        if row.kind in COMMITS and not is_inner(row):
             yield row, point
 
 

@@ -19,8 +19,9 @@ from dspyer.errors import StoreError, brief
 from dspyer.events import LMCall
 from dspyer.ids import path_of_id
 from dspyer.persistence.reader import newest_rows
-from dspyer.persistence.row_codec import CHANGED, MALFORMED, codec_of
+from dspyer.persistence.row_codec import CHANGED
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
+from dspyer.record_codec import MALFORMED, decode, encode
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Fetch, ReadBudget, blob_id
 
@@ -41,13 +42,13 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         blobs: long texts by id.
         hidden: whether readers show its usage alone: its graph redacts values, and no function has decided about texts.
     """
-    found = codec_of(LMCall).encode(call)
-    del found["execution"], found["node"]
+    found = encode(call, omit_defaults=True, omit=("execution", "node", *_TEXTS))
     found["started"], found["seconds"] = round(call.started, 3), round(call.seconds, 6)
     if call.cost is not None:
         found["cost"] = round(call.cost, 12)
-    for name in found.keys() & _TEXTS:
-        found[name] = _with_short_texts(_plain(found[name]), blobs)
+    for name in _TEXTS:
+        if (said := getattr(call, name)) is not None:
+            found[name] = _with_short_texts(_plain(said), blobs)
     if hidden and found.keys() & {*_TEXTS, "failed"}:
         found["hidden"] = True
     return found
@@ -103,7 +104,7 @@ def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fet
         plain = {**stored, "execution": execution, "node": node}
         hidden = plain.pop("hidden", False)
         texts = {name: plain.pop(name) for name in _TEXTS if name in plain}
-        call = LMCall(**codec_of(LMCall).decode(plain))
+        call = decode(LMCall, plain)
         if hidden:
             return usage_alone(call)
         if fetch is not None and texts:

@@ -25,7 +25,6 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.ids import FIRST, outermost_execution
 from dspyer.patch import apply, seal
-from dspyer.persistence.row_codec import Decode
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -40,6 +39,7 @@ from dspyer.persistence.rows import (
     read_commit_content,
     run_label,
 )
+from dspyer.record_codec import DecodeValue
 from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.fields import STARTS, Field, read_model
@@ -346,7 +346,9 @@ class HistoryReader:
         fingerprint: the id of the graph's fingerprint; rows of other graphs are folded as those graphs did.
     """
 
-    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode, fingerprint: str = "") -> None:
+    def __init__(
+        self, store: Store, schema: Schema, decode: DecodeValue = encoding.decode, fingerprint: str = ""
+    ) -> None:
         self.fingerprint = fingerprint
         self.fetch: Fetch = store.blobs
         self.store = store

@@ -20,8 +20,8 @@ from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.ids import Address
 from dspyer.patch import apply, seal
-from dspyer.persistence.row_codec import Decode
 from dspyer.persistence.rows import CommitContent, CommitRow, EndRow, RowKind, attempts_of, read_commit_content
+from dspyer.record_codec import DecodeValue
 from dspyer.scheduler.join import JoinResult
 from dspyer.scheduler.lineage import joined_counts, merge_base
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
@@ -42,7 +42,7 @@ def replay(
     rows: Iterable[Row],
     opening: InputsAndState,
     fetch: Fetch,
-    decode: Decode = encoding.decode,
+    decode: DecodeValue = encoding.decode,
     schema_at: Callable[[Row], Schema] | None = None,
 ) -> RunState:
     """Fold the rows of one scope, in the order of writing, and return the run as they left it.

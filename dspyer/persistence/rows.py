@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as declared  # some rows have a field `field`
 from functools import partial
 from time import time
 from typing import Annotated, Any, ClassVar
@@ -46,10 +47,11 @@ from typing import Annotated, Any, ClassVar
 from dspyer.errors import StoreError
 from dspyer.events import BranchPath, Commit, Exchange, MergedConflict
 from dspyer.failure import Failure
-from dspyer.ids import Address, full_id, part_id, path_of_id
-from dspyer.patch import DELETE, SealedPatch, decode_update, encode_update
+from dspyer.ids import full_id, index_of_id, part_id, path_of_id
+from dspyer.patch import DELETE, SealedPatch
 from dspyer.persistence.lm_usage import sum_usage, total_cost
-from dspyer.persistence.row_codec import NO_BLOBS, Decode, NewRow, Record, UserData, decode_content, encode_content
+from dspyer.persistence.row_codec import CONTENT, NO_BLOBS, NewRow, StoredRow, decode_content, encode_content
+from dspyer.record_codec import JSON, DecodeValue, Update
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
@@ -57,6 +59,9 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.refusals import KeyPath
+
+AT: Mapping[str, str] = {"key": "at"}
+"""The metadata of the field with the time of a row, which is "at" in its header."""
 
 
 class RowKind:
@@ -116,36 +121,6 @@ def drawing_id(run: RunRow) -> str:
 # JSON form of a frozen value. So a patch can be folded again.
 
 
-def _encode_updates(updates: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: encode_update(update) for name, update in updates.items()}
-
-
-def _decode_updates(encoded: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
-    return {name: decode_update(update, decode) for name, update in encoded.items()}
-
-
-def _plain_failure(failure: Failure) -> dict[str, Any]:
-    return failure.model_dump(mode="json", exclude_defaults=True)
-
-
-def _encode_path(path: KeyPath) -> list[Any]:
-    return [encoding.encode(key) for key in path]
-
-
-def _decode_path(encoded: list[Any], decode: Decode) -> KeyPath:
-    return tuple([decode(key) for key in encoded])
-
-
-def _encode_conflict(conflict: MergedConflict) -> list[Any]:
-    one = _with_values(conflict, encode_update)
-    return [one.join, _encode_path(one.path), one.base, one.values, one.policy, one.value, one.winner]
-
-
-def _decode_conflict(encoded: list[Any], decode: Decode) -> MergedConflict:
-    join, path, *rest = encoded
-    return _with_values(MergedConflict(join, _decode_path(path, decode), *rest), lambda one: decode_update(one, decode))
-
-
 def frozen_conflicts(conflicts: Iterable[MergedConflict]) -> tuple[MergedConflict, ...]:
     """Return conflicts as contents hold them: users may change the values that a run has shown them."""
     return tuple([_with_values(one, lambda value: value if value is DELETE else freeze(value)) for one in conflicts])
@@ -156,34 +131,11 @@ def _with_values(conflict: MergedConflict, of: Callable[[Any], Any]) -> MergedCo
     return replace(conflict, base=of(conflict.base), values=values, value=of(conflict.value))
 
 
-VALUE = UserData()
-PLAIN = UserData(lambda value: value, lambda plain, _: plain)
-UPDATES = UserData(_encode_updates, _decode_updates)
-PATCH = UserData(
-    lambda patch: None if patch is None else _encode_updates(patch),
-    lambda plain, decode: None if plain is None else _decode_updates(plain, decode),
-)
-SENT = UserData(
-    lambda sent: [None if one is None else encoding.encode(one) for one in sent],
-    lambda plain, decode: tuple([None if one is None else decode(one) for one in plain]),
-)
-CONFLICTS = UserData(
-    lambda conflicts: [_encode_conflict(one) for one in conflicts],
-    lambda plain, decode: tuple([_decode_conflict(one, decode) for one in plain]),
-)
-WINNERS = UserData(
-    lambda winners: [[_encode_path(path), winner] for path, winner in winners.items()],
-    lambda plain, decode: {_decode_path(path, decode): winner for path, winner in plain},
-)
-FAILURE = UserData(_plain_failure, lambda plain, _: Failure(**plain))
-FAILURES = UserData(
-    lambda failures: [_plain_failure(one) for one in failures],
-    lambda plain, _: tuple([Failure(**one) for one in plain]),
-)
+JSONValues = Annotated[Sequence[Mapping[str, Any]], JSON, CONTENT]
 
 
 @dataclass(slots=True)
-class CommitContent(Record):
+class CommitContent(StoredRow):
     """The user data of a commit. Most have a patch and nothing else.
 
     Attributes:
@@ -200,15 +152,15 @@ class CommitContent(Record):
             run, or of a merge of threads a global one, except for its own.
     """
 
-    patch: Annotated[Mapping[str, Any] | None, PATCH] = FrozenDict()
-    sent: Annotated[tuple[FrozenDict[str, Any] | None, ...], SENT] = ()
-    reason: Annotated[str | None, PLAIN] = None
-    failure: Annotated[Failure | None, FAILURE] = None
-    failed: Annotated[tuple[Failure, ...], FAILURES] = ()
-    lm_calls: Annotated[Sequence[Mapping[str, Any]], PLAIN] = ()
-    made: Annotated[Mapping[str, Any], UPDATES] = FrozenDict()
-    conflicts: Annotated[tuple[MergedConflict, ...], CONFLICTS] = ()
-    winners: Annotated[Mapping[KeyPath, str], WINNERS] = FrozenDict()
+    patch: Annotated[Mapping[str, Update] | None, CONTENT] = FrozenDict()
+    sent: Annotated[tuple[FrozenDict[str, Any] | None, ...], CONTENT] = ()
+    reason: Annotated[str | None, CONTENT] = None
+    failure: Annotated[Failure | None, CONTENT] = None
+    failed: Annotated[tuple[Failure, ...], CONTENT] = ()
+    lm_calls: JSONValues = ()
+    made: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
+    conflicts: Annotated[tuple[MergedConflict, ...], CONTENT] = ()
+    winners: Annotated[Mapping[KeyPath, str], CONTENT] = FrozenDict()
 
     def plain_conflicts(self) -> tuple[MergedConflict, ...]:
         """Return the conflicts as users see them."""
@@ -272,9 +224,9 @@ class CommitRow(CommitContent):
     kind: str = RowKind.COMMIT
     id: str
     node: str
-    route: Annotated[tuple[str, ...], "to"] = ()
-    started: Annotated[int, "at"] = 0
-    duration: Annotated[int, "took"] = 0
+    route: tuple[str, ...] = declared(default=(), metadata={"key": "to"})
+    started: int = declared(default=0, metadata=AT)
+    duration: int = declared(default=0, metadata={"key": "took"})
     step: int = -1
     visit: int = -1
     settled: bool = True
@@ -288,17 +240,18 @@ class CommitRow(CommitContent):
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.visit < 0:
-            index = _index(self.id)
+            index = index_of_id(self.id)
             self.step = index if self.step < 0 else self.step
             self.visit = index if self.visit < 0 else self.visit
 
     def header(self) -> dict[str, Any]:
         """Return the header of its row. In a loop of one node, step and visit are the index in its id."""
-        found = Record.header(self)
-        index = _index(self.id)
-        for name in ("step", "visit"):
-            if found.get(name) == index:
-                del found[name]
+        found = StoredRow.header(self)
+        index = index_of_id(self.id)
+        if self.step == index:
+            del found["step"]
+        if self.visit == index:
+            del found["visit"]
         return found
 
     @property
@@ -317,9 +270,14 @@ class CommitRow(CommitContent):
         return path_of_id(self.id)
 
 
-def _index(commit_id: str) -> int:
-    """Return the index of a commit on its branch; of a manual commit (`"trunk:3+1"`), that of the commit before it."""
-    return Address.parse(commit_id).index
+def is_inner(row: Row) -> bool:
+    """Return whether a commit is one of a graph inside a node, without reading the rest of its header."""
+    return "scope" in row.header
+
+
+def is_settled(row: Row) -> bool:
+    """Return whether no other branch was active after a row, without reading the rest of its header."""
+    return "settled" not in row.header  # which is true unless it is written
 
 
 def commit_row(
@@ -420,7 +378,7 @@ class OpenRow(CommitContent):
 
     KIND: ClassVar[str] = RowKind.OPEN
     node: str
-    created: Annotated[int | None, "at"] = None
+    created: int | None = declared(default=None, metadata=AT)
 
 
 def open_row(
@@ -435,26 +393,26 @@ def open_row(
 
 
 @dataclass(slots=True)
-class ItemRow(Record):
+class ItemRow(StoredRow):
     """The result of one item of a map."""
 
     KIND: ClassVar[str] = RowKind.ITEM
     execution: str
-    value: Annotated[Any, VALUE] = None
+    value: Annotated[Any, CONTENT] = None
 
 
 @dataclass(slots=True)
-class EffectRow(Record):
+class EffectRow(StoredRow):
     """The result of `ctx.once`, by execution and key."""
 
     KIND: ClassVar[str] = RowKind.ONCE
     execution: str
     key: str
-    value: Annotated[Any, VALUE] = None
+    value: Annotated[Any, CONTENT] = None
 
 
 @dataclass(slots=True)
-class QuestionRow(Record):
+class QuestionRow(StoredRow):
     """A question; the attributes are those of `Question`."""
 
     KIND: ClassVar[str] = RowKind.ASK
@@ -463,23 +421,23 @@ class QuestionRow(Record):
     node: str
     branch: tuple[int, ...] = ()
     run: str = ""
-    text: Annotated[str, PLAIN] = ""
-    answer: Annotated[Mapping[str, Any] | None, PLAIN] = None
+    text: Annotated[str, CONTENT] = ""
+    answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
 
 
 @dataclass(slots=True)
-class AnswerRow(Record):
+class AnswerRow(StoredRow):
     """The answer to a question, by execution and key of it; or, if `retracted`, that it has none any more."""
 
     KIND: ClassVar[str] = RowKind.ANSWER
     execution: str
     key: str
-    value: Annotated[Any, VALUE] = None
+    value: Annotated[Any, CONTENT] = None
     retracted: bool = False
 
 
 @dataclass(slots=True)
-class PostRow(Record):
+class PostRow(StoredRow):
     """A post to a live field.
 
     Attributes:
@@ -502,25 +460,25 @@ class PostRow(Record):
     seq: int
     id: str
     over: tuple[int, ...] | None
-    time: Annotated[float, "at"]
-    patch: Annotated[Mapping[str, Any], UPDATES] = FrozenDict()
+    time: float = declared(metadata=AT)
+    patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
 
 
 @dataclass(slots=True)
-class LMCallsRow(Record):
+class LMCallsRow(StoredRow):
     """LM calls of an execution that has no commit yet: they go before the next row of it."""
 
     KIND: ClassVar[str] = RowKind.LM_CALL
     execution: str
     node: str
-    lm_calls: Annotated[Sequence[Mapping[str, Any]], PLAIN] = ()
+    lm_calls: JSONValues = ()
 
 
 # --- What happens to a run
 
 
 @dataclass(slots=True)
-class StoredTrace(Record):
+class StoredTrace(StoredRow):
     """The OpenTelemetry trace of a run, which a resume in another process continues. No part of what a run is.
 
     Attributes:
@@ -531,12 +489,12 @@ class StoredTrace(Record):
 
     KIND: ClassVar[str] = RowKind.TRACE
     carrier: Mapping[str, str]
-    started: Annotated[float, "at"]
+    started: float = declared(metadata=AT)
     thread: str
 
 
 @dataclass(slots=True)
-class ResumeRow(Record):
+class ResumeRow(StoredRow):
     """A resume, or the beginning of a rerun.
 
     Attributes:
@@ -572,7 +530,7 @@ class Totals:
 
 
 @dataclass(slots=True)
-class EndRow(Record):
+class EndRow(StoredRow):
     """The end of a run. It has all that lists and totals need: they read no other rows, however many a thread has.
 
     Attributes:
@@ -592,11 +550,11 @@ class EndRow(Record):
     digest: str | None = None
     usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
     cost: float | None = 0.0
-    ended: Annotated[int | None, "at"] = None
+    ended: int | None = declared(default=None, metadata=AT)
     steps: int = 0
     totals: Totals = Totals()
     expires: float | None = None
-    failures: Annotated[Sequence[Mapping[str, Any]], PLAIN] = ()
+    failures: JSONValues = ()
 
 
 def end_row(
@@ -623,7 +581,7 @@ def end_row(
     return end.row()
 
 
-RECORDS: Mapping[str, type[Record]] = dict.fromkeys(COMMITS, CommitRow) | {
+RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
         *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LMCallsRow),
@@ -681,11 +639,11 @@ class MapCommitContent(Content):
         self._refs, self._blobs = self.own.refs, self.own.blobs
         return self._data
 
-    def value(self, fetch: Fetch, decode: Decode = encoding.decode) -> Any:
+    def value(self, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Any:
         """Return the value of the commit's own content."""
         return self.own.value(fetch, decode)
 
-    def completed(self, content: CommitContent, fetch: Fetch, decode: Decode) -> CommitContent:
+    def completed(self, content: CommitContent, fetch: Fetch, decode: DecodeValue) -> CommitContent:
         """Return the content with the results in its patch."""
         patch = content.patch or {}
         if self.field in patch:
@@ -694,7 +652,7 @@ class MapCommitContent(Content):
         return replace(content, patch={self.field: results, **patch})
 
 
-def read_commit_content(content: Content | None, fetch: Fetch, decode: Decode) -> CommitContent:
+def read_commit_content(content: Content | None, fetch: Fetch, decode: DecodeValue) -> CommitContent:
     """Decode the content of the row of a commit, of a run's start or of a post, with the results of a map's items."""
     if content is None:
         return CommitContent()

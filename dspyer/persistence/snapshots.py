@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.row_codec import Decode
 from dspyer.persistence.rows import RowKind
+from dspyer.record_codec import DecodeValue
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Content, Fetch, ReadBudget, extract_blobs, insert_blobs
@@ -123,7 +123,7 @@ class SnapshotContent(Content):
         return self._size
 
 
-def latest_snapshot(store: Store, at: Point, decode: Decode) -> LoadedSnapshot | None:
+def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnapshot | None:
     """Return the last readable snapshot of a run at or before a row."""
     while at.seq >= 0:
         found = store.snapshot(at)
@@ -137,7 +137,7 @@ def latest_snapshot(store: Store, at: Point, decode: Decode) -> LoadedSnapshot |
     return None
 
 
-def check_snapshot(content: Content, fetch: Fetch, decode: Decode) -> None:
+def check_snapshot(content: Content, fetch: Fetch, decode: DecodeValue) -> None:
     """Raise `StoreError` if a snapshot cannot be read: pruning deletes the log that it replaces."""
     try:
         _read(Content.stored(content.data, content.refs), fetch, decode)
@@ -145,7 +145,7 @@ def check_snapshot(content: Content, fetch: Fetch, decode: Decode) -> None:
         raise StoreError(f"the snapshot at which the pruned history begins cannot be read: {error}") from error
 
 
-def _read(content: Content, fetch: Fetch, decode: Decode) -> tuple[SnapshotState, int]:
+def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[SnapshotState, int]:
     if not content.is_encoded:  # of a store in memory: the state itself
         kept: SnapshotState = content.value(fetch)
         return kept, 0
@@ -163,8 +163,8 @@ def _read(content: Content, fetch: Fetch, decode: Decode) -> tuple[SnapshotState
     return SnapshotState(state, commit_index), len(text)
 
 
-def _load(encoded: Any, decode: Decode) -> Any:
-    """Decode a value. Mappings and lists of mappings mostly hold scalars, which are frozen as they are."""
+def _load(encoded: Any, decode: DecodeValue) -> Any:
+    """DecodeValue a value. Mappings and lists of mappings mostly hold scalars, which are frozen as they are."""
     if type(encoded) is list:
         return decode([_freeze_flat(item) for item in encoded])
     if type(encoded) is dict and TAG not in encoded:

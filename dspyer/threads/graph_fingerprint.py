@@ -28,7 +28,7 @@ from dspyer.hints import UNIONS
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import Replace
-from dspyer.persistence.row_codec import Record, codec_of
+from dspyer.persistence.row_codec import StoredRow, content_names
 from dspyer.persistence.rows import COMMITS, CommitRow
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
@@ -323,8 +323,8 @@ def _holds(value: Any, name: str) -> bool:
         return any(_holds(part, name) for part in value.raw_items())
     if isinstance(value, Replace):
         return _holds(value.value, name)
-    if isinstance(value, Record):
-        return any(_holds(getattr(value, one), name) for one in codec_of(type(value)).user_data)
+    if isinstance(value, StoredRow):
+        return any(_holds(getattr(value, one), name) for one in content_names(type(value)))
     if isinstance(value, Updates):
         return any(_holds(part, name) for part in value.updates)
     if isinstance(value, Mapping):

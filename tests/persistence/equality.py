@@ -60,14 +60,10 @@ def finished(store: Store, thread: str) -> set[str]:
     return found
 
 
-SIDES = 3
-"""The place of the sides in a conflict of a join, in its content."""
-
-
 def decided(store: Store, thread: str) -> int:
     """How many conflicts were decided by a policy in what is in the store."""
     joins = [json.loads(row.content.data) for row in rows_of(store, thread) if row.kind == "join" and row.content]
-    return sum(len(conflict[SIDES]) - 1 for content in joins for conflict in content.get("conflicts", ()))
+    return sum(len(conflict["values"]) - 1 for content in joins for conflict in content.get("conflicts", ()))
 
 
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:

@@ -22,7 +22,7 @@ from dspyer.errors import StateError, StoreError
 from dspyer.events import Exchange, LMCall
 from dspyer.persistence import rows
 from dspyer.persistence.lm_calls import calls_in, decode_call, encode_call, is_within
-from dspyer.persistence.row_codec import Record, codec_of, encode_content
+from dspyer.persistence.row_codec import StoredRow, content_names, encode_content
 from dspyer.persistence.rows import (
     AnswerRow,
     CommitContent,
@@ -160,7 +160,7 @@ def test_what_is_inside_of_an_execution() -> None:
 
 # --- rows
 
-RECORDS: list[Record] = [
+RECORDS: list[StoredRow] = [
     OpenRow(node="START", patch={"n": 1}, made={"log": [1]}),
     OpenRow(node="fix", created=5),
     CommitRow(id="trunk:3", node="a", route=("a",), started=5, duration=7, patch=FrozenDict({"n": 1})),
@@ -184,7 +184,7 @@ RECORDS: list[Record] = [
 """Records of every kind, with and without what may be left out."""
 
 
-def stored_row(record: Record) -> Row:
+def stored_row(record: StoredRow) -> Row:
     """The row of a record, from a column of a store."""
     row = record.row().numbered(7)
     return Row(7, row.kind, *decode_body(encode_body(row.header, row.content)))
@@ -227,7 +227,7 @@ def test_a_malformed_row_is_named() -> None:
                 with pytest.raises(StoreError, match=r"row 7.*(changed after dspyer wrote it|truncated)"):
                     pytest.fail(f"{name}: {type(record).of(spoiled)}")
         for data in (b"[]", b'{"odd":1}', b"{", b'{"patch":1,"value":{"$type":1},"lm_calls":1,"failures":1}'):
-            if codec_of(type(record)).user_data:
+            if content_names(type(record)):
                 with pytest.raises((StoreError, StateError)):
                     type(record).read(row._replace(content=Content.stored(data)), lambda _: {})
 
