@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from operator import itemgetter
 from secrets import token_bytes
 from urllib.parse import quote, unquote
 
@@ -143,6 +146,12 @@ def full_id(*names: str) -> str:
 def id_prefix(*names: str) -> str:
     """What the ids begin with that are in a run, or inside of executions; "" for none."""
     return "/".join([*[name for name in names if name], ""])
+
+
+def prefix_at(index: int, prefixes: Sequence[tuple[int, str]], last: str) -> str:
+    """What the id of a commit of a run begins with: of (first index behind, prefix) in order the one for its index."""
+    place = bisect_right(prefixes, index, key=itemgetter(0))
+    return prefixes[place][1] if place < len(prefixes) else last
 
 
 def label_of(thread: str, number: int | str) -> str:

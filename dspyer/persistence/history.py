@@ -7,40 +7,50 @@ settled one. `history_parts` reads a part of a long history without the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
-from dspyer.events import Commit
+from dspyer.events import Commit, MergedConflict
 from dspyer.ids import Address, full_id, is_within
-from dspyer.patch import Replace, seal
-from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
+from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import (
     COMMITS,
     CommitRow,
     RowKind,
     UnreadablePatch,
     first_version,
-    is_inner,
     is_settled,
     read_commit_content,
 )
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.record_codec import changed
-from dspyer.scheduler.lineage import LineageCounts, LogEntry
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.writers import NOT_WRITTEN, Writers
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
-
-PRUNED = "pruned"
-"""The author of the commit with which a pruned history begins."""
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.refusals import KeyPath
 
 # --- One log
+
+
+class LoggedCommit(NamedTuple):
+    """A commit with the states before and after it (before a join, that of its first branch), and what it sends."""
+
+    commit: Commit
+    before: ImmutableState
+    after: ImmutableState
+    conflicts: tuple[MergedConflict, ...]
+    sends: tuple[FrozenDict[str, Any] | None, ...] = ()
 
 
 class LoggedRun(NamedTuple):
     """A run in the log.
 
     Attributes:
+        first: the version of its first commit in the log.
         parents: the rows that it continues from.
         log_indexes: of its commits, in the order of writing.
         settled_count: number of its commits up to the last settled one.
@@ -49,6 +59,7 @@ class LoggedRun(NamedTuple):
         fingerprints: the ids of the fingerprints of the graphs that made it.
     """
 
+    first: int
     parents: tuple[Point, ...]
     log_indexes: tuple[int, ...]
     settled_count: int
@@ -65,13 +76,19 @@ class History:
     version here, since that depends on the row from which the history is listed, and its `step` is the length of the
     longest chain of commits up to it over all runs.
 
+    A part of a history may begin at a snapshot. Then its first entry is no commit of it: it has the state and the id of
+    the commit before the part.
+
     Attributes:
         log: the commits.
         points: the row of each.
         steps: the step of each within its run.
         settled: whether no other branch was active after it, for each.
         runs: the runs in the log, by their last row.
-        roots: the version with which a pruned history begins, by its first row.
+        roots: the rows at which a pruned history begins: the commit there has the whole state as its patch.
+        snapshot_at: the row of the snapshot at which this part begins; None if it begins with a first run.
+        ends_open: whether a part ends with a manual commit whose run was not resumed yet: a resume finds out its route.
+        is_line: whether each run continues the one before it, and all commits can be read.
     """
 
     def __init__(self, reader: HistoryReader) -> None:
@@ -81,16 +98,24 @@ class History:
         self.steps: list[int] = []
         self.settled: list[bool] = []
         self.runs: dict[Point, LoggedRun] = {}
-        self.roots: dict[Point, int] = {}
+        self.roots: set[Point] = set()
+        self.snapshot_at: Point | None = None
+        self.is_line = True
+        self.ends_open = False
         self._index_of: dict[Point, int] = {}
 
     def read(self, heads: Sequence[Point], root: Point | None = None) -> None:
         """Add the runs behind some rows; `root` is the row at which a pruned history begins."""
         for run_rows in read_runs(self.reader.store, heads, root, self.runs):
+            snapshot = None
             if root is not None and run_rows.points[-1] == root:
-                self._add_root(run_rows, root)
-            else:
-                self._add(run_rows)
+                snapshot = latest_snapshot(self.reader.store, root, self.reader.decode)
+                if snapshot is None or snapshot.at != root:
+                    raise StoreError(
+                        f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
+                    )
+                self.roots.add(root)
+            self.add(run_rows._replace(snapshot=snapshot), root)
 
     def state(self, log_index: int | None) -> ImmutableState:
         """Return the state after a commit; an empty one for None."""
@@ -128,47 +153,41 @@ class History:
         known = {index for at in left_runs for index in self.runs[at].log_indexes}
         return len({index for run in right_runs for index in run.log_indexes[: run.settled_count]} - known)
 
-    # --- Adding runs
+    def add(self, run_rows: RunRows, root: Point | None = None) -> None:
+        """Add a run whose parents were added, or what is behind a snapshot of a run.
 
-    def _add_root(self, run_rows: RunRows, root: Point) -> None:
-        """Add the commit with which a pruned history begins: it has the whole state as its patch."""
-        snapshot = latest_snapshot(self.reader.store, root, self.reader.decode)
-        if snapshot is None or snapshot.at != root:
-            raise StoreError(
-                f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
-            )
-        state, commit_index = snapshot.content
-        name = full_id(run_rows.labels[root.run], PRUNED)
-        patch = {field: Replace(value) for field, value in state.raw_items()}
-        commit = Commit(name, None, PRUNED, (), 1, 0, seal(patch), ())
-        self.runs[root] = LoggedRun((), (len(self.log),), 1, len(self.log))
-        self.roots[root] = first_version(run_rows.run) + commit_index
-        self.points.append(root)
-        self.steps.append(0)
-        self.settled.append(True)
-        self._index_of[root] = len(self.log)
-        self.log.append(LogEntry(commit, state, (), LineageCounts()))
-
-    def _add(self, run_rows: RunRows) -> None:
-        """Add a run. Rows that it shares with a run in the log, which it continues, are in the log already."""
+        Rows that it shares with a run in the log, which it continues, are in the log already.
+        """
         parents = tuple([parent for parent in run_rows.parents if parent in self.runs])
         before = [self.runs[parent].trunk_index for parent in parents]
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
+        first, snapshot = first_version(run_rows.run), run_rows.snapshot
+        own = [(row, point) for row, point, _ in run_rows.own_commits()]
+        rows = zip(run_rows.rows, run_rows.points, strict=True)
+        opened = next(((row, point) for row, point in rows if row.kind == RowKind.OPEN), None)
+        if snapshot is not None:
+            first += snapshot.content.commit_index
+            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
+            if snapshot.at == root:
+                content = snapshot.content._replace(commit=full_id(run_rows.labels[root.run], PRUNED))
+                run_rows = run_rows._replace(snapshot=snapshot._replace(content=content))
+            if snapshot.at not in self.roots:
+                self.snapshot_at = snapshot.at
         folded = self.reader.fold(run_rows, self.state(before[0] if before else None), broken)
-        rows = list(_own_rows(run_rows))
-        if folded.entries and not rows:  # a manual commit whose run was not resumed: its only row is the open row
-            rows = [_open_row(run_rows)]
+        if snapshot is None and opened is not None and folded.entries:
+            # The open row and the first commit row are one commit, and its point is that of the open row: a manual
+            # commit had this point already before its run was resumed, when there was no commit row.
+            self.ends_open = not own
+            own[:1] = [(own[0][0] if own else opened[0], opened[1])]
         indexes: list[int] = []
-        # The open row and the first commit row are one commit. Its point is that of the open row: a manual commit had
-        # this point already before its run was resumed, when there was no commit row.
-        if rows and self._is_opening(rows[0][0], run_rows):
-            rows[0] = (rows[0][0], _open_row(run_rows)[1])
-        for (row, point), entry in zip(rows, folded.entries, strict=True):
+        for (row, point), entry in zip(own, folded.entries, strict=True):
             index = self._index_of.get(point)
             if index is None:
                 heads = [indexes[parent] for parent in entry.parents] or [head for head in before if head is not None]
                 index = len(self.log)
-                name = full_id(run_rows.labels.get(point.run, point.run), entry.commit.id)
+                name = entry.commit.id
+                if snapshot is None or indexes:
+                    name = full_id(run_rows.labels.get(point.run, point.run), name)
                 self.log.append(self._in_log(entry, name, row, heads, indexes))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
@@ -182,9 +201,12 @@ class History:
                 self.settled[index] = is_settled(row)
             indexes.append(index)
         trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
+        last = next(reversed(self.runs.values()), None)
+        self.is_line &= not folded.broken and (snapshot is not None or parents == run_rows.parents)
+        self.is_line &= last is None or first == last.first + last.settled_count
         fingerprints = frozenset(run_rows.fingerprints.values())
         self.runs[run_rows.points[-1]] = LoggedRun(
-            parents, tuple(indexes), folded.last_settled + 1, trunk_index, folded.broken, fingerprints
+            first, parents, tuple(indexes), folded.last_settled + 1, trunk_index, folded.broken, fingerprints
         )
 
     def _in_log(self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int]) -> LogEntry:
@@ -197,30 +219,11 @@ class History:
         )
         here = len(indexes)
         winners = {path: len(self.log) if at == here else indexes[at] for path, at in entry.winners.items()}
-        if row.kind == RowKind.MERGE and not isinstance(commit.patch, UnreadablePatch):
+        # Of a merge of threads, a part of a history lacks one side.
+        if row.kind == RowKind.MERGE and len(heads) > 1 and not isinstance(commit.patch, UnreadablePatch):
             content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
             winners = content.winner_indexes(self.log, entry.commit.id, len(self.log))
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
-
-    def _is_opening(self, row: Row, run_rows: RunRows) -> bool:
-        """Whether a commit has the patch of the open row, so that both rows are one commit."""
-        if row.kind == RowKind.OPEN:
-            return True
-        try:
-            return read_commit_content(row.content, self.reader.fetch, self.reader.decode).patch is None
-        except Exception:  # noqa: BLE001 - an unreadable first commit of a run with an open row is its opening
-            return any(other.kind == RowKind.OPEN for other in run_rows.rows)
-
-
-def _own_rows(run_rows: RunRows) -> Iterator[tuple[Row, Point]]:
-    for row, point in zip(run_rows.rows, run_rows.points, strict=True):
-        if row.kind in COMMITS and not is_inner(row):
-            yield row, point
-
-
-def _open_row(run_rows: RunRows) -> tuple[Row, Point]:
-    rows = zip(run_rows.rows, run_rows.points, strict=True)
-    return next((row, point) for row, point in rows if row.kind == RowKind.OPEN)
 
 
 # --- Commits inside a node
@@ -272,6 +275,7 @@ class CommitListing:
         log_indexes: the index of each in the log of the history.
         runs: the last row of the run of each, as far as it is known here.
         first: the version of the first commit.
+        before: of a part: by path, the commit before it that last wrote it, as far as it was asked for.
     """
 
     def __init__(self, history: History, heads: Sequence[Point]) -> None:
@@ -280,27 +284,28 @@ class CommitListing:
         self.log_indexes: list[int] = []
         self.commits: list[Commit] = []
         self.runs: list[Point] = []
-        self.first = 0
+        runs = history.runs_behind(heads)
+        self.first = history.runs[runs[0]].first + (history.snapshot_at is not None) if runs else 0
+        self.before: dict[KeyPath, Commit] = {}
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
-        self._listed: set[int] = set()
-        for at in history.runs_behind(heads):
+        self._places: dict[int, int] = {}  # the index of each commit by its log index
+        for at in runs:
             self._add(at)
 
     def _add(self, at: Point) -> None:
         history, run = self.history, self.history.runs[at]
-        if not self.log_indexes:
-            self.first = history.roots.get(at, 0)
+        in_part = history.snapshot_at is not None
         settled = set(run.log_indexes[: run.settled_count])
         for log_index in history.canonical_order(at):
-            if log_index in self._listed:
+            if log_index in self._places or (in_part and not log_index):
                 continue
             commit = history.log[log_index].commit
             version = None
             if log_index in settled:
                 version = self.first + len(self._by_version)
                 self._by_version.append(len(self.commits))
-            self._listed.add(log_index)
+            self._places[log_index] = len(self.commits)
             self._by_id.setdefault(commit.id, len(self.commits))
             self.log_indexes.append(log_index)
             self.runs.append(at)
@@ -316,13 +321,13 @@ class CommitListing:
         """The log index of the last settled commit."""
         return self.history.runs[self.heads[-1]].trunk_index if self.heads else None
 
-    def has(self, commit_id: str) -> bool:
-        """Return whether one of the commits has an id, global or within the last run."""
+    def has(self, version: int | str, settled: bool = False) -> bool:
+        """Return whether one of the commits, or of those with a version, has an id, global or within the last run."""
         try:
-            self.index_of(commit_id)
+            index = self.index_of(version)
         except LookupError:
             return False
-        return True
+        return not settled or self.commits[index].version is not None
 
     def index_of(self, version: int | str) -> int:
         """Return the index in `commits` of a version or an id; an id without a run is one of the last run.
@@ -357,3 +362,32 @@ class CommitListing:
         if isinstance(patch, UnreadablePatch):
             raise StoreError(patch.error)
         return self.history.log[self.log_indexes[index]].state
+
+    def entry(self, index: int) -> LoggedCommit:
+        """Return a commit with the states before and after it; raise `StoreError` if it cannot be read."""
+        entry = self.history.log[self.log_indexes[index]]
+        before = self.history.state(entry.parents[0] if entry.parents else None)
+        return LoggedCommit(self.commits[index], before, self.state(index), entry.conflicts, entry.sends)
+
+    def by_version(self, version: int) -> tuple[LogEntry, frozenset[str]]:
+        """Return a commit with versions for log indexes, and the fingerprints of the graphs that made its run."""
+        index = self._by_version[version - self.first]
+        entry = self.history.log[self.log_indexes[index]]
+        parents = tuple([self._version_at(parent) for parent in entry.parents])
+        winners = {path: self._version_at(winner) for path, winner in entry.winners.items()}
+        fingerprints = self.history.runs[self.runs[index]].fingerprints
+        return entry._replace(commit=self.commits[index], parents=parents, winners=winners), fingerprints
+
+    def _version_at(self, log_index: int) -> int:
+        version = self.commits[self._places[log_index]].version if log_index in self._places else None
+        return self.first - 1 if version is None else version
+
+    @cached_property
+    def _writers(self) -> Writers:
+        return Writers(self.history.log, [] if self.history.snapshot_at is None else [0])
+
+    def last_writers(self, paths: Iterable[KeyPath], last: int | None) -> dict[KeyPath, Commit]:
+        """Return by path the commit, up to one at a log index, that last wrote it; without those that none has."""
+        written = NOT_WRITTEN if last is None else self._writers.at(last)
+        writers = {path: written.under(*path).writer for path in paths}
+        return {path: self.commits[self._places[at]] for path, at in writers.items() if at is not None}

@@ -8,14 +8,12 @@ from typing import Any
 
 from dspyer.events import Commit, LMCall
 from dspyer.ids import Address, outermost_execution
+from dspyer.persistence.history_parts import PAGE, commit_row
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.reader import RunRows, load_run, read_runs
 from dspyer.persistence.rows import COMMITS, CommitRow, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.stores.base import Point, RunQuery, Store, ThreadRow
-
-PAGE = 64
-"""Rows that are read at once to find a commit."""
 
 
 def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
@@ -34,7 +32,7 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
     found = _run_of(store, row, name, _labels(store, thread))
     if found is not None and Address.parse(outermost_execution(found[1])).is_commit:
         last, execution = found
-        at = _commit_row(store, last, execution)
+        at = commit_row(store, last, execution)
         calls = calls_of(store, at or last, execution, root=None if row is None else row.root)
         if at is not None or calls or _has_failed(store, last, execution):
             return tuple(calls)
@@ -61,7 +59,7 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
             label = left[0].id.removesuffix(place[1])
             here = {one.id.removeprefix(label): one for one in left if one.id.startswith(label)}
             before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
-            starts = {parent: _commit_row(store, place[0], parent.removeprefix(label)) for parent in before}
+            starts = {parent: commit_row(store, place[0], parent.removeprefix(label)) for parent in before}
             # Without a parent in this part of the run, executions may have begun with its first row.
             first = min([start.seq if start is not None else 0 for start in starts.values()], default=0)
             _read_calls(store, Point(place[0].run, first), here, found)
@@ -70,7 +68,7 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
                 for execution, one in here.items():
                     at = None
                     if not all(starts.get(parent, True) for parent in one.parents):
-                        at = _commit_row(store, place[0], execution)
+                        at = commit_row(store, place[0], execution)
                     if at is not None:
                         found[one.id] = calls_of(store, at, execution, with_texts=False)
         left = [one for one in left[1:] if one.id not in found]
@@ -109,7 +107,7 @@ def _run_of(store: Store, row: ThreadRow | None, name: str, runs: Mapping[str, s
             return _last_row(store, run, row.head), name.removeprefix(f"{label}/")
     if outermost_execution(name) == name or "/" not in name.partition(":")[0]:
         own = row.head, name
-        if _commit_row(store, *own) is not None or ":" in name.partition("/")[0]:
+        if commit_row(store, *own) is not None or ":" in name.partition("/")[0]:
             return own
     for one in read_runs(store, [row.head], row.root):  # of a copy: the history of another thread
         for run, label in one.labels.items():
@@ -125,18 +123,6 @@ def _last_row(store: Store, run: str, head: Point) -> Point:
     # A list knows the last row without reading the others; it lacks the runs of deleted threads.
     (listed,) = store.list_runs(RunQuery(run=run, limit=1)) or (None,)
     return Point(run, store.rows(run)[-1].seq if listed is None else listed.last)
-
-
-def _commit_row(store: Store, last: Point, execution: str) -> Point | None:
-    """Return the row of a commit. In a whole run it has at least as many rows before it as its id says."""
-    index = Address.parse(outermost_execution(execution)).index
-    first, count = 0 if load_run(store, last.run).header.get("continues") else max(index, 0), PAGE
-    while first <= last.seq:
-        for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
-            if row.kind in COMMITS and CommitRow.of(row).execution == execution:
-                return Point(last.run, row.seq)
-        first, count = first + count, 2 * count
-    return None
 
 
 def _has_failed(store: Store, last: Point, execution: str) -> bool:

@@ -24,7 +24,7 @@ from pydantic import create_model
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.ids import FIRST, outermost_execution
-from dspyer.patch import apply, seal
+from dspyer.patch import Replace, apply, seal
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -39,6 +39,7 @@ from dspyer.persistence.rows import (
     read_commit_content,
     run_label,
 )
+from dspyer.persistence.snapshots import LoadedSnapshot
 from dspyer.record_codec import DecodeValue
 from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.lineage import LogEntry
@@ -50,6 +51,9 @@ from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
+
+PRUNED = "pruned"
+"""The author of the commit with which a pruned history begins."""
 
 PAGE = 16
 """Rows that `newest_rows` reads first; each further page is twice as long."""
@@ -67,6 +71,7 @@ class RunRows(NamedTuple):
         points: the point of each of these rows.
         labels: the readable name of each part, by its id.
         fingerprints: the id of the fingerprint of the graph that made each part, by the part's id.
+        snapshot: that at the first of the rows, if what is before them was not read.
     """
 
     run: RunRow
@@ -75,6 +80,7 @@ class RunRows(NamedTuple):
     points: tuple[Point, ...]
     labels: Mapping[str, str]
     fingerprints: Mapping[str, str] = MappingProxyType({})
+    snapshot: LoadedSnapshot | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -91,13 +97,19 @@ class RunRows(NamedTuple):
         """Return the rows of its newest part."""
         return [row for row, point in zip(self.rows, self.points, strict=True) if point.run == self.run.id]
 
-    def own_commits(self) -> Iterator[tuple[Row, CommitRow]]:
-        """Yield the rows of its own commits, without those of graphs inside its nodes."""
-        for row in self.rows:
-            if row.kind in COMMITS:
-                header = CommitRow.of(row)
-                if not header.scope:
-                    yield row, header
+    def own_commits(self) -> Iterator[tuple[Row, Point, CommitRow]]:
+        """Yield the rows of its own commits, without those of graphs inside its nodes and that of the snapshot."""
+        first = int(self.snapshot is not None)
+        for row, point in zip(self.rows[first:], self.points[first:], strict=True):
+            header = own_commit(row)
+            if header is not None:
+                yield row, point, header
+
+
+def own_commit(row: Row) -> CommitRow | None:
+    """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes."""
+    header = CommitRow.of(row) if row.kind in COMMITS else None
+    return header if header is not None and not header.scope else None
 
 
 def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
@@ -359,6 +371,8 @@ class HistoryReader:
     def fold(self, run_rows: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
         """Return the commits of a run with their states.
 
+        Those behind a snapshot begin with a commit that has the whole state as its patch.
+
         Args:
             run_rows: the run.
             before: the state that it continues from.
@@ -370,8 +384,16 @@ class HistoryReader:
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
         last_settled = -1
-        for index, (row, header) in enumerate(run_rows.own_commits()):
-            parents = header.parents if header.parents is not None else ((index - 1,) if index else ())
+        offset = 0
+        if run_rows.snapshot is not None:
+            before, offset, name = run_rows.snapshot.content
+            patch = seal({field: Replace(value) for field, value in before.raw_items()})
+            entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
+            last_settled = 0
+        for index, (row, _, header) in enumerate(run_rows.own_commits(), len(entries)):
+            parents: tuple[int, ...] = (index - 1,) if index else ()
+            if header.parents is not None:
+                parents = tuple([parent - offset for parent in header.parents])
             if not broken:
                 try:
                     entry = self._entry(row, header, parents, entries, before, opening, run_rows, schema_at(row))

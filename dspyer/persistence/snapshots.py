@@ -85,10 +85,12 @@ class SnapshotState(NamedTuple):
     Attributes:
         state: the state.
         commit_index: the index of the last commit among those of the run.
+        commit: the global id of that commit.
     """
 
     state: ImmutableState
     commit_index: int
+    commit: str = ""
 
 
 class LoadedSnapshot(NamedTuple):
@@ -109,9 +111,9 @@ class SnapshotContent(Content):
         """The compressed bytes."""
         if self._data is None:
             blobs: dict[str, bytes] = {}
-            state, index = self._value
+            state, index, commit = self._value
             encoded = extract_blobs(encoding.encode(state), blobs)
-            text = _dump([VERSION, index, encoded]).encode()
+            text = _dump([VERSION, index, commit, encoded]).encode()
             self._refs, self._blobs, self._size = tuple(blobs), blobs, len(text)
             self._data = zlib.compress(text)
         return self._data
@@ -152,7 +154,7 @@ def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[Snapshot
     budget = ReadBudget()
     text = budget.inflate(content.data)
     try:
-        version, commit_index, encoded = json.loads(text)
+        version, commit_index, commit, encoded = json.loads(text)
         if version != VERSION:
             raise StateError(f"its format has version {version}, this dspyer knows version {VERSION}")
         if content.refs:
@@ -160,7 +162,7 @@ def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[Snapshot
         state = ImmutableState(_load(encoded, decode))
     except RecursionError:
         raise StateError("its JSON is nested too deep") from None
-    return SnapshotState(state, commit_index), len(text)
+    return SnapshotState(state, commit_index, commit), len(text)
 
 
 def _load(encoded: Any, decode: DecodeValue) -> Any:

@@ -7,7 +7,6 @@ caches it for the `Thread` object.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,21 +17,13 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall
 from dspyer.ids import Address, full_id
 from dspyer.patch import DELETE
-from dspyer.persistence.history import CommitListing, History, inner_commits
-from dspyer.persistence.history_parts import (
-    Block,
-    LoggedCommit,
-    RunSpan,
-    block_around,
-    recovered_block,
-    runs_back,
-    writing_block,
-)
+from dspyer.persistence.history import CommitListing, History, LoggedCommit, inner_commits
+from dspyer.persistence.history_parts import commit_row, part_around, part_of, runs_back, writing_part
 from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.recovery import recover_state
+from dspyer.persistence.recovery import read_back, recover_state
 from dspyer.persistence.row_digest import RowDigest
-from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind
+from dspyer.persistence.rows import EndRow, RowKind, run_label
 from dspyer.persistence.snapshots import EVERY, latest_snapshot
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
@@ -40,7 +31,6 @@ from dspyer.scheduler.lineage import (
     sent_along,
     touches,
 )
-from dspyer.scheduler.writers import NOT_WRITTEN, Writers
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.values.freezing import same
@@ -129,14 +119,8 @@ class ThreadReader:
 
     def entry(self, version: int | str) -> LoggedCommit:
         """A commit with the states before and after it."""
-        found = self.pages.entry(version)
-        if found is not None:
-            return found
-        listed = self.commits_around(version)
-        index = listed.index_of(version)
-        entry = listed.history.log[listed.log_indexes[index]]
-        before = listed.history.state(entry.parents[0] if entry.parents else None)
-        return LoggedCommit(listed.commits[index], before, listed.state(index), entry.conflicts, entry.sends)
+        listed = self.pages.around(version) or self.commits_around(version)
+        return listed.entry(listed.index_of(version))
 
     def sent_to(self, parents: Sequence[str], path: BranchPath) -> FrozenDict[str, Any]:
         """What a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
@@ -176,12 +160,7 @@ class ThreadReader:
         found = self.pages.writers(paths, at)
         if found is None:
             listed = self.cache.listed() if at is None else self.commits_around(at)
-            last = listed.trunk_index if at is None else listed.log_index_of(at)
-            written = NOT_WRITTEN if last is None else Writers(listed.history.log).at(last)
-            writers = {path: written.under(*path).writer for path in paths}
-            found = {
-                path: listed.commits[listed.log_indexes.index(at)] for path, at in writers.items() if at is not None
-            }
+            found = listed.last_writers(paths, listed.trunk_index if at is None else listed.log_index_of(at))
         return {path: found[path] for path in paths if path in found}
 
     def replay(self) -> ImmutableState:
@@ -355,33 +334,8 @@ class HistoryCache:
 
 # --- parts of the history
 
-KEPT_BLOCKS = 4
-"""Blocks that a `PageReader` caches: a caller that reads one state often reads its neighbours next."""
-
-
-class CommitIndexes:
-    """The indexes of the commits of a run, by their ids without the run: no row is read twice for them.
-
-    Attributes:
-        run: the id of the run.
-    """
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-        self._indexes: dict[str, int] = {}
-        self._rows = array("q")  # the row of each
-        self._next = 0
-
-    def index_of(self, store: Store, name: str, last: int) -> int | None:
-        """The index of a commit in rows up to `last`; None if there is none."""
-        for row in store.rows(self.run, self._next, last) if self._next <= last else ():
-            self._next = row.seq + 1
-            header = CommitRow.of(row) if row.kind in COMMITS else None
-            if header is not None and not header.scope:
-                self._indexes.setdefault(header.id, len(self._rows))
-                self._rows.append(row.seq)
-        index = self._indexes.get(name)
-        return None if index is None or self._rows[index] > last else index
+KEPT_PARTS = 4
+"""Parts that a `PageReader` caches: a caller that reads one state often reads its neighbours next."""
 
 
 class PageReader:
@@ -395,155 +349,103 @@ class PageReader:
     def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
         self._reader = reader
         self._bounds = bounds
-        # Pairs of a run and a block of it, the last used first. Replaced as a whole, so that no lock is needed.
-        self._kept: tuple[tuple[str, Block], ...] = ()
-        self._ids = CommitIndexes("")
-        self._root: Point | None = None
-        self._lock = Lock()
+        # The last used first. Replaced as a whole, so that no lock is needed.
+        self._kept: tuple[Point | None, tuple[CommitListing, ...]] = None, ()
 
-    def _current_bounds(self) -> Bounds:
-        """The bounds of the history now; drops what was read if older history was pruned since."""
+    def _parts(self, root: Point | None) -> tuple[CommitListing, ...]:
+        """The cached parts; none if older history was pruned since: a run may have the id of a pruned one."""
+        known, parts = self._kept
+        return parts if known == root else ()
+
+    def around(self, version: int | str) -> CommitListing | None:
+        """The commits around one."""
         head, root = self._bounds()
-        with self._lock:
-            if root != self._root:  # the run of a key may have the id of one that was pruned
-                self._root, self._kept, self._ids = root, (), CommitIndexes("")
-        return head, root
-
-    def entry(self, version: int | str) -> LoggedCommit | None:
-        """A commit with the states before and after it."""
-        found = self._find(version)
-        return None if found is None else found[0].logged.get(found[1])
-
-    def _find(self, version: int | str) -> tuple[Block, str] | None:
-        """A block with a commit in it, and the commit's id."""
-        head, root = self._current_bounds()
-        if isinstance(version, str):
-            return self._find_id(version, head, root)
-        span = self._span(version, head, root)
-        block = None if span is None else self._block(span, version, root)
-        if block is None or version >= block.end:
-            return None
-        return block, next(name for name, one in block.logged.items() if one.commit.version == version)
-
-    def _find_id(self, commit_id: str, head: Point | None, root: Point | None) -> tuple[Block, str] | None:
-        commit = Address.parse(commit_id)
+        commit = Address.parse(version) if isinstance(version, str) else Address(index=version)
         if commit.scope or not commit.is_commit:
             return None
         for span in runs_back(self._reader.store, head, root):
-            label = span.labels[0]
-            # A run in several parts has commits with the labels of all of them: only the whole history knows these.
-            if commit.run in ("", label) and span.run is span.oldest:
-                name = full_id(label, commit.own)
-                kept = self._kept_with(span, name)
-                if kept is not None:
-                    return kept, name
-                index = self._index_of(span, commit.own, commit.index)
-                block = None if index is None else self._block(span, span.first + index, root)
-                return None if block is None else (block, name)
-            if not commit.run:  # an id without a run is one of the last run
+            here: int | str = version
+            if isinstance(version, str):
+                # A run in several parts has commits with the labels of all of them: only the whole history knows these.
+                if commit.run not in ("", run_label(span.run)) or span.run is not span.oldest:
+                    if not commit.run:
+                        return None
+                    continue
+                here = full_id(run_label(span.run), commit.own)
+            in_run = [part for part in self._parts(root) if part.heads[0].run == span.run.id]
+            for known in in_run:
+                # Of a settled commit it stays true what is said there.
+                if known.heads[0].seq <= span.at.seq and known.has(here, settled=True):
+                    return known
+            if isinstance(version, int) and version < span.first:
+                continue
+            row = -1
+            if isinstance(version, str):
+                at = commit_row(self._reader.store, span.at, commit.own)
+                if at is None:
+                    return None
+                row = at.seq
+            count = EVERY if in_run else 1  # its neighbours were read before
+            part = part_around(self._reader, span, root, commit.index, count, row)
+            if part is None or not part.has(here):
                 return None
+            if not part.history.ends_open:
+                self._kept = root, (part, *self._parts(root)[: KEPT_PARTS - 1])
+            return part
         return None
 
-    def _kept_with(self, span: RunSpan, commit_id: str) -> Block | None:
-        """A block that was read before, and has a commit as a settled one: what is said of it there stays true."""
-        run_end = span.first + span.at.seq + 1
-        blocks = [block for run, block in self._kept if run == span.run.id and block.end <= run_end]
-        return next((block for block in blocks if commit_id in block.numbers), None)
-
-    def _index_of(self, span: RunSpan, name: str, step: int) -> int | None:
-        """The index of a commit among those of a run, by its id without the run; None if there is none."""
-        store, run, last = self._reader.store, span.run.id, span.at.seq
-        # In a run that has neither forked nor written other rows, step, index and row number of a commit are the same.
-        for row in store.rows(run, step, min(step + 1, last)):
-            head = CommitRow.of(row) if row.kind in COMMITS else None
-            if head is not None and head.id == name and not head.scope and head.step == step and not head.branch:
-                return step
-        with self._lock:
-            if self._ids.run != run:
-                self._ids = CommitIndexes(run)
-            return self._ids.index_of(store, name, last)
-
     def writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit] | None:
-        """By path, the commit that last wrote it, up to the head or to a commit, found by reading back block by block.
+        """By path, the commit that last wrote it, up to the head or to a commit, found by reading back part by part.
 
         A path that no commit has written is left out.
         """
-        head, root = self._current_bounds()
+        head, root = self._bounds()
         if head is None:
             return {}
-        block: Block | None
-        if at is None:
-            block = recovered_block(self._reader, recover_state(self._reader, head), root)
-            last = None if block is None else block.end - 1
-        else:
-            block, commit_id = self._find(at) or (None, "")
-            last = None if block is None else block.numbers.get(commit_id)
-        if block is None or last is None:
+        part = part_of(self._reader, read_back(self._reader, head), root) if at is None else self.around(at)
+        if part is None:
             return None
-        found, before = block.last_writers(paths, last), block.before
+        last = part.trunk_index if at is None else part.log_index_of(at)
+        found, before = part.last_writers(paths, last), part.before
         missing = {path for path in paths if path not in found and path not in before}
-        while missing and block.snapshot_at is not None:
+        while missing and part.history.snapshot_at is not None:
             fields = {path[0] for path in missing if path}
-            block = writing_block(self._reader, block.snapshot_at, fields, root)
-            if block is None:
+            part = writing_part(self._reader, part.history.snapshot_at, fields, root)
+            if part is None:
                 return None
-            before |= block.last_writers(missing, block.end - 1)
+            before |= part.last_writers(missing, part.trunk_index)
             missing -= before.keys()
         return {path: before[path] for path in paths if path in before} | found
 
     def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
         """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
-        head, root = self._current_bounds()
+        head, root = self._bounds()
         if head is None:
             return []
-        begin = end = max(min(first or 0, 2**62), floor)  # beyond it no store counts
+        begin = max(min(first or 0, 2**62), floor)  # beyond it no store counts
+        end = begin + count - 1
         if newest:
             last = recover_state(self._reader, head).next_version - 1
             end = last if first is None else min(first, last)
             begin = max(end - count + 1, floor)
-        runs: list[RunSpan] = []
+        found: list[Commit] = []
+        lowest = 2**63
         for span in runs_back(self._reader.store, head, root):
-            runs.append(span)
-            if span.first <= begin:
-                break
-        if not runs or runs[-1].first > begin:
-            return None
-        commits: list[Commit] = []
-        for span in reversed(runs):
-            start = max(begin, span.first)
-            wanted = end - start + 1 if newest else count - len(commits)
-            if newest and first is None:
-                wanted = span.at.seq + 1  # all: commits of forks that have not joined come last, without a version
-            elif wanted <= 0:
-                break
-            block = block_around(self._reader, span, start, wanted, root)
-            if not block.is_complete:
-                return None
-            listed = [one.commit for one in block.logged.values()]
-            commits += [commit for commit in listed if commit.version is None or commit.version >= start]
-        return cut_page(commits, first, count, newest)
-
-    def _span(self, version: int, head: Point | None, root: Point | None) -> RunSpan | None:
-        """The run of a commit; None in merged or pruned history, and if there is no such commit."""
-        runs = runs_back(self._reader.store, head, root)
-        return next((span for span in runs if version >= span.first), None)
-
-    def _block(self, span: RunSpan, version: int, root: Point | None) -> Block | None:
-        """A block of commits with this one in it; a larger block if its neighbours were read before."""
-        run_end = span.first + span.at.seq + 1
-        if version >= run_end:
-            return None
-        blocks = [block for run, block in self._kept if run == span.run.id and block.end <= run_end]
-        for block in blocks:
-            if block.first <= version < block.end:
-                return block
-        near = any(block.first - EVERY <= version <= block.end + EVERY for block in blocks)
-        block = block_around(self._reader, span, version, EVERY if near else 1, root)
-        if not block.is_complete:
-            return None
-        if not block.has_open_manual_commit:
-            self._kept = ((span.run.id, block), *self._kept[: KEPT_BLOCKS - 1])
-        return block
+            if span.first < lowest and (span.first <= end or (newest and first is None)):
+                start = max(begin, span.first)
+                # All of it: of a run that goes on behind the page, and without a version of commits in an open fork.
+                whole = bool(found) or (newest and first is None)
+                part = part_around(self._reader, span, root, start, span.at.seq + 1 if whole else end - start + 1)
+                if part is None:
+                    return None
+                listed = list(part.commits)
+                while found and listed and (listed[-1].version is None or listed[-1].version >= lowest):
+                    listed.pop()  # the part behind begins inside of its run
+                older = sum(commit.version is not None and commit.version < begin for commit in listed)
+                found, lowest = listed[older:] + found, part.first
+            if min(span.first, lowest) <= begin:
+                return cut_page(found, first, count, newest)
+        return None
 
 
 def cut_page(commits: list[Commit], first: int | None, count: int | None, newest: bool) -> list[Commit]:

@@ -13,7 +13,7 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
-from dspyer.ids import path_of_id, whole_execution
+from dspyer.ids import path_of_id, prefix_at, whole_execution
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
@@ -95,6 +95,7 @@ class RunLog:
         self.stopped_by_thread = False
         self._records = records
         self._inside = bool(ids.scope)
+        self._prefixes = start.id_prefixes, ids.prefix
         self._commits = CommitRows(start, records, ids, nodes)
         self._lm_calls: list[LMCall] = []  # those in the rows of the commits
 
@@ -144,10 +145,10 @@ class RunLog:
         if self._inside or not self.journal.tail.snapshot_is_due(counted(rows), ended):
             return None
         index = len(run.log) - 1
-        if ended:
-            return SnapshotState(run.trunk_state, index) if run.ended else None
-        alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
-        return SnapshotState(run.log[index].state, index) if alone else None
+        last = run.log[index]
+        if not (run.ended if ended else rows[-1].kind in COMMITS and last.commit.version is not None):
+            return None
+        return SnapshotState(last.state, index, prefix_at(index, *self._prefixes) + last.commit.id)
 
     def ended(self, run: RunState, end: NewRow) -> None:
         """Marks the end of the run as written; the head that it has made of its thread is remembered."""

@@ -15,7 +15,6 @@ author, costs what it returns and not the length of the history.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, merge
@@ -23,7 +22,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit
-from dspyer.ids import Address
+from dspyer.ids import Address, prefix_at
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
 from dspyer.reducers import Reducer, Updates
@@ -157,8 +156,7 @@ class IndexedField(NamedTuple):
         local = log[index].commit.id
         if index < 0:
             return local
-        run = bisect_right(self.id_prefixes, index, key=itemgetter(0)) if self.id_prefixes else 0
-        return f"{self.id_prefixes[run][1] if run < len(self.id_prefixes) else self.prefix}{local}"
+        return prefix_at(index, self.id_prefixes, self.prefix) + local
 
     def is_whole(self, at: int, number: int) -> bool:
         """Whether update `number` of the commit at a log index is a whole value: an input of the run."""

@@ -49,7 +49,9 @@ def prune_thread(
     if parents and parents[0] != row.root:
         root = parents[0]
         first, first_of_parent = (first_version(load_run(store, point.run)) for point in (run_end, root))
-        state = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - first_of_parent)
+        last = history.runs[root].trunk_index
+        commit = "" if last is None else history.log[last].commit.id
+        state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
         taken = Snapshot(root, SnapshotContent(state))
         store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
         if taken.content.is_encoded:  # a store in memory keeps the state itself

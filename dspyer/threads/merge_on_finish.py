@@ -132,7 +132,9 @@ class MergeOnFinish:
         taken = None
         if head.tail.rows >= SNAPSHOT_ROWS and head.tail.snapshot_is_due(AT_END, ended=True):
             at = Point(commit.run.id, len(commit.rows) - 1)
-            taken = Snapshot(at, SnapshotContent(SnapshotState(merged.state, 0)))
+            taken = Snapshot(
+                at, SnapshotContent(SnapshotState(merged.state, 0, full_id(commit.run.header["label"], FIRST)))
+            )
         write_manual_commit(store, head.row, commit, taken)
         self._merger.log_conflicts(merged)
 

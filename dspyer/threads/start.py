@@ -29,10 +29,8 @@ from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
 from dspyer.persistence.row_codec import NO_BLOBS, NewRow
 from dspyer.persistence.rows import (
-    COMMITS,
     AnswerRow,
     CommitContent,
-    CommitRow,
     EndRow,
     ResumeRow,
     RowKind,
@@ -272,7 +270,7 @@ class RunStarter:
         folded = self.reader.fold(rows, before)
         if folded.broken:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
-        settled = [header.settled for _, header in rows.own_commits()]
+        settled = [header.settled for _, _, header in rows.own_commits()]
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
             for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
@@ -572,12 +570,10 @@ def names_of_next(run: RunState) -> list[str]:
 def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
     """For each part of a run, the number of commits up to its end, and the prefix of their ids."""
     found: list[tuple[int, str]] = []
-    count = 0
-    for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind in COMMITS and not CommitRow.of(row).scope:
-            count += 1
-            prefix = id_prefix(run.labels[point.run])
-            if found and found[-1][1] == prefix:
-                found.pop()
-            found.append((count, prefix))
+    for count, (_, point, _) in enumerate(run.own_commits(), 1):
+        # The part of the open row names the first commit.
+        prefix = id_prefix(run.labels[point.run if count > 1 else run.points[0].run])
+        if found and found[-1][1] == prefix:
+            found.pop()
+        found.append((count, prefix))
     return tuple(found)

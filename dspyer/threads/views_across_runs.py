@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE
 from dspyer.persistence.history import CommitListing
-from dspyer.persistence.history_parts import LinearHistory, recovered_block, runs_back
+from dspyer.persistence.history_parts import part_before, part_of, runs_back
 from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.recovery import recover_state
+from dspyer.persistence.recovery import read_back
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START
@@ -65,8 +65,7 @@ class EarlierRuns:
         self._recent = recent
         self._previous = previous
         self._lock = Lock()
-        self._linear: LinearHistory | None = None
-        self._was_read = False
+        self._parts: list[CommitListing] = []
         self._found: dict[str, PriorHistory] = {}
         self._graphs = EarlierGraphs(reader, previous)
 
@@ -85,16 +84,8 @@ class EarlierRuns:
             return PriorHistory.of_state(ImmutableState({} if default is DELETE else {field: default}), START)
         if not previous.first:
             return PriorHistory((), ())
-        if not self._was_read:
-            self._was_read, self._linear = True, self._read_newest()
-        log = EarlierLog(previous, self._linear, self._list_commits, self._graphs, field)
+        log = EarlierLog(previous, self._reader, self._parts, self._list_commits, self._graphs, field)
         return PriorHistory(log, (previous.first - 1,), self._index(field, log) if field else None)
-
-    def _read_newest(self) -> LinearHistory | None:
-        """The history back from its last row; None if its newest part is merged or cannot be read."""
-        root = self._previous.row.root
-        block = recovered_block(self._reader, recover_state(self._reader, self._previous.head), root)
-        return None if block is None else LinearHistory(self._reader, block, root)
 
     def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
         """The index of a field at the end of the history, extended from the newest index that is cached."""
@@ -124,8 +115,7 @@ class EarlierRuns:
 class EarlierLog:
     """The commits before a run by their versions, as the index of one field reads them.
 
-    Two readers: `linear` reads blocks, back to the newest merge or pruning (it is None if even the newest block cannot
-    be read so); `list_commits` reads everything before that.
+    It is read part by part, back to the newest merge or unreadable commit, and everything before that at once.
 
     Pruned commits, and those of a graph that folded the field in another way, contribute their state only: the values
     in it count as new, with an unknown author.
@@ -134,51 +124,42 @@ class EarlierLog:
     def __init__(
         self,
         previous: PreviousRuns,
-        linear: LinearHistory | None,
+        reader: HistoryReader,
+        parts: list[CommitListing],
         list_commits: ListCommits,
         graphs: EarlierGraphs,
         field: str,
     ) -> None:
         self._previous = previous
-        self._linear = linear
+        self._reader = reader
+        self._parts = parts  # newest first, as far as they were read
         self._list_commits = list_commits
         self._graphs = graphs
         self._field = field
-        self._all: tuple[CommitListing, dict[int, int]] | None = None
 
     def __len__(self) -> int:
         return self._previous.first
 
     def __getitem__(self, number: int, /) -> LogEntry:
-        block = None if self._linear is None else self._linear.block(number)
-        if block is None:
-            return self._entry_from_all(number)
-        entry = block.entries[number - block.first]
-        if self._folds(block.fingerprints[number - block.first]):
+        head, root = self._previous.head, self._previous.row.root
+        while not self._parts or number < self._parts[-1].first:
+            oldest = self._parts[-1] if self._parts else None
+            at = head if oldest is None else oldest.history.snapshot_at
+            if at is None or (oldest is not None and at == root):
+                break
+            if oldest is None:
+                part = part_of(self._reader, read_back(self._reader, head), root)
+            else:
+                part = part_before(self._reader, oldest, root)
+            self._parts.append(part or self._list_commits(at))
+        part = next((part for part in self._parts if part.first <= number), self._parts[-1])
+        if number < part.first or (part.history.roots and number == part.first):
+            begin = part.log_indexes[0] if part.history.roots else 0
+            return self._unknown(part.history.log[begin].state, "older history was pruned")
+        entry, fingerprints = part.by_version(number)
+        if self._folds(fingerprints):
             return entry
         return self._unknown(entry.state, "an earlier graph folded it in another way")
-
-    def _entry_from_all(self, number: int) -> LogEntry:
-        """A commit of merged or pruned history, for which all commits are listed."""
-        oldest = None if self._linear is None else self._linear.oldest
-        at = self._previous.head if oldest is None or oldest.snapshot_at is None else oldest.snapshot_at
-        if at == self._previous.row.root:
-            state = self._previous.state if oldest is None else oldest.state
-            return self._unknown(state, "older history was pruned")
-        if self._all is None:
-            listed = self._list_commits(at)
-            versions = {
-                index: commit.version or 0 for index, commit in zip(listed.log_indexes, listed.commits, strict=True)
-            }
-            self._all = listed, versions
-        listed, versions = self._all
-        entry = listed.history.log[listed.log_index_of(number)]
-        fingerprints = [listed.history.runs[run].fingerprints for run in listed.history.runs_behind(listed.heads)]
-        if listed.history.roots or not all(map(self._folds, fingerprints)):
-            why = "older history was pruned" if listed.history.roots else "an earlier graph folded it in another way"
-            return self._unknown(entry.state, why)
-        parents = tuple([versions[parent] for parent in entry.parents])
-        return entry._replace(parents=parents, winners={path: versions[at] for path, at in entry.winners.items()})
 
     def _folds(self, fingerprints: frozenset[str]) -> bool:
         return self._graphs.fold_alike(self._field, fingerprints)

@@ -181,7 +181,7 @@ def by_hand(program: CompiledGraph, thread: Thread) -> None:
 
 
 def merged(program: CompiledGraph, thread: Thread) -> None:
-    twin = thread.copy(to=f"twin {len(thread.history())}")
+    twin = thread.copy(to=f"twin {thread.history()[-1].version}")
     twin.update({"x": Replace({"a": 2}), "pages": {"x": "twin"}})
     twin.run({"x": 2})
     thread.update({"n": {"a": 5}, "total": 1})

@@ -32,7 +32,7 @@ from tests.persistence.pages import page_of
 from tests.rows import in_turn, sampled
 from tests.stores.bodies import body
 
-MODULES = ("dspyer.persistence.snapshots", "dspyer.persistence.history_parts")
+MODULES = ("dspyer.persistence.snapshots", "dspyer.persistence.history_parts", "dspyer.persistence.time_travel")
 
 
 def take_snapshots(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
@@ -50,7 +50,7 @@ class NoPages:
 
     def none(self, *_: Any) -> None: ...
 
-    writers = entry = none
+    writers = around = none
 
 
 def reader_of_all(thread: Any) -> Any:

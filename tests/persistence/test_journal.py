@@ -14,8 +14,7 @@ import pytest
 from dspyer.errors import StoreError
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import load_run
-from dspyer.persistence.recovery import rows_from_snapshot
+from dspyer.persistence.reader import load_run, rows_through
 from dspyer.persistence.row_codec import NewRow
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Row, RunRow
@@ -94,7 +93,7 @@ def test_rows_deleted_behind_a_snapshot_while_it_is_read_raise_a_store_error() -
     assert row is not None
     assert row.head is not None
     run = load_run(store, row.head.run)
-    assert rows_from_snapshot(store, run, 1, row.head.seq).rows
+    assert rows_through(store, run, 1, row.head.seq)
     thread.delete()
     with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
-        rows_from_snapshot(store, run, 1, row.head.seq)
+        rows_through(store, run, 1, row.head.seq)
