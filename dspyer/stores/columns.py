@@ -23,10 +23,14 @@ from dspyer.stores.content import MAX_JSON_BYTES, Content
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 DICTIONARY = (
-    b'"attempt":2,"cached":true,"calls":[1,0],"live":{"step":1,"visit":1,"settled":false,"parents":[0],"scope":["trunk:'
-    b'"],"to":["END"],"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"patch":{"messages":{"role":'
-    b'"assistant","content":"\n\n{"lm_calls":[{"reason":"{"id":"trunk:1","node":"","to":["],"at":1790000000,"took":1}'
-    b'\n\n{"patch":{"'
+    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"fini'
+    b'sh_reason":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"me'
+    b'ssages":[{"role":"system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":'
+    b'["trunk:"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","v'
+    b'alue":[{"$type":"replace","value":{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents'
+    b'":[0,1]}\n\n{"patch":{"answer":"}},"lm_calls":[{"predictor":""to":["END"],"at":18,"took":1,"step":2,"visit'
+    b'":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assistant","content":"{"role":"user","content":"}]}}"'
+    b'}}{"id":"trunk:1","node":"","to":[""],"at":179,"took":1}\n\n{"patch":{"'
 )
 """What bodies often hold, the most frequent last. A part of the format: another text is another version of it."""
 
@@ -34,7 +38,10 @@ MAX_BODY = MAX_JSON_BYTES + (1 << 20)
 """Bytes of a body at most: those of a content, and of a header with the ids of its blobs."""
 
 _SHORT = 1024
-"""Bytes up to which a body is compressed with the least memory: allocating the usual 256 KB takes 60 µs."""
+"""Bytes up to which a body is compressed with little memory: allocating the usual 256 KB takes 60 µs.
+
+The window is then 2,048 bytes: zlib looks back 262 bytes less, and the whole dictionary is to be in reach.
+"""
 
 
 def encode_json(value: Any) -> bytes:
@@ -94,7 +101,7 @@ def encode_body(header: Any, content: Content | None) -> bytes:
     if content is not None:
         data = content.data
         text = b"%b\n%b\n%b" % (text, ",".join(content.refs).encode(), data)
-    window, memory = (10, 2) if len(text) <= _SHORT else (15, 8)
+    window, memory = (11, 2) if len(text) <= _SHORT else (15, 8)
     packer = zlib.compressobj(6, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     return packer.compress(text) + packer.flush()
 
