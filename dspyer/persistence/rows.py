@@ -28,6 +28,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     named      true if the user chose that name
     shape      the id of the graph's fingerprint, which is a blob
     drawing    the id of what a drawing of the graph shows besides its fingerprint, which is a blob too
+    hidden     what the program redacts: patterns as text, literal paths as lists, or "function"
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes

@@ -46,6 +46,12 @@ def totals_at(store: Store, at: Point | None, root: Point | None = None) -> Tota
     return Totals(found.runs, usage, total_cost(usage), found.steps)
 
 
+def thread_usage(store: Store, thread: str) -> dict[str, LMUsage]:
+    """Return what all runs of a thread have used, by language model."""
+    row = store.thread(thread)
+    return {} if row is None else sum_usage((totals_at(store, row.head, row.root).usage,))
+
+
 def totals_before(store: Store, parents: Sequence[Point], root: Point | None = None) -> Totals:
     """Return the totals of a thread before a run, by the rows that the run continues from."""
     if len(parents) > 1:

@@ -60,6 +60,7 @@ from dspyer.threads.ownership import (
     busy,
 )
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
+from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentVector
 
 DONE = ("completed", "interrupted")
@@ -382,9 +383,9 @@ class RunStarter:
         continues the run; then it holds new names of nodes by their old ones.
         """
         header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
-        for name in ("without", MARK, "keys"):
+        for name in ("without", MARK, "keys", "hidden"):
             header.pop(name, None)
-        header |= self._salt_header(head)
+        header |= self._salt_header(head) | self._hidden_header()
         if excluded:
             header["without"] = [list(span) for span in excluded]
         header.pop("names", None)
@@ -401,7 +402,8 @@ class RunStarter:
 
     def run_header(self, head: ThreadHead | None, first: int, label: str) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        header = {**self._graph_header(), "first": first, "label": label, "started": round(time(), 3)}
+        header = {**self._graph_header(), **self._hidden_header()}
+        header |= {"first": first, "label": label, "started": round(time(), 3)}
         return header if head is None else header | self._salt_header(head)
 
     def _salt_header(self, head: ThreadHead) -> dict[str, str]:
@@ -420,6 +422,16 @@ class RunStarter:
         made_by = self.compatibility.fingerprint
         header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
         return {**header, "named": True} if self.graph.named else header
+
+    def _hidden_header(self) -> dict[str, Any]:
+        redaction = self.graph.redaction
+        if redaction is None:
+            return {}
+        patterns = [
+            [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
+            for one in redaction.patterns
+        ]
+        return {"hidden": patterns or "function"}
 
     def _fields_kept(self, state: ImmutableState) -> frozenset[str]:
         """The fields that have a value when the next run begins, so that no input is needed for them."""

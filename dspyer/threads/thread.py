@@ -12,10 +12,10 @@ from dspyer.budget import Budget
 from dspyer.display.stats import Stats
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
-from dspyer.persistence.lm_usage import sum_usage, total_cost
+from dspyer.persistence.lm_usage import total_cost
 from dspyer.persistence.status import failures_of, shown_questions, status_of
 from dspyer.persistence.time_travel import Moment
-from dspyer.persistence.totals import totals_at
+from dspyer.persistence.totals import thread_usage
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -354,8 +354,7 @@ class Thread:
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
-        row = self._reader.store.thread(self.name)
-        return {} if row is None else sum_usage((totals_at(self._reader.store, row.head, row.root).usage,))
+        return thread_usage(self._reader.store, self.name)
 
     @property
     def cost(self) -> float | None:

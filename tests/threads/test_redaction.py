@@ -722,3 +722,19 @@ def test_a_redacted_text_is_hidden_in_events_and_not_in_what_error_edges_get() -
         assert seen[0].count(SECRET) == seen[1].count(SECRET) > 0
 
     assert not failing_rows(RAISED, check)
+
+
+@pytest.mark.parametrize(
+    ("redact", "hidden"),
+    [
+        ("m", ["m"]),
+        (["m.*", ("m", 1)], ["m.*", ["m", 1]]),
+        (lambda path, value: value, "function"),
+        (None, None),
+    ],
+)
+def test_a_run_names_what_is_hidden(redact: Any, hidden: Any) -> None:
+    store = Memory()
+    graph = Graph().add_node("use", lambda n: {"m": n}, writes=["m"]).add_path(START, "use", END)
+    graph.compile(store=store, redact=redact).thread("t").run({"n": 1})
+    assert [run.header.get("hidden") for run in store.runs("t")] == [hidden]

@@ -10,9 +10,9 @@ import dspy
 import pytest
 from dspy.utils.callback import BaseCallback
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Graph, Thread
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Store
+from dspyer.stores.base import Row, Store
 from dspyer.testing import ScriptedLM
 from tests.persistence.kinds import State
 from tests.persistence.processes import end_of, fork
@@ -89,3 +89,53 @@ def test_a_program_that_is_called_stores_nothing() -> None:
     with dspy.context(lm=lm):
         build(store).deepcopy().thread("t").run({"q": "?"})
     assert store.threads() == ["t"]
+
+
+class Counting(SQLite):
+    """Counts the rows that are read."""
+
+    read = 0
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        self.read += len(found)
+        return found
+
+
+def asked(thread: Thread, times: int) -> Thread:
+    with dspy.context(lm=ScriptedLM([{"verdict": "v"}, {"x": "done"}] * times)):
+        for _ in range(times):
+            assert thread.run({"q": "?"}).status == "completed"
+    return thread
+
+
+def requests(thread: Thread) -> int:
+    found: int = thread.usage["scripted"]["requests"]
+    return found
+
+
+def test_totals_stay_right_whatever_is_done_to_a_thread(tmp_path: Path) -> None:
+    program = build(SQLite(tmp_path / "runs.db"))
+    thread = asked(program.thread("t"), 3)
+    assert requests(thread) == 6
+    third = next(commit for commit in thread.history() if commit.id.startswith("t.3/"))
+    thread.update({"x": "by hand"})
+    assert requests(thread) == 6
+    assert requests(thread.copy("all")) == 6
+    second = max(commit.version or 0 for commit in thread.history() if commit.id.startswith("t.2/"))
+    early = asked(thread.copy("early", at=second), 1)
+    assert requests(early) == 6
+    thread.prune(before=third.id)
+    assert requests(thread) == 6, "what was pruned was paid"
+    assert requests(asked(thread, 1)) == 8
+
+
+def test_totals_cost_the_same_at_any_length(tmp_path: Path) -> None:
+    with Counting(tmp_path / "runs.db") as store:
+        thread, read = build(store).thread("t"), []
+        for more in (2, 28):
+            asked(thread, more)
+            store.read = 0
+            assert thread.cost is not None or thread.usage
+            read.append(store.read)
+        assert read[1] <= read[0]
