@@ -441,8 +441,12 @@ class PageReader:
                 listed = list(part.commits)
                 while found and listed and (listed[-1].version is None or listed[-1].version >= lowest):
                     listed.pop()  # the part behind begins inside of its run
-                older = sum(commit.version is not None and commit.version < begin for commit in listed)
-                found, lowest = listed[older:] + found, part.first
+                inside = (
+                    index
+                    for index, commit in enumerate(listed)
+                    if (part.runs[index] == part.heads[0] if commit.version is None else commit.version >= begin)
+                )
+                found, lowest = listed[next(inside, len(listed)) :] + found, part.first
             if min(span.first, lowest) <= begin:
                 return cut_page(found, first, count, newest)
         return None
