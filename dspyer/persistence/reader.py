@@ -407,7 +407,7 @@ class HistoryReader:
                 entry = LogEntry(commit, state, parents, _NO_COUNTS)
             entries.append(entry)
         if not entries and opening is not None and opening[0] != "START":
-            entries.append(self._manual_opening(*opening, before, run_rows.rows))
+            entries.append(self._manual_opening(*opening, before, run_rows))
             last_settled = 0
         return FoldedRun(entries, before, last_settled, broken)
 
@@ -468,14 +468,12 @@ class HistoryReader:
         commit = schema.with_sizes(commit, state, patch, after)
         return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.sent)
 
-    def _manual_opening(
-        self, node: str, content: CommitContent, before: ImmutableState, rows: Sequence[Row]
-    ) -> LogEntry:
+    def _manual_opening(self, node: str, content: CommitContent, before: ImmutableState, run_rows: RunRows) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
-        patch = content.patch or {}
-        header = _with_creation_time(CommitRow(id=FIRST, node=node, step=0, visit=1), rows)
-        after = self.schema.replay(before, patch, content.made)
-        commit = self.schema.with_sizes(self._commit(header, content, (), []), before, patch, after)
+        patch, schema = content.patch or {}, self.schema_of(run_rows.fingerprint)
+        header = _with_creation_time(CommitRow(id=FIRST, node=node, step=0, visit=1), run_rows.rows)
+        after = schema.replay(before, patch, content.made)
+        commit = schema.with_sizes(self._commit(header, content, (), []), before, patch, after)
         return LogEntry(commit, after, (), _NO_COUNTS)
 
     def _commit(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.events import Commit
 from dspyer.stores import Memory
 
@@ -93,3 +96,24 @@ def test_an_opening_can_be_corrected_until_it_is_resumed(as_node: str | None, do
     first = thread.copy("first", at=thread.history()[-2].id, patch={"n": 9})
     assert (first.resume().state["n"], thread.resume().state["n"]) == (18, doubled)
     assert thread.replay() == thread.state
+
+
+class Log(BaseModel):
+    log: Annotated[list[str], reducers.append] = []
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_an_opening_that_a_reducer_folds_is_read_without_the_program_and_loaded(
+    runs_before: int, tmp_path: Path
+) -> None:
+    """It is folded by the schema of the graph that wrote it, as any other commit is."""
+    graph = Graph(Log, inputs=["log"]).add_node("one", lambda log: {"log": log[-1]}, writes=["log"])
+    program = graph.add_path(START, "one", END).compile(store=Memory())
+    thread = program.thread("t")
+    for _ in range(runs_before):
+        thread.run({"log": "a"})
+    commit = thread.update({"log": "b"}, as_node="one")
+    thread.export(tmp_path / "t.jsonl")
+    loaded = program.thread("u")
+    loaded.load(tmp_path / "t.jsonl")  # reads the thread without a program
+    assert (loaded.state, loaded.at(commit.id), loaded.status) == (thread.state, thread.at(commit.id), "stopped")
