@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.ids import Address, full_id, is_within
+from dspyer.ids import Address, commit_name, full_id, is_within
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitRow, RowKind, UnreadablePatch, first_version, read_commit_content
@@ -320,7 +320,9 @@ class CommitListing:
 
         Raises:
             LookupError: if there is no such commit.
+            TypeError: if it is neither.
         """
+        version = commit_name(version)
         if isinstance(version, str):
             if version in self._by_id:
                 return self._by_id[version]
