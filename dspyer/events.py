@@ -296,7 +296,8 @@ class Event(JsonRecord):
         return {"event": type(self).__name__, **encode(self)}
 
 
-_PLACE = ("scope", "at", "node", "branch", "execution")
+_STAMPS, _TAKEN = ("scope", "at"), ("label", "to_dict", "event")
+_PLACE = (*_STAMPS, "node", "branch", "execution")
 """The fields that say where and when an event happened: what shows events shows them beside the label."""
 
 
@@ -317,14 +318,16 @@ _set = object.__setattr__
 def own_copy(event: Event) -> Event:
     """Return a copy of an event that a user has made: it gets a scope and a time, and the user may publish it again.
 
-    Raises `TypeError` if its class is no dataclass.
+    Raises `TypeError` if its class is no dataclass, or takes the place of a label, scope or time.
     """
     cls = type(event)
     if "__dataclass_fields__" not in vars(cls):
         raise TypeError(f"the event class {cls.__name__} is no dataclass: put @dataclass(frozen=True) above it")
-    taken = sorted({"label", "to_dict", "event"} & {one.name for one in fields(event)})
+    taken = [one.name for one in fields(event) if one.name in _TAKEN or (one.name in _STAMPS and not one.kw_only)]
     if taken:
         raise TypeError(f"the event class {cls.__name__} has a field {taken[0]!r}, which every event has: rename it")
+    if not callable(cls.label):
+        raise TypeError(f"the event class {cls.__name__} has a label that is no method: write def label(self)")
     return copy(event)
 
 
@@ -341,7 +344,7 @@ def told(event: Event) -> str:
         'read: reading'
     """
     node = getattr(event, "node", "")
-    return f"{node}: {event.label()}" if node else event.label()
+    return f"{node}: {event.label()}" if node else str(event.label())
 
 
 def path_of_event(event: Event) -> tuple[str, ...]:

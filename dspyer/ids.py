@@ -17,9 +17,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from operator import itemgetter
+from operator import index, itemgetter
 from secrets import token_bytes
 from urllib.parse import quote, unquote
+
+from dspyer.errors import brief
 
 _NUMBER = "(?:0|[1-9][0-9]{0,17})"  # as `str` writes it; no run has so many commits that a number is longer than that
 _OWN = re.compile(
@@ -31,6 +33,20 @@ FIRST = "trunk:0"
 """The id of the first commit of a run."""
 
 _ESCAPES = str.maketrans({char: quote(char, safe="") for char in "%/[]"})
+
+
+def commit_name(name: object) -> int | str:
+    """Return the version or the id by which a caller names a commit; raises `TypeError` for anything else.
+
+    Example:
+        >>> commit_name(3), commit_name("t-42.1/trunk:3")
+        (3, 't-42.1/trunk:3')
+    """
+    if isinstance(name, str):
+        return name
+    if hasattr(name, "__index__"):
+        return index(name)
+    raise TypeError(f"{brief(name)} names no commit: give its version, a number, or its id, a text (commit.id)")
 
 
 def new_run_id(of: bytes | None = None) -> str:

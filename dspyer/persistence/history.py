@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit, MergedConflict
-from dspyer.ids import Address, full_id, is_within
+from dspyer.ids import Address, commit_name, full_id, is_within
 from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import (
     COMMITS,
@@ -334,7 +334,9 @@ class CommitListing:
 
         Raises:
             LookupError: if there is no such commit.
+            TypeError: if it is neither.
         """
+        version = commit_name(version)
         if isinstance(version, str):
             if version in self._by_id:
                 return self._by_id[version]

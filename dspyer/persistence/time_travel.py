@@ -15,7 +15,7 @@ from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall
-from dspyer.ids import Address, full_id
+from dspyer.ids import Address, commit_name, full_id
 from dspyer.patch import DELETE
 from dspyer.persistence.history import CommitListing, History, LoggedCommit, inner_commits
 from dspyer.persistence.history_parts import commit_row, part_around, part_of, runs_back, writing_part
@@ -119,6 +119,7 @@ class ThreadReader:
 
     def entry(self, version: int | str) -> LoggedCommit:
         """A commit with the states before and after it."""
+        version = commit_name(version)
         listed = self.pages.around(version) or self.commits_around(version)
         return listed.entry(listed.index_of(version))
 
@@ -157,6 +158,7 @@ class ThreadReader:
 
     def _last_writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit]:
         """By path, the commit that last wrote it, up to the head or to a commit."""
+        at = None if at is None else commit_name(at)
         found = self.pages.writers(paths, at)
         if found is None:
             listed = self.cache.listed() if at is None else self.commits_around(at)
@@ -239,7 +241,8 @@ class ThreadReader:
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
         """The commits of the graph inside of a node."""
-        outer = Address.parse(self.id_of(version) if isinstance(version, int) else version)
+        name = commit_name(version)
+        outer = Address.parse(self.id_of(name) if isinstance(name, int) else name)
         listed = self.cache.listed()
         found: list[Commit] = []
         for run in read_runs(self._reader.store, listed.heads, self.cache.root):
@@ -249,7 +252,8 @@ class ThreadReader:
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
         """The LM calls of a commit, by version or id; or of an execution that has failed, by its id."""
-        name = self.id_of(commit) if isinstance(commit, int) else commit
+        name = commit_name(commit)
+        name = self.id_of(name) if isinstance(name, int) else name
         try:
             return lm_calls_of(self._reader.store, self._thread, name)
         except LookupError:

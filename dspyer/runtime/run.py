@@ -26,7 +26,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import outermost_execution
+from dspyer.ids import commit_name, outermost_execution
 from dspyer.layers.redacted import redacted
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
@@ -646,6 +646,7 @@ class Run:
         return self._read_sources.of(commit)
 
     def _entry(self, version: int | str) -> LogEntry:
+        version = commit_name(version)
         if isinstance(version, str):
             index = self._index_of.get(version)
             if index is not None:

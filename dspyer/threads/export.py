@@ -361,6 +361,8 @@ def read(path: str | os.PathLike[str]) -> Exported:
                 if "digest" in line:
                     if line["digest"] != digest.hexdigest():
                         break
+                    if file.read(1):
+                        raise StateError("more follows it, which is its last line")
                     return lines.exported()
                 lines.add(line)
             except _MALFORMED as error:

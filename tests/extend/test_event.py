@@ -236,3 +236,55 @@ def test_a_class_that_cannot_be_shown_is_refused_when_it_is_published(event: Eve
     graph = Graph(inputs=[]).add_node("a", lambda ctx: ctx.emit(event), writes=[]).add_path(START, "a", END)
     with pytest.raises(TypeError, match=error):
         graph.compile()()
+
+
+@dataclass(frozen=True)
+class Scoped(Event):
+    scope: str  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Timed(Event):
+    at: float
+
+
+@dataclass(frozen=True)
+class Titled(Event):
+    label: str  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Worded(Event):
+    label = "words"  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Speechless(Event):
+    def label(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+@each(
+    "event, words",
+    [
+        (Scoped("here"), "class Scoped has a field 'scope', which every event has: rename it"),
+        (Timed(3.0), "class Timed has a field 'at', which every event has: rename it"),
+        (Titled("words"), "class Titled has a field 'label', which every event has: rename it"),
+        (Worded(), r"class Worded has a label that is no method: write def label\(self\)"),
+    ],
+)
+def test_a_class_that_takes_the_place_of_what_every_event_has_is_refused(event: Event, words: str) -> None:
+    def emits(text: str, ctx: Context) -> None:
+        ctx.emit(event)
+
+    run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
+    with pytest.raises(TypeError, match=words):
+        run.raise_error()
+
+
+def test_a_label_that_is_no_text_is_shown_as_one() -> None:
+    def emits(text: str, ctx: Context) -> None:
+        ctx.emit(Speechless())
+
+    run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
+    assert run.report().splitlines()[-1].strip() == "None"

@@ -331,6 +331,7 @@ def test_an_export_can_be_loaded_after_its_thread_was_pruned_further(
         pytest.param(lambda data: data.rpartition(b"\n")[0].rpartition(b"\n")[0] + b"\n", "end is missing", id="short"),
         pytest.param(lambda data: b"hello\n", "no thread that this dspyer has exported", id="something else"),
         pytest.param(lambda data: b"", "end is missing", id="empty"),
+        pytest.param(lambda data: data + b"{}\n", r"line \d+: more follows it, which is its last line", id="longer"),
     ],
 )
 def test_a_file_that_was_changed_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:

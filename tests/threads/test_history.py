@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy
 import pytest
 from pydantic import BaseModel
 
@@ -14,6 +16,7 @@ from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
 from tests.persistence.kinds import INPUTS, KINDS
+from tests.rows import each
 
 
 class Notes(BaseModel):
@@ -202,3 +205,15 @@ def test_the_errors_of_a_thread_without_a_run() -> None:
         thread.at(1)
     with pytest.raises(LookupError, match="no commit has written 'answer'; fields of the state: none"):
         thread.blame("answer")
+
+
+@each("name", [None, 1.5, ["t.1/trunk:0"]])
+def test_what_names_no_commit_is_refused_by_every_method_that_takes_one(name: Any) -> None:
+    thread = program(Memory()).thread("t")
+    run = thread.run({"q": "a"})
+    calls: list[Callable[[Any], Any]] = [thread.at, thread.lm_calls, thread.rerun, thread.prune, run.at]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"names no commit: give its version, a number, or its id, a text"):
+            call(name)
+    index: Any = numpy.int64(1)
+    assert thread.at(index) == thread.at(1)
