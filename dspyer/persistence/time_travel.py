@@ -450,7 +450,8 @@ class PageReader:
                     for index, commit in enumerate(listed)
                     if (part.runs[index] == part.heads[0] if commit.version is None else commit.version >= begin)
                 )
-                found, lowest = listed[next(inside, len(listed)) :] + found, part.first
+                before = 0 if begin < part.first else next(inside, len(listed))
+                found, lowest = listed[before:] + found, part.first
             if min(span.first, lowest) <= begin:
                 return cut_page(found, first, count, newest)
         return None
