@@ -107,9 +107,21 @@ class RunRows(NamedTuple):
 
 
 def own_commit(row: Row) -> CommitRow | None:
-    """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes."""
-    header = CommitRow.of(row) if row.kind in COMMITS else None
-    return header if header is not None and not header.scope else None
+    """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes.
+
+    A header that cannot be read is that of an unknown author: `HistoryReader.fold` says why, and names the row.
+    """
+    if row.kind not in COMMITS:
+        return None
+    try:
+        header = CommitRow.of(row)
+    except StoreError:
+        return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq, visit=1)
+    return header if not header.scope else None
+
+
+UNKNOWN = "?"
+"""The author of a commit whose row cannot be read."""
 
 
 def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
@@ -398,7 +410,8 @@ class HistoryReader:
                 try:
                     entry = self._entry(row, header, parents, entries, before, opening, run_rows, schema_at(row))
                 except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others stay readable
-                    broken = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: {error}"
+                    which = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: "
+                    broken = str(error) if header.node == UNKNOWN else f"{which}{error}"
                 else:
                     last_settled = index if header.settled else last_settled
             if broken:
@@ -449,6 +462,8 @@ class HistoryReader:
         run_rows: RunRows,
         schema: Schema,
     ) -> LogEntry:
+        if header.node == UNKNOWN:
+            CommitRow.of(row)  # raises what is wrong with it
         content = read_commit_content(row.content, self.fetch, self.decode)
         if content.patch is None:
             if opening is None:

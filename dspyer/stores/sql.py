@@ -244,13 +244,13 @@ def decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
 
 def read_rows(session: SQLSession, run: str, first: int, last: int | None) -> list[Row]:
     end = MAX_SEQ if last is None else min(last, MAX_SEQ)
-    return [_row(*columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, max(first, 0), end))]
+    return [_row(run, *columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, max(first, 0), end))]
 
 
 def read_end(session: SQLSession, run: str, last: int = MAX_SEQ) -> Row | None:
     """The row with which a run ended, by its rows up to `last`."""
     found = session(f"{_ENDINGS} ORDER BY seq DESC LIMIT 1", (run, last, *sorted(ENDINGS)))
-    return end_of([_row(*columns) for columns in found])
+    return end_of([_row(run, *columns) for columns in found])
 
 
 def read_snapshot(session: SQLSession, at: Point) -> Snapshot | None:
@@ -260,8 +260,10 @@ def read_snapshot(session: SQLSession, at: Point) -> Snapshot | None:
     return None
 
 
-def _row(seq: int, kind: str, body: bytes) -> Row:
+def _row(run: str, seq: int, kind: str, body: bytes) -> Row:
     header, content = decode_body(body)
+    if DAMAGED in header:
+        header = {DAMAGED: f"in run {run}, {header[DAMAGED]}"}
     return Row(seq, kind, header, content)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+import zlib
 from collections.abc import Callable, Collection
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
+from dspyer import END, START, Archive, CompiledGraph, Graph, Thread, reducers
 from dspyer.errors import StoreError
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
@@ -169,3 +172,31 @@ def test_a_field_is_readable_whose_reducer_is_gone(tmp_path: Path) -> None:
     assert [t.at(version)["n"] for version in range(4)] == [0, 1, 1, 2]
     assert t.run({"q": "b"}).state.to_dict() == {"q": "b", "log": [], "long": ""}
     assert built(Before).thread("t").at(3)["n"] == 2
+
+
+# By kind of the damaged row of the second run: what can still be read of the versions.
+DAMAGED_ROWS = {"open": 4, "commit": 5, "end": 8}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_ROWS)
+def test_a_damaged_body_is_named_and_the_rest_is_readable(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        thread = graph(store).thread("t")
+        states = [thread.run({"q": q}).state for q in "ab"]
+        _, second = (run.id for run in store.runs("t"))
+        seq = [row.seq for row in store.rows(second) if row.kind == kind][int(kind == "commit")]
+    for body in (b"", b"no body", zlib.compress(b"?")):
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("UPDATE entry SET body = ? WHERE run = ? AND seq = ?", (body, second, seq))
+        with SQLite(path) as store:
+            thread = graph(store).thread("t")
+            readable = [one for one in thread.history() if one.version is not None]
+            assert len(readable) == DAMAGED_ROWS[kind], body
+            assert thread.at(3) == states[0], body
+            assert [one.thread for one in Archive(store).runs()] == ["t", "t"], body
+            with pytest.raises(StoreError, match=f"row {seq}, of kind '{kind}', is damaged: in run {second}"):
+                _ = thread.status if kind == "end" else thread.state
+            with pytest.raises(StoreError, match=f"row {seq}, of kind '{kind}', is damaged"):
+                thread.run({"q": "c"})
+            assert thread.copy(to=f"u{body!r}", at=3).state == states[0], body
