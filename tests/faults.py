@@ -511,9 +511,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="usage_before_a_resume_lost",
-        file="dspyer/archive/run_info.py",
-        old="usage = sum_usage(used for header in headers for used in (header.before, header.usage))",
-        new="usage = sum_usage(header.usage for header in headers)",
+        file="dspyer/runtime/run_log.py",
+        old="usage = sum_usage((records.used_before, usage_so_far()))",
+        new="usage = usage_so_far()",
         loss="lists show too few tokens and too low a cost for a run that crashed and was resumed",
         tests=("tests/archive/test_archive.py", "tests/archive"),
     ),

@@ -89,12 +89,8 @@ class MergeOnFinish:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):  # a store that fails cannot be written to
-                failures = [(Failure.of(error, node=f"join:{thread}"), error)]
-                records = lock.owned.request.records
-                assert records is not None
-                before = records.totals_before
-                end = end_row("failed", None, failures, run.usage, len(run.commits), before)
-                journal.write([end], flush=True)
+                # In a function of its own: its locals refer to the error, whose traceback refers to this frame.
+                _write_failed(journal, f"join:{thread}", error, run, lock.owned.request)
         finally:
             del run, lock  # the traceback of an error refers to this frame
 
@@ -166,3 +162,11 @@ class MergeOnFinish:
         patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=full_id(label, FIRST))
         commit = Commit(FIRST, 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
         write_manual_commit(starter.store, row, one_commit_run(starter, None, label, (), commit, state))
+
+
+def _write_failed(journal: Journal, node: str, error: Exception, run: Run, request: Request) -> None:
+    """Write the end of a run that could not be merged."""
+    assert request.records is not None
+    failures = [(Failure.of(error, node=node), error)]
+    end = end_row("failed", None, failures, run.usage, len(run.commits), request.records.totals_before)
+    journal.write([end], flush=True)
