@@ -377,7 +377,6 @@ TAKEN_APART = re.compile(
 LEFT = {"persistence.execution_records", "persistence.lm_call_reader", "persistence.lm_calls", "persistence.rows"}
 
 
-@pytest.mark.slow("looks at each expression of many files")
 def test_ids_are_taken_apart_in_one_place() -> None:
     found = {
         (name, ast.unparse(node))

@@ -51,12 +51,7 @@ changes = st.lists(
 
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(
-            make, id=name, marks=[pytest.mark.slow("a law over long buckets of equal hashes")] * (make is Clash)
-        )
-        for name, make in KEYS.items()
-    ],
+    [pytest.param(make, id=name) for name, make in KEYS.items()],
 )
 @given(size=st.sampled_from(SIZES), ops=changes)
 @example(size=300, ops=[("discard range", 0, 290), ("set", 5, 1)])
