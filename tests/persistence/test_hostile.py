@@ -438,6 +438,7 @@ def test_malformed_rows_raise(spoiled: dict[str, Any] | None, words: str) -> Non
     Heads.of(store).forget()
     t = program(store).thread("t")
     # A history shows the commits that cannot be read, each with the reason.
-    for ask in (lambda: t.state, *([t.history] if spoiled is None else []), lambda: t.run({"q": "b"})):
+    asks: list[Callable[[], object]] = [lambda: t.state, lambda: t.run({"q": "b"})]
+    for ask in [*asks, t.history] if spoiled is None else asks:
         with pytest.raises(StoreError, match=words):
             ask()
