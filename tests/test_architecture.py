@@ -327,6 +327,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.serving", "':' in host"): "an address of IPv6",
     ("optimize.components", "path.startswith((f'{node}.', f'{node}['))"): "the path of a predictor in a program",
     ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
+    ("persistence.lm_calls", "call.failed.partition(':')"): "the class of an error, and its text",
     ("persistence.reader", "header.node.rpartition(':')"): "join:node",
     ("persistence.reader", "type_text.partition('[')"): "a type with arguments",
     ("scheduler.lineage", "'+' in commit.id"): "so that few ids are parsed: most have none",
@@ -373,8 +374,8 @@ def takes_ids_apart(node: ast.AST) -> bool:
 TAKEN_APART = re.compile(
     r"""(partition|split)\(["'][][/:+]|(swith|prefix|suffix)\(\(?f|\[/|"[][/:+]" (not )?in|["/]trunk:"""
 )
-# Rows and LM calls still take ids apart.
-LEFT = {"persistence.execution_records", "persistence.lm_call_reader", "persistence.lm_calls", "persistence.rows"}
+# They still take ids apart.
+LEFT = {"persistence.execution_records", "persistence.lm_call_reader"}
 
 
 def test_ids_are_taken_apart_in_one_place() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import InputError, StateError
 from dspyer.events import Question
+from dspyer.ids import is_within
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
@@ -219,9 +220,7 @@ class ExecutionRecords:
         return [
             one
             for one in list(self.kept)
-            if len(one) > depth
-            and one[:depth] == scope
-            and (one[depth] == execution or one[depth].startswith(f"{execution}["))
+            if len(one) > depth and one[:depth] == scope and is_within(one[depth], execution)
         ]
 
     # --- Questions and answers

@@ -24,7 +24,7 @@ MOST = 1_000
 
 
 class Head(NamedTuple):
-    """The end of a thread's history, as a completed run or a manual commit has left it.
+    """The end of a thread's history, as a completed run has left it.
 
     Attributes:
         at: its last row.

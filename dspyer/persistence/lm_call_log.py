@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 from dspyer.errors import LMCallError, brief, with_article
 from dspyer.events import LMCall
-from dspyer.persistence.lm_calls import StoredCall, encode_call, is_within, usage_alone
+from dspyer.ids import is_within
+from dspyer.persistence.lm_calls import StoredCall, encode_call, usage_alone
 from dspyer.persistence.row_codec import NewRow
 from dspyer.persistence.rows import LMCallsRow
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dspyer.events import Commit, LMCall
-from dspyer.ids import Address, outermost_execution
+from dspyer.ids import Address, full_id, outermost_execution
 from dspyer.persistence.history_parts import PAGE, commit_row
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.reader import RunRows, load_run, read_runs
@@ -135,7 +135,7 @@ def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
     for run in runs:
         for row, point in zip(run.rows, run.points, strict=True):
             for call in calls_in(row):
-                yield replace(call, execution=f"{run.labels[point.run]}/{outermost_execution(call.execution)}")
+                yield replace(call, execution=full_id(run.labels[point.run], outermost_execution(call.execution)))
 
 
 def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:

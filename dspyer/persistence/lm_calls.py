@@ -17,7 +17,7 @@ from typing import Any
 
 from dspyer.errors import StoreError, brief
 from dspyer.events import LMCall
-from dspyer.ids import path_of_id
+from dspyer.ids import is_within, path_of_id
 from dspyer.persistence.reader import newest_rows
 from dspyer.persistence.row_codec import CHANGED
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
@@ -211,13 +211,3 @@ def calls_of(
         if Point(run.id, row.seq) == root:
             break
     return found
-
-
-def is_within(execution: str, outer: str) -> bool:
-    """Return whether an execution is another one, or a part of it.
-
-    Example:
-        >>> is_within("trunk:2[0]/trunk:1", "trunk:2"), is_within("trunk:21", "trunk:2")
-        (True, False)
-    """
-    return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))

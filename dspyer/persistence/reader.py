@@ -93,10 +93,6 @@ class RunRows(NamedTuple):
         end = ending_row(reversed(self.rows))
         return None if end is None else EndRow.of(end).status
 
-    def rows_of_newest_part(self) -> list[Row]:
-        """Return the rows of its newest part."""
-        return [row for row, point in zip(self.rows, self.points, strict=True) if point.run == self.run.id]
-
     def own_commits(self) -> Iterator[tuple[Row, Point, CommitRow]]:
         """Yield the rows of its own commits, without those of graphs inside its nodes and that of the snapshot."""
         first = int(self.snapshot is not None)

@@ -271,11 +271,6 @@ class CommitRow(CommitContent):
         return path_of_id(self.id)
 
 
-def is_inner(row: Row) -> bool:
-    """Return whether a commit is one of a graph inside a node, without reading the rest of its header."""
-    return "scope" in row.header
-
-
 def is_settled(row: Row) -> bool:
     """Return whether no other branch was active after a row, without reading the rest of its header."""
     return "settled" not in row.header  # which is true unless it is written

@@ -166,7 +166,7 @@ def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[Snapshot
 
 
 def _load(encoded: Any, decode: DecodeValue) -> Any:
-    """DecodeValue a value. Mappings and lists of mappings mostly hold scalars, which are frozen as they are."""
+    """Decode a value. Mappings and lists of mappings mostly hold scalars, which are frozen as they are."""
     if type(encoded) is list:
         return decode([_freeze_flat(item) for item in encoded])
     if type(encoded) is dict and TAG not in encoded:

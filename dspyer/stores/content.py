@@ -40,9 +40,6 @@ _UNCOUNTED = 100_000
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Returns blobs by id."""
 
-BLOB_TAGS = ("blob text", "blob bytes")
-"""The tags of references to blobs within the JSON."""
-
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
 

@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from dspyer import ImmutableState
 from dspyer.errors import StateError, StoreError
 from dspyer.events import Exchange, LMCall
+from dspyer.ids import is_within
 from dspyer.persistence import rows
-from dspyer.persistence.lm_calls import calls_in, decode_call, encode_call, is_within
+from dspyer.persistence.lm_calls import calls_in, decode_call, encode_call
 from dspyer.persistence.row_codec import StoredRow, content_names, encode_content
 from dspyer.persistence.rows import (
     AnswerRow,
