@@ -89,6 +89,16 @@ def leaves(value: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[tup
             yield (*path, key), inner
 
 
+def add_edges(built: Graph, edges: Mapping[str, str]) -> set[str]:
+    """Add the edges that lead on from `START`; return the nodes that they reach, with `START`."""
+    reached = {START}
+    for source, targets in edges.items():  # the layers come in order
+        if source in reached:
+            reached |= set(targets.split())
+            built.add_edge(source, targets.split())
+    return reached
+
+
 POLICIES = st.sampled_from(["last_write_wins", "first_write_wins", "combine_lists"])
 
 
@@ -121,12 +131,8 @@ def test_blame_names_a_commit_that_left_the_value(edges: dict[str, str], policy:
 
         return work
 
-    reached = {START}
     built = Graph(merge=policy, inputs=["x", "n"])
-    for source, targets in edges.items():  # the layers come in order
-        if source in reached:
-            reached |= set(targets.split())
-            built.add_edge(source, targets.split())
+    reached = add_edges(built, edges)
     for name in edges:
         if name in reached - {START}:
             built.add_node(name, node(name))
@@ -326,11 +332,8 @@ def board(edges: dict[str, str], merge: str, seed: int, store: Store, is_async: 
     for name in ("left", "right"):
         inner.add_node(name, node(name), writes=list(Fields.model_fields))
     inner.add_edge(START, ["left", "right"]).add_edge(["left", "right"], END)
-    built, reached = Graph(Board, name="Boards", merge=MERGES[merge]), {START}
-    for source, targets in edges.items():  # the layers come in order
-        if source in reached:
-            reached |= set(targets.split())
-            built.add_edge(source, targets.split())
+    built = Graph(Board, name="Boards", merge=MERGES[merge])
+    reached = add_edges(built, edges)
     for name in edges:
         if name in reached - {START}:
             if name == "n10":
