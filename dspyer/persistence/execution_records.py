@@ -18,7 +18,7 @@ from dspyer.ids import is_within
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.rows import (
     COMMITS,
     RECORDS,
@@ -143,7 +143,7 @@ class ExecutionRecords:
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
         self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
-        self._unwritten: deque[NewRow] = deque()
+        self._unwritten: deque[DraftRow] = deque()
 
     # --- Reading rows
 
@@ -200,7 +200,7 @@ class ExecutionRecords:
                 found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
         return found
 
-    def lm_call_rows(self, execution: str) -> list[NewRow]:
+    def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
 
@@ -303,11 +303,11 @@ class ExecutionRecords:
 
     # --- Rows to write
 
-    def queue_row(self, row: NewRow) -> None:
+    def queue_row(self, row: DraftRow) -> None:
         """Queue a row for the next write."""
         self._unwritten.append(row)
 
-    def take_unwritten(self) -> list[NewRow]:
+    def take_unwritten(self) -> list[DraftRow]:
         """Take all queued rows; of several threads that call this, each row goes to one."""
         rows = []
         while self._unwritten:

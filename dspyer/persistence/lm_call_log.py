@@ -12,7 +12,7 @@ from dspyer.errors import LMCallError, brief, with_article
 from dspyer.events import LMCall
 from dspyer.ids import is_within
 from dspyer.persistence.lm_calls import StoredCall, encode_call, usage_alone
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.rows import LMCallsRow
 
 Choose = Callable[[LMCall], LMCall | None]
@@ -99,7 +99,7 @@ class LMCallLog:
         taken += calls
         return self._encoded(calls)
 
-    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[NewRow]:
+    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[DraftRow]:
         """Take the calls that were made inside of an execution and have no row yet: of attempts that failed there."""
         return self._rows(lambda name: name != execution and is_within(name, execution), taken)
 
@@ -110,15 +110,15 @@ class LMCallLog:
                 self._waiting.setdefault(call.execution, []).append(call)
         taken.clear()
 
-    def rows_of(self, execution: str) -> list[NewRow]:
+    def rows_of(self, execution: str) -> list[DraftRow]:
         """Take the calls of an execution, and of those inside of it."""
         return self._rows(lambda name: is_within(name, execution))
 
-    def all_rows(self) -> list[NewRow]:
+    def all_rows(self) -> list[DraftRow]:
         """Take all calls."""
         return self._rows(lambda _: True)
 
-    def _rows(self, wanted: Callable[[str], bool], taken_by: list[LMCall] | None = None) -> list[NewRow]:
+    def _rows(self, wanted: Callable[[str], bool], taken_by: list[LMCall] | None = None) -> list[DraftRow]:
         if not self._waiting:
             return []
         with self._lock:

@@ -29,8 +29,8 @@ CONTENT: Final = "content"
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 
 
-class NewRow(NamedTuple):
-    """A row without its number: the journal numbers it when it writes it."""
+class DraftRow(NamedTuple):
+    """A row before the journal numbers it and writes it."""
 
     kind: str
     header: Mapping[str, Any]
@@ -64,12 +64,12 @@ class StoredRow:
 
     def row(
         self, blobs: Mapping[str, bytes] = NO_BLOBS, encode: Callable[[Any], dict[str, Any]] | None = None
-    ) -> NewRow:
+    ) -> DraftRow:
         """Return it as a row, with more blobs to store by id; `encode` makes another content than `encode_content`."""
         cls: Any = type(self)
         if not blobs and all(getattr(self, name) == default for name, default in _content_of(cls)):
-            return NewRow(self.kind, self.header())
-        return NewRow(self.kind, self.header(), Content(self, encode or encode_content, blobs))
+            return DraftRow(self.kind, self.header())
+        return DraftRow(self.kind, self.header(), Content(self, encode or encode_content, blobs))
 
     @classmethod
     def of(cls, row: Row) -> Self:

@@ -51,7 +51,7 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.persistence.lm_usage import sum_usage, total_cost
-from dspyer.persistence.row_codec import CONTENT, NO_BLOBS, NewRow, StoredRow, decode_content, encode_content
+from dspyer.persistence.row_codec import CONTENT, NO_BLOBS, DraftRow, StoredRow, decode_content, encode_content
 from dspyer.record_codec import JSON, DecodeValue, Update
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.stores.base import Row, RunRow
@@ -88,7 +88,7 @@ COMMITS = frozenset((RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE
 """The kinds of rows that are commits."""
 
 
-def counted(rows: Sequence[Row | NewRow]) -> int:
+def counted(rows: Sequence[Row | DraftRow]) -> int:
     """Return how many rows count for the next snapshot: all but those of LM calls, which no state is computed of."""
     return len(rows) if len(rows) == 1 else sum([row.kind != RowKind.LM_CALL for row in rows])
 
@@ -286,7 +286,7 @@ def commit_row(
     items: MapItems | None = None,
     lm_calls: Sequence[Mapping[str, Any]] = (),
     lm_texts: Mapping[str, bytes] = NO_BLOBS,
-) -> NewRow:
+) -> DraftRow:
     """Build the row of a commit.
 
     Args:
@@ -339,7 +339,7 @@ def _content_without(field: str, record: CommitRow) -> dict[str, Any]:
 
 def manual_commit_row(
     kind: str, commit: Commit, content: CommitContent, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
+) -> DraftRow:
     """Build the row of a commit that no node made.
 
     Args:
@@ -379,7 +379,7 @@ class OpenRow(CommitContent):
 
 def open_row(
     node: str, content: CommitContent, created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
+) -> DraftRow:
     """Build the row of the patch with which a run begins; `created` in seconds, `graph_blobs` as in other rows."""
     at = None if created is None else int(created * 1_000)
     return OpenRow(node=node, created=at, patch=content.patch, made=content.made).row(graph_blobs)
@@ -560,7 +560,7 @@ def end_row(
     usage: Mapping[str, Any] = FrozenDict(),
     steps: int = 0,
     before: Totals = Totals(),
-) -> NewRow:
+) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
     Args:

@@ -17,7 +17,7 @@ from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.program_calls import InsideRun
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.rows import EffectRow
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
@@ -116,7 +116,7 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
 
 def check_same_inputs(
     inside: Inside, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
-) -> NewRow | None:
+) -> DraftRow | None:
     """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
 
     Their digest is recorded like the result of an effect; returns its row, which is written with the first commit of

@@ -10,7 +10,7 @@ from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.patch import Replace
 from dspyer.persistence.execution_records import AnswerSource, KeptRun, no_answer
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.state import ImmutableState
@@ -45,7 +45,7 @@ class RunStart(NamedTuple):
     earlier: EarlierCommits | None = None
     id_prefixes: tuple[tuple[int, str], ...] = ()
     kept: KeptRun = KeptRun()
-    first_row: NewRow | None = None
+    first_row: DraftRow | None = None
 
     def to_replay(self) -> RunStart:
         """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""

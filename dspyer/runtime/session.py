@@ -55,7 +55,7 @@ from dspyer.persistence.execution_records import (
     ExecutionRecords,
     RecordKey,
 )
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request
@@ -487,7 +487,7 @@ class Session(AttemptHost):
         self.run = log.failed(error)
         self.stop("its store failed")  # ends the pauses between attempts
 
-    def end_rows(self, log: RunLog) -> list[NewRow]:
+    def end_rows(self, log: RunLog) -> list[DraftRow]:
         """The last rows of the run."""
         if (error := log.lm_call_error()) is not None:
             self.write_failed(log, error)
