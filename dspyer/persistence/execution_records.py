@@ -26,6 +26,7 @@ from dspyer.persistence.rows import (
     CommitRow,
     EffectRow,
     ItemRow,
+    LayerRow,
     PostRow,
     QuestionRow,
     ResumeRow,
@@ -111,6 +112,7 @@ class ExecutionRecords:
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
+        layer_rows: what layers have added to commits, by execution, in order.
         posts: posts to live fields by scope and arrival number, as rows have them.
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
@@ -130,6 +132,7 @@ class ExecutionRecords:
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}
+        self.layer_rows: dict[str, list[LayerRow]] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
@@ -163,6 +166,9 @@ class ExecutionRecords:
                 )
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
+            elif kind == RowKind.LAYER:
+                added = LayerRow.read(row, fetch)
+                self.layer_rows.setdefault(added.execution, []).append(added)
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if ResumeRow.of(row).attempt else 0
             elif kind == RowKind.TRACE:

@@ -532,8 +532,8 @@ RowRange = tuple[int, int]
 def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
     """Return, for a run of which only some commits are kept, the last row that counts and the rows left out before it.
 
-    Left out are other commits, and the items, effects, questions, answers and LM calls of executions that have no
-    commit among those that are kept.
+    Left out are other commits, and the items, effects, questions, answers, LM calls and rows of layers of executions
+    that have no commit among those that are kept.
 
     Args:
         rows: the rows of the run.
@@ -547,7 +547,7 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
         if row.kind in COMMITS:
             header = CommitRow.of(row)
             counts = committed.get(outermost_execution(header.scope[0]), -1) > index if header.scope else index in kept
-        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LM_CALL):
+        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LAYER, RowKind.LM_CALL):
             counts = committed.get(outermost_execution(str(row.header.get("execution"))), -1) > index
         else:
             counts = True

@@ -12,6 +12,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     ask       a question
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
+    layer     what a layer adds to a commit (`Layer.rows`), just before the row of that commit
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
@@ -78,6 +79,7 @@ class RowKind:
     ASK = "ask"
     ANSWER = "answer"
     POST = "post"
+    LAYER = "layer"
     LM_CALL = "lm_call"
     TRACE = "trace"
     RESUME = "resume"
@@ -461,6 +463,22 @@ class PostRow(StoredRow):
 
 
 @dataclass(slots=True)
+class LayerRow(StoredRow):
+    """What a layer adds to a commit; no reader but the layers of a resume asks for it.
+
+    Attributes:
+        execution: the id of the execution that has committed.
+        name: the kind that the layer has given it. It is in the header, like the names of nodes.
+        body: the data, frozen.
+    """
+
+    KIND: ClassVar[str] = RowKind.LAYER
+    execution: str
+    name: str
+    body: Annotated[Any, CONTENT] = None
+
+
+@dataclass(slots=True)
 class LMCallsRow(StoredRow):
     """LM calls of an execution that has no commit yet: they go before the next row of it."""
 
@@ -580,7 +598,7 @@ def end_row(
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
-        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LMCallsRow),
+        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, LMCallsRow),
         *(StoredTrace, ResumeRow, EndRow),
     )
 }

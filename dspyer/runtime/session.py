@@ -77,6 +77,7 @@ from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_l
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal, TimeLimit
+from dspyer.values.frozen import thaw
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -190,6 +191,12 @@ class Session(AttemptHost):
         """The executions around the run, if it is a part of another one."""
         return self.ids.scope
 
+    def rows(self, kind: str) -> list[Any]:
+        """The bodies of the rows of a kind that layers have added to its commits, in order (`Layer.rows`)."""
+        known, local_id = self.records.layer_rows, self.ids.local_id
+        rows = [row for entry in self.run.log for row in known.get(local_id(entry.commit.id), ())] if known else ()
+        return [thaw(row.body) for row in rows if row.name == kind]
+
     @property
     def in_node(self) -> tuple[str, int | None]:
         """The node in which the run is, and of a map the index of the item; "" and None for an outermost run."""
@@ -267,6 +274,16 @@ class Session(AttemptHost):
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
+
+    def add_rows(self, execution: Execution, transition: Transition) -> Exception | None:
+        """Keeps what the layers add to the commit that comes of a transition; returns what one raised: it fails it."""
+        commit = advance(self.run, execution.id, transition, heard=False)[0].log[-1].commit  # a value: nothing is done
+        place = self.ids.local_id(commit.id)
+        try:
+            self.records.layer_rows[place] = self.layers.rows(commit, place)
+        except Exception as error:  # noqa: BLE001 - of a layer
+            return error
+        return None
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
