@@ -6,7 +6,7 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
@@ -19,6 +19,7 @@ from dspyer.failure import Failure
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
+from dspyer.persistence.row_codec import StoredRow
 from dspyer.persistence.rows import RECORDS, LayerRow
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -463,16 +464,13 @@ class RunLayers:
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
-        have_rows: whether one has rows for commits.
+        writes: whether one has rows for commits.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "_showing")
-    __slots__ += ("around", "asked", "events", "have_rows", "runs")
+    __slots__ = ("_admits", "_chains", "_graph", "_parts", "_showing", "around", "asked", "events", "runs", "writes")
 
     def __init__(self, asked: Collection[Layer], run: RunView) -> None:
-        graph = run.graph
-        self._nodes: Mapping[str, Node] = graph.nodes
-        self._layers: Mapping[str, tuple[Layer, ...]] = graph.layers
+        self._graph = graph = run.graph
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
@@ -481,7 +479,7 @@ class RunLayers:
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
-        self.have_rows = False
+        self.writes = False
         using = layers_around()
         if asked or using or graph.around or graph.of_runs or graph.layers:  # else it has only itself to make
             self._begin(asked, using, run)
@@ -492,7 +490,7 @@ class RunLayers:
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
-        own = {id(layer): layer for found in self._layers.values() for layer in found}
+        own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
@@ -501,7 +499,7 @@ class RunLayers:
         self._showing = tuple(showing)
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
-        self.have_rows = any(type(part).rows is not Layer.rows for part in every)
+        self.writes = any(type(part).rows is not Layer.rows for part in every)
 
     @property
     def at_each_step(self) -> bool:
@@ -516,19 +514,19 @@ class RunLayers:
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
-        found: Iterable[Layer] = self._layers.get(name, ())
+        found: Iterable[Layer] = self._graph.layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
         if not self.around:
             return tuple(found)
-        node = self._nodes.get(name)  # None for the routers of `START`
+        node = self._graph.nodes.get(name)  # None for the routers of `START`
         return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
         found = self._chains.get(name)
         if found is None:
-            node, layers = self._nodes[name], self.of(name)
+            node, layers = self._graph.nodes[name], self.of(name)
             if node.has_items:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
@@ -541,9 +539,9 @@ class RunLayers:
             found = self._admits[name] = tuple([one for one in self.of(name) if type(one).admit is not Layer.admit])
         return found
 
-    def rows(self, commit: Commit, execution: str) -> list[LayerRow]:
+    def rows(self, commit: Commit, execution: str) -> list[StoredRow]:
         """The rows that the layers around a node add to a commit; `execution` is its id in the outermost run."""
-        around = self.of(commit.node) if commit.node in self._nodes else ()
+        around = self.of(commit.node) if commit.node in self._graph.nodes else ()
         layers = [layer for layer in around if type(layer).rows is not Layer.rows]
         return [_checked_row(layer, row, execution) for layer in layers for row in _given_rows(layer, commit)]
 

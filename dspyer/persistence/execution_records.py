@@ -18,7 +18,7 @@ from dspyer.ids import is_within
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
-from dspyer.persistence.row_codec import DraftRow
+from dspyer.persistence.row_codec import DraftRow, StoredRow
 from dspyer.persistence.rows import (
     COMMITS,
     RECORDS,
@@ -112,7 +112,8 @@ class ExecutionRecords:
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
-        layer_rows: what layers have added to commits, by execution, in order.
+        with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
+            processes those of layers alone.
         posts: posts to live fields by scope and arrival number, as rows have them.
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
@@ -132,7 +133,7 @@ class ExecutionRecords:
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}
-        self.layer_rows: dict[str, list[LayerRow]] = {}
+        self.with_commit: dict[str, list[StoredRow]] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
@@ -168,7 +169,7 @@ class ExecutionRecords:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.LAYER:
                 added = LayerRow.read(row, fetch)
-                self.layer_rows.setdefault(added.execution, []).append(added)
+                self.with_commit.setdefault(added.execution, []).append(added)
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if ResumeRow.of(row).attempt else 0
             elif kind == RowKind.TRACE:

@@ -61,8 +61,8 @@ class CommitRows:
                 # Before the commit: whatever keeps the commit keeps these, too.
                 found += lm_calls.rows_inside(execution, packed)
                 calls = lm_calls.calls_of(execution, packed)
-            # Before it, as well: so it also is the last row of what is cut at a commit.
-            found += [row.row() for row in self._records.layer_rows.get(execution, ())]
+            if self._records.with_commit:  # before it, as these
+                found += [row.row() for row in self._records.with_commit.get(execution, ())]
             is_first = commit.patch is self._first_patch  # the row of its start has it already
             made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
             if joined or (schema.user_folded and entry.parents):

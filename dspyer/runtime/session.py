@@ -56,6 +56,7 @@ from dspyer.persistence.execution_records import (
     RecordKey,
 )
 from dspyer.persistence.row_codec import DraftRow
+from dspyer.persistence.rows import LayerRow
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request
@@ -193,9 +194,9 @@ class Session(AttemptHost):
 
     def rows(self, kind: str) -> list[Any]:
         """The bodies of the rows of a kind that layers have added to its commits, in order (`Layer.rows`)."""
-        known, local_id = self.records.layer_rows, self.ids.local_id
+        known, local_id = self.records.with_commit, self.ids.local_id
         rows = [row for entry in self.run.log for row in known.get(local_id(entry.commit.id), ())] if known else ()
-        return [thaw(row.body) for row in rows if row.name == kind]
+        return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     @property
     def in_node(self) -> tuple[str, int | None]:
@@ -280,7 +281,7 @@ class Session(AttemptHost):
         commit = advance(self.run, execution.id, transition, heard=False)[0].log[-1].commit  # a value: nothing is done
         place = self.ids.local_id(commit.id)
         try:
-            self.records.layer_rows[place] = self.layers.rows(commit, place)
+            self.records.with_commit[place] = self.layers.rows(commit, place)
         except Exception as error:  # noqa: BLE001 - of a layer
             return error
         return None
@@ -310,8 +311,6 @@ class Session(AttemptHost):
         else:
             if execution.node in self.graph.rejecting:
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.layers.shown)
-            if self.log is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
-                self.records.queue_row(self.run_start.first_row)
             if self.records.questions:
                 self.records.end_questions(self.ids.local_id(execution.id))
             if self.records.kept:

@@ -180,7 +180,7 @@ def test_rows_survive_what_is_done_with_a_thread(what: str, store: Store, tmp_pa
 def test_rows_of_what_a_rerun_leaves_behind_do_not_count(store: Store) -> None:
     second = Event()
     graph = Graph(name="Fork").add_node("a", lambda: {"a": second.wait(9)}, writes=["a"])
-    graph.add_node("b", lambda: {"b": 1}, writes=["b"]).add_node("c", lambda: {"c": second.set()}, writes=["c"])
+    graph.add_node("b", lambda: {"b": 1}, writes=["b"]).add_node("c", second.set, writes=[])
     graph.add_node("ask", lambda ctx: {"ok": ctx.interrupt("ok", "Go on?")}, writes=["ok"])
     graph.add_edge(START, ["a", "b"]).add_edge("b", "c").add_edge(["a", "c"], "ask").add_edge("ask", END)
     thread = graph.compile(layers=[tally := Tally()], store=store).thread("t")
