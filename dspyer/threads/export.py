@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -331,7 +330,7 @@ VALUES = 32_000_000
 """Most JSON values in all lines of a file."""
 
 # What parsing of a line that `export` has not written may raise.
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error, StateError, StoreError)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, StateError, StoreError)
 
 
 class Exported(NamedTuple):
