@@ -196,7 +196,10 @@ class Content:
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]
-                plain = insert_blobs(plain, fetch(named), budget) if named else plain
+                found = fetch(named) if named else {}
+                if lost := [name for name in named if name not in found]:
+                    raise LookupError(f"the large value {lost[0]!r} is lost or damaged")
+                plain = insert_blobs(plain, found, budget) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
