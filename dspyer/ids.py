@@ -156,12 +156,12 @@ def full_id(*names: str) -> str:
         >>> full_id("t-42.1", "trunk:2[0]", "trunk:1"), full_id("", "trunk:1")
         ('t-42.1/trunk:2[0]/trunk:1', 'trunk:1')
     """
-    return "/".join([name for name in names if name])
+    return "/".join(filter(None, names))
 
 
 def id_prefix(*names: str) -> str:
     """What the ids begin with that are in a run, or inside of executions; "" for none."""
-    return "/".join([*[name for name in names if name], ""])
+    return "/".join([*filter(None, names), ""])
 
 
 def prefix_at(index: int, prefixes: Sequence[tuple[int, str]], last: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 import dspy
 
 from dspyer.blocking import loop_of_worker, task_signal
+from dspyer.layers.patch_cache import ANY_LOOP, Flight, on_disk
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
-from dspyer.persistence.patch_cache import ANY_LOOP, Flight, on_disk
 from dspyer.stopping import current_limit
 
 _LED: Final = "dspyer_led"  # a setting, since DSPy carries these to its threads

@@ -462,12 +462,25 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
+        at_each_step: whether one of those around all nodes has something to do there.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
         writes: whether one has rows for commits.
     """
 
-    __slots__ = ("_admits", "_chains", "_graph", "_parts", "_showing", "around", "asked", "events", "runs", "writes")
+    __slots__ = (
+        "_admits",
+        "_chains",
+        "_graph",
+        "_parts",
+        "_showing",
+        "around",
+        "asked",
+        "at_each_step",
+        "events",
+        "runs",
+        "writes",
+    )
 
     def __init__(self, asked: Collection[Layer], run: RunView) -> None:
         self._graph = graph = run.graph
@@ -476,6 +489,7 @@ class RunLayers:
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
+        self.at_each_step = False
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
@@ -490,6 +504,8 @@ class RunLayers:
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
+        kinds = [type(part) for part in self.around]
+        self.at_each_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
         own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
@@ -500,11 +516,6 @@ class RunLayers:
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
         self.writes = any(type(part).rows is not Layer.rows for part in every)
-
-    @property
-    def at_each_step(self) -> bool:
-        """Whether one of those around all nodes has something to do there."""
-        return any(type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around)
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """What is shown of a value that is no event of the run yet (`Layer.shown`)."""

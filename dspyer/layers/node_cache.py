@@ -25,9 +25,7 @@ from dspyer.dspy_module.tracing import step_count
 from dspyer.layers.cache_key import CachePlan, key_of
 from dspyer.layers.cache_steps import DiskStep, Follow, Lead
 from dspyer.layers.layer import Inner, Layer, Place, replies
-from dspyer.nodes.node import Call, Node, Output, Reply
-from dspyer.nodes.steps import Script
-from dspyer.persistence.patch_cache import (
+from dspyer.layers.patch_cache import (
     CachedPatch,
     Flight,
     PatchCache,
@@ -36,6 +34,8 @@ from dspyer.persistence.patch_cache import (
     encode_patch,
     join_flight,
 )
+from dspyer.nodes.node import Call, Node, Output, Reply
+from dspyer.nodes.steps import Script
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import thaw
 from dspyer.values.json import decoder

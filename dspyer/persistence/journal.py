@@ -202,7 +202,7 @@ class Journal:
         if state is not None and rows:
             content = SnapshotContent(state)
             snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = SinceSnapshot(snapshot=content.size if self._encodes else 0)
+            self.tail = SinceSnapshot(snapshot=len(content.data) if self._encodes else 0)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]

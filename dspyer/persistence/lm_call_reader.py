@@ -10,8 +10,8 @@ from dspyer.events import Commit, LMCall
 from dspyer.ids import Address, full_id, outermost_execution
 from dspyer.persistence.history_parts import PAGE, commit_row
 from dspyer.persistence.lm_calls import calls_in, calls_of
-from dspyer.persistence.reader import RunRows, load_run, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, run_label
+from dspyer.persistence.reader import RunRows, commit_header, load_run, read_runs
+from dspyer.persistence.rows import COMMITS, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.stores.base import Point, RunQuery, Store, ThreadRow
 
@@ -86,7 +86,7 @@ def _read_calls(store: Store, at: Point, commits: Mapping[str, Commit], found: d
                 if commit is not None:
                     found[commit.id].append(call)
             if row.kind in COMMITS:
-                missing.discard(CommitRow.of(row).execution)
+                missing.discard(commit_header(row).execution)
             if not missing:
                 break
         first, count = first + count, 2 * count

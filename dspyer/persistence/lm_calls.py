@@ -18,8 +18,8 @@ from typing import Any
 from dspyer.errors import StoreError, brief
 from dspyer.events import LMCall
 from dspyer.ids import is_within, path_of_id
-from dspyer.persistence.reader import newest_rows
-from dspyer.persistence.row_codec import CHANGED
+from dspyer.persistence.reader import commit_header, newest_rows
+from dspyer.persistence.row_codec import CHANGED, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
 from dspyer.record_codec import MALFORMED, decode, encode
 from dspyer.stores.base import Point, Row, Store
@@ -155,7 +155,7 @@ def usage_alone(call: LMCall) -> LMCall:
 def stored_calls(row: Row) -> Sequence[Mapping[str, Any]]:
     """Return the JSON forms of the LM calls that a row holds; none for a row of another kind."""
     content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
-    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL):
+    if not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row) or content is None:
         return ()
     if content.original is not None:  # of a store in memory
         found: CommitContent | LMCallsRow = content.original
@@ -204,7 +204,7 @@ def calls_of(
     found: list[LMCall] = []
     for index, (run, row) in enumerate(newest_rows(store, at)):
         if row.kind in COMMITS:
-            header = CommitRow.of(row)
+            header = commit_header(row)
             if index and not header.scope and header.branch == path[: len(header.branch)]:
                 break
         found[:0] = [call for call in calls_in(row, fetch) if is_within(call.execution, execution)]

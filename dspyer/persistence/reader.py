@@ -107,13 +107,16 @@ def own_commit(row: Row) -> CommitRow | None:
 
     A header that cannot be read is that of an unknown author: `HistoryReader.fold` says why, and names the row.
     """
-    if row.kind not in COMMITS:
-        return None
+    header = commit_header(row) if row.kind in COMMITS else None
+    return None if header is None or header.scope else header
+
+
+def commit_header(row: Row) -> CommitRow:
+    """Return the header of a commit, for those who show its neighbours, too; that of an unknown author if need be."""
     try:
-        header = CommitRow.of(row)
+        return CommitRow.of(row)
     except StoreError:
         return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq, visit=1)
-    return header if not header.scope else None
 
 
 UNKNOWN = "?"
@@ -212,7 +215,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
     for row in rows:
         header = None
         if row.kind in COMMITS and "items" in row.header:
-            header = CommitRow.of(row)
+            header = commit_header(row)
         if header is None or header.items is None or row.content is None:
             found.append(row)
             continue
@@ -221,16 +224,15 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
         if header.items.number > len(items) or not all(name in items for name in ids):
             items = {**_items_in(earlier()), **items}
             ids = header.item_ids if header.items.number <= len(items) else [""]
-        results = [items[name] for name in ids if name in items]
-        if len(results) < len(ids):
-            raise StoreError(f"commit {header.id} of {header.node!r} refers to rows of its items, which are not there")
+        # One that is damaged does not say whose it is: reading it says what is wrong.
+        results = [items.get(name, items.get(UNKNOWN)) for name in ids]
         found.append(row._replace(content=MapCommitContent(row.content, header.items.field, results)))
     return found
 
 
 def _items_in(rows: Iterable[Row]) -> dict[str, Row]:
     """Return the rows of items of maps, by the ids of their executions."""
-    return {str(row.header.get("execution")): row for row in rows if row.kind == RowKind.ITEM}
+    return {str(row.header.get("execution", UNKNOWN)): row for row in rows if row.kind == RowKind.ITEM}
 
 
 def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
@@ -239,10 +241,8 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
         return row._replace(
             header={**row.header, "node": names.get(row.header.get("node", ""), row.header.get("node"))}
         )
-    if row.kind not in COMMITS:
-        return row
-    header = CommitRow.of(row)
-    if header.scope:  # of a graph inside a node: its nodes have their own names
+    header = own_commit(row)
+    if header is None or header.node == UNKNOWN:  # of a graph inside a node: its nodes have their own names
         return row
     prefix, _, node = header.node.rpartition(":")  # "join:answer": the commit of a join
     renamed = names.get(node, node)
@@ -412,7 +412,10 @@ class HistoryReader:
                     last_settled = index if header.settled else last_settled
             if broken:
                 state = entries[parents[0]].state if parents else before
-                commit = self._commit(header, CommitContent(UnreadablePatch(broken)), parents, entries)
+                # One of an unknown author is shown after the commit before it.
+                step = entries[-1].commit.step + 1 if header.node == UNKNOWN and entries else header.step
+                lost = CommitContent(UnreadablePatch(broken))
+                commit = self._commit(replace(header, step=step), lost, parents, entries)
                 entry = LogEntry(commit, state, parents, _NO_COUNTS)
             entries.append(entry)
         if not entries and opening is not None and opening[0] != "START":

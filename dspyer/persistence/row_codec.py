@@ -7,6 +7,7 @@ one is an error.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -27,6 +28,8 @@ CONTENT: Final = "content"
 """The mark of a field that belongs to the content of a row: it may hold what the user has written."""
 
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
+
+logger = logging.getLogger("dspyer")
 
 
 class DraftRow(NamedTuple):
@@ -134,6 +137,17 @@ def decode_content(cls: Any, decode: DecodeValue, plain: Any) -> dict[str, Any]:
         return decode_fields(cls, plain, decode, _not_in_content(cls))
     except MALFORMED as error:
         raise StoreError(f"a content, {brief(plain)}, is none of a {cls.__name__} ({error}): {CHANGED}") from error
+
+
+def is_readable(row: Row) -> bool:
+    """Return whether a row is not damaged; a warning names one that is, for those who show the rest without it.
+
+    What a resume needs is never left out like this: reading such a row raises.
+    """
+    if DAMAGED not in row.header:
+        return True
+    logger.warning("left out: %s", _malformed(StoredRow, row, StoreError()))
+    return False
 
 
 def _malformed(cls: type[StoredRow], row: Row, error: Exception) -> str:

@@ -630,12 +630,12 @@ class MapCommitContent(Content):
     Args:
         own: the content of the commit's row.
         field: the field of the results.
-        items: the item rows, in order.
+        items: the item rows, in order; None for one that is not there.
     """
 
     __slots__ = ("field", "items", "own")
 
-    def __init__(self, own: Content, field: str, items: Sequence[Row]) -> None:
+    def __init__(self, own: Content, field: str, items: Sequence[Row | None]) -> None:
         super().__init__(None)
         self.own = own
         self.field = field
@@ -662,7 +662,10 @@ class MapCommitContent(Content):
         patch = content.patch or {}
         if self.field in patch:
             return content
-        results = freeze([ItemRow.read(item, fetch, decode).value for item in self.items])
+        items = [item for item in self.items if item is not None]
+        if len(items) < len(self.items):
+            raise StoreError("it refers to rows of its items, which are not there")
+        results = freeze([ItemRow.read(item, fetch, decode).value for item in items])
         return replace(content, patch={self.field: results, **patch})
 
 

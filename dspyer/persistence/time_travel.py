@@ -162,6 +162,10 @@ class ThreadReader:
         found = self.pages.writers(paths, at)
         if found is None:
             listed = self.cache.listed() if at is None else self.commits_around(at)
+            if at is None and listed.heads and (broken := listed.history.runs[listed.heads[-1]].broken):
+                raise StoreError(broken)  # it may have written there, and what is behind it, too
+            if at is not None:
+                listed.state(listed.index_of(at))  # raises if it cannot be read
             found = listed.last_writers(paths, listed.trunk_index if at is None else listed.log_index_of(at))
         return {path: found[path] for path in paths if path in found}
 

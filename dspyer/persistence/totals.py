@@ -9,8 +9,8 @@ from dspyer.errors import StoreError
 from dspyer.events import LMCall
 from dspyer.persistence.lm_calls import calls_in
 from dspyer.persistence.lm_usage import LMUsage, sum_usage, total_cost, usage_of_calls
-from dspyer.persistence.reader import load_run, newest_rows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind, Totals
+from dspyer.persistence.reader import load_run, newest_rows, own_commit, read_runs
+from dspyer.persistence.rows import EndRow, RowKind, Totals
 from dspyer.stores.base import Point, Row, Store
 
 
@@ -63,7 +63,7 @@ def totals_of_merge(store: Store, heads: Sequence[Point], root: Point | None = N
     """Return the totals of several histories, which may have runs in common."""
     found = Totals()
     for run in read_runs(store, heads, root):
-        commits = sum(row.kind in COMMITS and not CommitRow.of(row).scope for row in run.rows)
+        commits = sum(own_commit(row) is not None for row in run.rows)
         found = found.with_run(run_usage(run.rows), commits)
     return found
 

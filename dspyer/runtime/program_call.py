@@ -149,7 +149,7 @@ class ProgramCall:
         if ended.questions:
             direct = request.inside is None and bool(executing_id())
             raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
-        state, inputs, outputs = session.run.trunk_state._map, session.inputs._map, session.graph.outputs
+        state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
         if outputs is None:
             outputs = tuple(
                 [name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])]

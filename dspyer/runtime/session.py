@@ -175,10 +175,12 @@ class Session(AttemptHost):
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
-        self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
-        self.layers = self.events.layers = RunLayers(layers, self)
-        shapes = graph.topology.schema.field_shapes
-        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
+        self.layers = RunLayers(layers, self)
+        keeps_events = request.options.keeps_events
+        self.events = SessionEvents(self.layers, request.queue, keeps_events, inside, self.ids, self.log)
+        if self.events.heard:
+            shapes = graph.topology.schema.field_shapes
+            self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
 
     # --- where it is
 
@@ -260,7 +262,7 @@ class Session(AttemptHost):
                     position = 0 if not self.graph.interrupt_after else self._next_position()
                     if position is None:
                         break
-                    self.run, execution, events = begin(self.run, position, None, self.events.heard())
+                    self.run, execution, events = begin(self.run, position, None, bool(self.events.heard))
                 except CancelledError:  # what answers, or a merge policy, was refused an LM call: a resume asks again
                     if not self.stopped:
                         raise
@@ -319,7 +321,7 @@ class Session(AttemptHost):
         if self.records.lm_calls is not None and isinstance(outcome, BaseException):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
-        self.run, events = advance(self.run, execution.id, found, failed, self.events.heard())
+        self.run, events = advance(self.run, execution.id, found, failed, bool(self.events.heard))
         if events:
             self.events.publish_once_written(events)
 
@@ -541,7 +543,8 @@ class Session(AttemptHost):
         duration = time.perf_counter() - self.began[1]
         self._show_failures()
         status = self.status
-        self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
+        if self.events.heard:
+            self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
         error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None

@@ -186,7 +186,8 @@ def _straight(
 def _first(session: Session, way_out: WayOut) -> Transition:
     """The first commit, of `START` or in the name of a node: its patch is known, and only the way out is not."""
     began, clock = time(), perf_counter()
-    return _transition(session, session.run_start.patch, session.inputs, None, way_out, began, clock)
+    first = session.run_start
+    return _transition(session, first.patch, first.state, None, way_out, began, clock)
 
 
 def _as_raised(error: BaseException, node: Node) -> BaseException:

@@ -1,12 +1,13 @@
-"""How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows in zlib, and back.
+"""How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows compressed, and back.
 
 Bytes, not the databases' own text and JSON types: PostgreSQL's `text` refuses the character 0 and its `jsonb` rewrites
 numbers, and neither database takes the lone surrogates that a model may return.
 
-The *body* of an entry or a snapshot is zlib over three lines: the header as JSON, the ids of the blobs of the content
-with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the first two.
-A body without content has one line. Entries are short and alike, so the compressor begins with a preset dictionary
-(RFC 1950, section 2.2): `zlib.decompressobj(zdict=DICTIONARY).decompress(body)` reads any of them.
+The *body* of an entry or a snapshot is DEFLATE (RFC 1951) over three lines: the header as JSON, the ids of the blobs of
+the content with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the
+first two. A body without content has one line. Entries are short and alike, so the compressor begins with a preset
+dictionary: `zlib.decompressobj(-15, zdict=DICTIONARY).decompress(body)` reads any of them. Two bytes follow, the CRC-16
+of those before them: the frame that zlib itself puts around them takes ten, a fifth of the body of a short entry.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from binascii import crc_hqx
 from typing import Any
 
 from dspyer.errors import StateError, brief
@@ -91,6 +93,9 @@ def encode_blob_id(name: str) -> bytes:
 
 # --- bodies
 
+_CRC_START = 0xFFFF
+"""With what the CRC-16 begins, so that zeros in front change it."""
+
 DAMAGED = "damaged"
 """The one key of the header of a row whose body cannot be read; its value says why."""
 
@@ -101,9 +106,10 @@ def encode_body(header: Any, content: Content | None) -> bytes:
     if content is not None:
         data = content.data
         text = b"%b\n%b\n%b" % (text, ",".join(content.refs).encode(), data)
-    window, memory = (11, 2) if len(text) <= _SHORT else (15, 8)
+    window, memory = (-11, 2) if len(text) <= _SHORT else (-15, 8)  # negative: without the frame of zlib
     packer = zlib.compressobj(6, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    return packer.compress(text) + packer.flush()
+    packed = packer.compress(text) + packer.flush()
+    return packed + crc_hqx(packed, _CRC_START).to_bytes(2)
 
 
 def decode_body(body: bytes) -> tuple[Any, Content | None]:
@@ -113,7 +119,9 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
     stay readable.
     """
     try:
-        unpacker = zlib.decompressobj(zdict=DICTIONARY)
+        if crc_hqx(body, _CRC_START):  # 0 if the last two bytes are the CRC-16 of those before them
+            raise StateError("its checksum is wrong")
+        unpacker = zlib.decompressobj(-15, DICTIONARY)
         text = unpacker.decompress(body, MAX_BODY + 1)  # a zip bomb is recognized without being decompressed
         if len(text) > MAX_BODY:
             raise StateError(f"it holds more than the {MAX_BODY:,} bytes that are read at most")

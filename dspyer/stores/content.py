@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from threading import Lock
@@ -45,7 +44,7 @@ _UNREAD = object()
 
 
 class ReadBudget:
-    """What may still be read for one content or one snapshot, spent before anything is decompressed or parsed."""
+    """What may still be read for one content or one snapshot, spent before anything is parsed."""
 
     def __init__(self) -> None:
         self._bytes = MAX_JSON_BYTES
@@ -69,19 +68,6 @@ class ReadBudget:
                 f"{MAX_VALUES:,} are stored and read at most in one piece"
             )
         return data
-
-    def inflate(self, data: bytes) -> bytes:
-        """Decompress bytes of JSON and account for them."""
-        reader = zlib.decompressobj()
-        # One byte more than allowed: a zip bomb is recognized without being decompressed.
-        found = reader.decompress(data, self._bytes + 1)
-        if len(found) > self._bytes:
-            raise StateError(
-                f"compressed bytes hold more than the {MAX_JSON_BYTES:,} bytes that are read at most in one piece"
-            )
-        if not reader.eof:
-            raise StateError("compressed bytes are truncated")
-        return self.spend(found)
 
     def expand(self, data: bytes) -> bytes:
         """Account for the bytes of a blob that replaces a reference, and return them."""
@@ -210,7 +196,10 @@ class Content:
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]
-                plain = insert_blobs(plain, fetch(named), budget) if named else plain
+                found = fetch(named) if named else {}
+                if lost := [name for name in named if name not in found]:
+                    raise LookupError(f"the large value {lost[0]!r} is lost or damaged")
+                plain = insert_blobs(plain, found, budget) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:

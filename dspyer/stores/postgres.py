@@ -263,11 +263,6 @@ class PostgresSession(SQLSession):
             with self.connection.cursor() as cursor:
                 cursor.executemany(self._text(statement), listed)
 
-    def stream(self, statement: str, values: Values = ()) -> Iterator[tuple[Any, ...]]:
-        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
-        with self.connection.cursor() as cursor:
-            yield from cursor.stream(self._text(statement), values, binary=True)
-
     def encode_name(self, name: str) -> bytes:
         return encode_text(name)
 

@@ -254,7 +254,7 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
 
 # --- tables
 
-VERSION = 5
+VERSION = 6
 """The version of the tables, which is in the table `version`."""
 
 # `fencing` is the epoch of a thread, and `fence` has the largest of those that were deleted. A released thread has no
@@ -278,6 +278,7 @@ TABLES = """
     CREATE INDEX run_thread ON {s}.run (thread);
     CREATE INDEX run_started ON {s}.run (started, id);
     CREATE INDEX link_child ON {s}.link (child);
+    CREATE INDEX ref_run ON {s}.ref (run, seq);
     INSERT INTO {s}.fence VALUES (0);
     INSERT INTO {s}.version VALUES ({number});
     """

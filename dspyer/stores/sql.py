@@ -90,10 +90,6 @@ class SQLSession(ABC):
         """Execute a statement with each of the values."""
 
     @abstractmethod
-    def stream(self, statement: str, values: Any = ()) -> Iterator[Columns]:
-        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
-
-    @abstractmethod
     def encode_name(self, name: str) -> Any:
         """The column of the name of a thread."""
 
@@ -199,10 +195,11 @@ class SQLStore(Store):
         return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
 
     def drop_snapshots(self) -> None:
-        roots = "SELECT 1 FROM {s}.thread WHERE root_run = snapshot.run AND root_seq = snapshot.seq"
+        roots = "SELECT 1 FROM {s}.thread WHERE root_run = run AND root_seq = "
 
         def work(session: SQLSession) -> None:
-            _delete_places(session, "snapshot", f"NOT EXISTS ({roots})")
+            session(f"DELETE FROM {{s}}.snapshot WHERE NOT EXISTS ({roots}seq)")
+            _delete_unused(session, _delete_refs(session, f"seq < 0 AND NOT EXISTS ({roots}-1 - seq)"))
 
         self._write(work)
 
@@ -214,6 +211,7 @@ _RUN = "SELECT run.id, run.thread, run.parents, run.header FROM {s}.run"
 LAST = "coalesce((SELECT max(seq) FROM {s}.entry WHERE entry.run = run.id), -1)"
 _ROWS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq BETWEEN ? AND ?"
 _ENDINGS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq <= ? AND kind IN (?, ?)"
+_SPAN = "run = ? AND seq BETWEEN ? AND ?"
 _SNAPSHOT = "SELECT seq, body FROM {s}.snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 
 
@@ -424,12 +422,11 @@ def _insert_run(session: SQLSession, run: RunRow) -> None:
 
 def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedChange) -> set[bytes]:
     """Insert or replace a snapshot; return the blobs that the replaced one referred to."""
-    at, body, here = snapshot.at, encoded.snapshot, "run = ? AND seq = ?"
+    at, body = snapshot.at, encoded.snapshot
     if session.count("INSERT INTO {s}.snapshot VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*at, body)):
         return set()
-    _, freed = _delete_refs(session, "snapshot", here, at)
-    session(f"UPDATE {{s}}.snapshot SET body = ? WHERE {here}", (body, *at))
-    return freed
+    session("UPDATE {s}.snapshot SET body = ? WHERE run = ? AND seq = ?", (body, *at))
+    return _delete_refs(session, _SPAN, (at.run, -1 - at.seq, -1 - at.seq))
 
 
 # --- deletion
@@ -447,14 +444,19 @@ def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]
 
 
 def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
-    """Delete what a plan says."""
+    """Delete what a plan says, and the blobs that nothing refers to then."""
     places: list[tuple[str, Sequence[Any]]] = [
         *[(f"run IN ({_marks(batch)})", batch) for batch in _batches(plan.runs)],
-        *[("run = ? AND seq BETWEEN ? AND ?", span) for span in plan.rows],
+        *[(_SPAN, span) for span in plan.rows],
     ]
-    rows = sum(_delete_places(session, "entry", *place) for place in places)
-    for place in places:
-        _delete_places(session, "snapshot", *place)
+    rows, freed = 0, set[bytes]()
+    for where, values in places:
+        rows += session.count(f"DELETE FROM {{s}}.entry WHERE {where}", values)
+        session(f"DELETE FROM {{s}}.snapshot WHERE {where}", values)
+        freed |= _delete_refs(session, where, values)
+    for run, first, last in plan.rows:
+        freed |= _delete_refs(session, _SPAN, (run, -1 - last, -1 - first))
+    _delete_unused(session, freed)
     for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
         end = read_end(session, run)
         session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
@@ -468,32 +470,11 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
     return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
 
 
-def _delete_places(session: SQLSession, table: str, where: str, values: Sequence[Any] = ()) -> int:
-    """Delete rows or snapshots with the blobs that only they refer to; return how many there were."""
-    count, freed = _delete_refs(session, table, where, values)
-    session(f"DELETE FROM {{s}}.{table} WHERE {where}", values)
-    _delete_unused(session, freed)
-    return count
-
-
-def _delete_refs(session: SQLSession, table: str, where: str, values: Sequence[Any]) -> tuple[int, set[bytes]]:
-    """Delete what rows or snapshots refer to, as their bodies say; return how many they are, and their blobs.
-
-    The table of references is in the order of the blobs. It is searched only for a damaged body, which says nothing.
-    """
-    count, refs, damaged = 0, list[Ref](), list[tuple[str, int]]()
-    for run, seq, body in session.stream(f"SELECT run, seq, body FROM {{s}}.{table} WHERE {where}", values):
-        count += 1
-        header, content = decode_body(body)
-        place = seq if table == "entry" else -1 - seq
-        if content is not None:
-            refs += [(encode_blob_id(name), run, place) for name in filter(BLOB_ID.fullmatch, content.refs)]
-        elif isinstance(header, dict) and DAMAGED in header:
-            damaged.append((run, place))
-    for at in damaged:
-        refs += session("SELECT blob, run, seq FROM {s}.ref WHERE run = ? AND seq = ?", at)
-    session.each("DELETE FROM {s}.ref WHERE blob = ? AND run = ? AND seq = ?", refs)
-    return count, {blob for blob, *_ in refs}
+def _delete_refs(session: SQLSession, where: str, values: Sequence[Any] = ()) -> set[bytes]:
+    """Delete uses of blobs; return the blobs."""
+    freed = {blob for (blob,) in session(f"SELECT blob FROM {{s}}.ref WHERE {where}", values)}
+    session(f"DELETE FROM {{s}}.ref WHERE {where}", values)
+    return freed
 
 
 def _delete_unused(session: SQLSession, freed: Collection[bytes]) -> None:

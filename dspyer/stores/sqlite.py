@@ -169,9 +169,6 @@ class SQLiteSession(SQLSession):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         self.connection.executemany(statement.replace("{s}.", ""), values)
 
-    def stream(self, statement: str, values: Any = ()) -> Iterator[Columns]:
-        yield from self.connection.execute(statement.replace("{s}.", ""), values)
-
     def encode_name(self, name: str) -> str:
         return name
 

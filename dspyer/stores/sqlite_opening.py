@@ -27,7 +27,7 @@ Work = Callable[[sqlite3.Connection], T]
 APPLICATION = 0x64737079
 """The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
 
-VERSION = 4
+VERSION = 5
 """The version of the tables."""
 
 TABLES = f"""
@@ -53,7 +53,8 @@ CREATE TABLE entry (
 ) WITHOUT ROWID;
 CREATE TABLE snapshot (run TEXT, seq INTEGER, body BLOB NOT NULL, PRIMARY KEY (run, seq)) WITHOUT ROWID;
 CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);
-CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID
+CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID;
+CREATE INDEX ref_run ON ref (run, seq)
 """
 """The tables: a run is a row of `run` and rows of `entry`, whose bodies `dspyer.stores.columns` describes.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -30,7 +29,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, leases, new_owner
 from dspyer.persistence.lm_calls import StoredCall, calls_in, encode_call, usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
-from dspyer.persistence.row_codec import encode_content
+from dspyer.persistence.row_codec import encode_content, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, EndRow, RowKind, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot
 from dspyer.persistence.time_travel import check_thread_name
@@ -89,6 +88,7 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
             "header": dict(run.header),
         }
         for row in rows:
+            is_readable(row)  # a warning names it: the file can be read by people, and not be loaded
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
             if row.content is not None and shown is not None:
                 line["content"] = shown(row)
@@ -331,7 +331,7 @@ VALUES = 32_000_000
 """Most JSON values in all lines of a file."""
 
 # What parsing of a line that `export` has not written may raise.
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error, StateError, StoreError)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, StateError, StoreError)
 
 
 class Exported(NamedTuple):
