@@ -6,7 +6,7 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
@@ -408,23 +408,21 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
-        at_each_step: whether one of those around all nodes has something to do there.
+        per_step: whether one of those around all nodes has something to do there.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "_showing", "around", "asked", "at_each_step", "events", "runs")
+    __slots__ = ("_admits", "_chains", "_graph", "_parts", "_showing", "around", "asked", "events", "per_step", "runs")
 
     def __init__(self, asked: Collection[Layer], run: RunView) -> None:
-        graph = run.graph
-        self._nodes: Mapping[str, Node] = graph.nodes
-        self._layers: Mapping[str, tuple[Layer, ...]] = graph.layers
+        self._graph = graph = run.graph
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
-        self.at_each_step = False
+        self.per_step = False
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
@@ -439,8 +437,8 @@ class RunLayers:
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
         kinds = [type(part) for part in self.around]
-        self.at_each_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
-        own = {id(layer): layer for found in self._layers.values() for layer in found}
+        self.per_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
+        own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
@@ -458,19 +456,19 @@ class RunLayers:
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
-        found: Iterable[Layer] = self._layers.get(name, ())
+        found: Iterable[Layer] = self._graph.layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
         if not self.around:
             return tuple(found)
-        node = self._nodes.get(name)  # None for the routers of `START`
+        node = self._graph.nodes.get(name)  # None for the routers of `START`
         return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
         found = self._chains.get(name)
         if found is None:
-            node, layers = self._nodes[name], self.of(name)
+            node, layers = self._graph.nodes[name], self.of(name)
             if node.has_items:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)

@@ -529,7 +529,11 @@ class Session(AttemptHost):
         status = self.status
         if self.events.heard:
             self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
-        error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
+        error: BaseException | None = None
+        questions: tuple[Question, ...] = ()
+        if status != "completed":
+            error = self.layers.shown(self.error(), ends=True)
+            questions = self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame

@@ -17,7 +17,7 @@ from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import annotate, brief
 from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy, stamp
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy
 from dspyer.layers.layer import Layer, RunLayers
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _watchers: list[Watch] = []
 _lm_watchers: list[WatchLM] = []
 """Those who see what their LM calls use."""
 
+
+_set = object.__setattr__
 
 _NOT_KEPT = (Token, Emitted)
 """A node makes as many of them as it likes: `run.events` must not grow with them."""
@@ -115,8 +117,11 @@ class SessionEvents:
             return
         if not self.heard and type(event) is not ConflictFound:
             return
-        if self._scope or not event.at:
-            stamp(event, self._scope, time())
+        # It is changed in place, since no reader has it yet: a copy would take longer than the rest.
+        if not event.at:
+            _set(event, "at", time())
+        if self._scope and not event.scope:
+            _set(event, "scope", self._scope)
         for layer in self._layers.events:
             shown = _shown(layer, event)
             if shown is None:
@@ -157,8 +162,7 @@ def _shown(layer: Layer, event: Event) -> Event | None:
     if shown is not None and not isinstance(shown, Event):
         raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
     if shown is not None and not shown.at:
-        shown = own_copy(shown)
-        stamp(shown, event.scope, event.at)
+        shown = own_copy(shown, scope=shown.scope or event.scope, at=event.at)
     return shown
 
 
