@@ -30,10 +30,8 @@ from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
     DeletionPlan,
     RunSummary,
-    ThreadBounds,
     plan_delete_unreachable,
     plan_deletion,
-    relevant_subgraph,
 )
 from dspyer.stores.writes import CurrentRows, as_read, check_epochs, check_runs, plan_write, thread_after
 
@@ -85,7 +83,11 @@ class Memory(Store):
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
         self._holders: dict[str, set[_ContentLocation]] = {}  # by blob id, the contents that refer to it
-        self._references = _MemoryReferences(self._threads, self._runs, self._rows)
+        # What a deletion would have to search for: by thread, the runs that were made for it; by run, those that
+        # continue it, and the threads with their heads in it.
+        self._made: dict[str, dict[str, None]] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        self._heads: dict[str, dict[str, None]] = {}
         self._max_deleted_epoch = 0
 
     @property
@@ -111,7 +113,10 @@ class Memory(Store):
                 self._runs[change.run.id] = _copy_run(change.run)
                 self._rows[change.run.id] = {}
                 self._snapshots[change.run.id] = {}
-                self._references.add_run(change.run)
+                if change.run.thread:
+                    self._made.setdefault(change.run.thread, {})[change.run.id] = None
+                for parent in change.run.parents:
+                    self._children.setdefault(parent.run, {})[change.run.id] = None
             if plan.rows:
                 self._rows[change.rows_of].update((row.seq, _copy_row(row)) for row in plan.rows)
                 for row in plan.rows:
@@ -129,7 +134,7 @@ class Memory(Store):
                 return 0
             self._threads.pop(change.thread, None)  # inserted again below: the most recently written comes last
             self._threads[change.thread] = changed = thread_after(change, thread, plan, self._clock())
-            self._references.move_head(change.thread, thread and thread.head, changed.head)
+            self._move_head(change.thread, thread and thread.head, changed.head)
             self._enforce_limits(change)
             return plan.epoch
 
@@ -157,7 +162,7 @@ class Memory(Store):
         del self._threads[name]  # the most recently written comes last
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
         if thread.head is None or thread.head[0] != rows_of:
-            self._references.move_head(name, thread.head, head)
+            self._move_head(name, thread.head, head)
         return True
 
     def write_now(self, change: Change) -> bool:
@@ -180,7 +185,7 @@ class Memory(Store):
 
     def runs(self, thread: str) -> list[RunRow]:
         with self._lock:
-            return [_copy_run(self._runs[run]) for run in self._references.runs_of(thread)]
+            return [_copy_run(self._runs[run]) for run in self._made.get(thread, ())]
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         with self._lock:
@@ -188,7 +193,7 @@ class Memory(Store):
             for name, thread in self._threads.items():
                 if query.thread is not None and name != query.thread:
                     continue
-                heads = [thread.head] if query.last else [Point(run, -1) for run in self._references.runs_of(name)]
+                heads = [thread.head] if query.last else [Point(run, -1) for run in self._made.get(name, ())]
                 for head in heads:
                     if head is not None and head.run in self._runs and query.run in (None, head.run):
                         last = head.seq if query.last else next(reversed(self._rows[head.run]), -1)
@@ -234,14 +239,11 @@ class Memory(Store):
         with self._lock:
             check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
             gone = frozenset(threads)
-            subgraph = (
-                relevant_subgraph(self._references, gone) if gone else (self._all_bounds(), self._all_summaries())
-            )
-            return self._delete_planned(plan_deletion(*subgraph, gone))
+            return self._delete_planned(plan_deletion(*self._around(gone), gone))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         with self._lock:
-            return self._delete_planned(plan_delete_unreachable(*relevant_subgraph(self._references, [thread]), thread))
+            return self._delete_planned(plan_delete_unreachable(*self._around([thread]), thread))
 
     def drop_snapshots(self) -> None:
         with self._lock:
@@ -312,32 +314,57 @@ class Memory(Store):
                 (_ContentLocation(run, seq, "snapshot"), snapshot.content) for seq, snapshot in snapshots.items()
             )
 
-    def _all_bounds(self) -> Mapping[str, ThreadBounds]:
-        return {name: ThreadBounds(thread.head, thread.root) for name, thread in self._threads.items()}
+    def _around(self, names: Collection[str]) -> tuple[Mapping[str, ThreadRow], dict[str, RunSummary]]:
+        """The threads and runs that decide what is deleted with some threads, as `reachability` says; all without."""
+        threads = {name: self._threads[name] for name in names if name in self._threads}
+        behind = dict[str, None]() if names else dict.fromkeys(self._runs)
+        waiting = [run for name in names for run in self._made.get(name, ())]
+        waiting += [thread.head.run for thread in threads.values() if thread.head is not None]
+        while waiting:
+            run = self._runs.get(waiting.pop())
+            if run is None or run.id in behind:
+                continue
+            owner = None if run.thread in names else self._threads.get(run.thread)
+            if owner is None or owner.root is not None:
+                behind[run.id] = None
+                waiting += [parent.run for parent in run.parents]
+        runs: dict[str, RunSummary] = {}
+        waiting = list(behind)
+        while waiting:
+            run = self._runs[waiting.pop()]
+            if run.id not in runs:
+                runs[run.id] = RunSummary(run.thread, run.parents, next(reversed(self._rows[run.id]), -1))
+                waiting += self._children.get(run.id, ())
+                near = (run.thread, *self._heads.get(run.id, ()))
+                threads.update({name: self._threads[name] for name in near if name in self._threads})
+        return threads if names else self._threads, runs
 
-    def _all_summaries(self) -> Mapping[str, RunSummary]:
-        return {
-            name: RunSummary(run.thread, run.parents, next(reversed(self._rows[name]), -1))
-            for name, run in self._runs.items()
-        }
+    def _move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
+        if before is not None and (head is None or head.run != before.run):
+            _discard(self._heads, before.run, thread)
+        if head is not None:
+            self._heads.setdefault(head.run, {})[thread] = None
 
     def _delete_planned(self, gone: DeletionPlan) -> DeletionReport:
         rows = 0
         for name in gone.threads:
             thread = self._threads.pop(name)
             self._max_deleted_epoch = max(self._max_deleted_epoch, thread.epoch)
-            self._references.move_head(name, thread.head, None)
+            self._move_head(name, thread.head, None)
         for run in gone.runs:
             rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
             for seq in list(self._snapshots[run]):  # a snapshot may be at a row that was never written
                 self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
             self._ended.pop(run, None)
-            self._references.remove_run(self._runs.pop(run))
+            gone_run = self._runs.pop(run)
+            _discard(self._made, gone_run.thread, run)
+            for parent in gone_run.parents:
+                _discard(self._children, parent.run, run)
         for run, first, last in gone.rows:
             rows += self._drop_rows(run, first, last)
         for run in gone.orphans:
-            self._references.clear_thread(self._runs[run])
+            _discard(self._made, self._runs[run].thread, run)
             self._runs[run] = self._runs[run]._replace(thread="")
         return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
@@ -381,58 +408,6 @@ class _ContentLocation(NamedTuple):
     run: str
     seq: int
     kind: str = "row"
-
-
-class _MemoryReferences:
-    """The references between threads and runs, indexed in both directions so that a deletion searches nothing."""
-
-    def __init__(
-        self, threads: Mapping[str, ThreadRow], runs: Mapping[str, RunRow], rows: Mapping[str, dict[int, Row]]
-    ) -> None:
-        self._threads = threads
-        self._runs = runs
-        self._rows = rows
-        self._runs_of: dict[str, dict[str, None]] = {}
-        self._children: dict[str, dict[str, None]] = {}
-        self._threads_at: dict[str, dict[str, None]] = {}
-
-    def bounds(self, thread: str) -> ThreadBounds | None:
-        found = self._threads.get(thread)
-        return None if found is None else ThreadBounds(found.head, found.root)
-
-    def summary(self, run: str) -> RunSummary | None:
-        found = self._runs.get(run)
-        return None if found is None else RunSummary(found.thread, found.parents, next(reversed(self._rows[run]), -1))
-
-    def runs_of(self, thread: str) -> list[str]:
-        return list(self._runs_of.get(thread, ()))
-
-    def children(self, run: str) -> list[str]:
-        return list(self._children.get(run, ()))
-
-    def threads_at(self, run: str) -> list[str]:
-        return list(self._threads_at.get(run, ()))
-
-    def add_run(self, run: RunRow) -> None:
-        if run.thread:
-            self._runs_of.setdefault(run.thread, {})[run.id] = None
-        for parent in run.parents:
-            self._children.setdefault(parent.run, {})[run.id] = None
-
-    def remove_run(self, run: RunRow) -> None:
-        self.clear_thread(run)
-        for parent in run.parents:
-            _discard(self._children, parent.run, run.id)
-
-    def clear_thread(self, run: RunRow) -> None:
-        """The run no longer counts as made for its thread."""
-        _discard(self._runs_of, run.thread, run.id)
-
-    def move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
-        if before is not None and (head is None or head.run != before.run):
-            _discard(self._threads_at, before.run, thread)
-        if head is not None:
-            self._threads_at.setdefault(head.run, {})[thread] = None
 
 
 def _discard(index: dict[str, dict[str, None]], key: str, entry: str) -> None:

@@ -47,12 +47,12 @@ from dspyer.stores.columns import (
     ended_range,
 )
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, check_runs, plan_write
 
 T = TypeVar("T")
 Columns = tuple[Any, ...]
-Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
+Plan = Callable[[Mapping[str, ThreadRow], Mapping[str, RunSummary]], DeletionPlan]
 Ref = tuple[bytes, str, int]
 """A use of a blob, the columns of the table `ref`: the blob, the run, and the entry, or -1 minus that of a snapshot."""
 
@@ -189,7 +189,8 @@ class SQLStore(Store):
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         gone = frozenset(threads)
-        return self._delete(gone, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
+        around = gone if len(gone) <= MAX_NAMES else ()
+        return self._delete(around, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
@@ -430,6 +431,50 @@ def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedCha
 
 
 # --- deletion
+
+MAX_NAMES = 10_000
+"""How many threads a deletion looks around; with more of them it searches the whole store."""
+
+# The runs that decide what is deleted with the threads `gone`, as `dspyer.stores.reachability` says: the search ends at
+# those that are not `free`. CROSS JOIN: SQLite looks for what is on the right with what is on the left, and never the
+# other way round. `free` is a column, since SQLite may read a whole table of a join first if a term filters it.
+_FREE = """
+    NOT EXISTS (SELECT 1 FROM {s}.thread AS owner WHERE name = (SELECT thread FROM {s}.run WHERE id = %s)
+        AND root_run IS NULL AND name NOT IN (SELECT name FROM gone))"""
+_NEAR = f"""
+    WITH RECURSIVE gone (name) AS (VALUES %s), behind (id, free) AS (
+        SELECT run.id, true FROM gone CROSS JOIN {{s}}.run WHERE run.thread = gone.name
+        UNION SELECT own.head_run, {_FREE % "own.head_run"}
+            FROM gone CROSS JOIN {{s}}.thread AS own WHERE own.name = gone.name
+        UNION SELECT link.parent, {_FREE % "link.parent"}
+            FROM behind CROSS JOIN {{s}}.link WHERE link.child = behind.id AND behind.free
+    ), near (id) AS (
+        SELECT id FROM behind WHERE free
+        UNION SELECT link.child FROM near CROSS JOIN {{s}}.link WHERE link.parent = near.id
+    )"""
+_SUMMARIES = f"SELECT run.id, thread, parents, {LAST} FROM"
+
+
+def read_around(session: SQLSession, names: Collection[str]) -> tuple[dict[str, ThreadRow], dict[str, RunSummary]]:
+    """The threads and runs that decide what is deleted with threads; all without names."""
+    gone = [session.encode_name(name) for name in names]
+    statement = f"{_SUMMARIES} {{s}}.run"
+    if gone:
+        near = _NEAR % ", ".join(["(?)"] * len(gone))
+        statement = f"{near} {_SUMMARIES} near CROSS JOIN {{s}}.run WHERE run.id = near.id"
+    runs = {
+        run: RunSummary(session.decode_name(thread), decode_points(parents), last)
+        for run, thread, parents, last in session(statement, gone)
+    }
+    threads = THREAD.replace("LEASE", session.lease)
+    if gone:
+        named = {*gone, *[session.encode_name(run.thread) for run in runs.values() if run.thread]}
+        found = session.of_keys(f"{threads} WHERE name IN (KEYS)", named)
+        found += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
+    else:
+        found = session(threads)
+    rows = [decode_thread(session, columns) for columns in found]
+    return {row.name: row for row in rows}, runs
 
 
 def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]) -> None:

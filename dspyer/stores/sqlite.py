@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from dspyer.clock import wall
 from dspyer.stores.base import Change, DeletionReport, ThreadRow
-from dspyer.stores.columns import decode_point, decode_points, encode_json
-from dspyer.stores.reachability import RunSummary, ThreadBounds, relevant_subgraph
+from dspyer.stores.columns import encode_json
 from dspyer.stores.sql import (
     PATIENCE,
     Columns,
@@ -28,6 +27,7 @@ from dspyer.stores.sql import (
     decode_thread,
     delete_planned,
     insert_refs,
+    read_around,
     read_run,
     write_ended,
     write_planned,
@@ -118,10 +118,7 @@ class SQLite(SQLStore):
 
         def work(session: SQLSession) -> DeletionReport:
             check(session)
-            references = SQLiteReferences(session)
-            return delete_planned(
-                session, plan(*(relevant_subgraph(references, names) if names else references.whole()))
-            )
+            return delete_planned(session, plan(*read_around(session, names)))
 
         report = self._write(work)
         if not (report.threads or report.runs or report.rows):
@@ -233,44 +230,3 @@ def _append(session: SQLiteSession, change: Change, encoded: EncodedChange) -> b
         insert_refs(session, encoded.refs)
     write_ended(session, rows_of, rows)
     return True
-
-
-_BOUNDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM thread"
-_SUMMARY = "SELECT id, thread, parents, coalesce((SELECT max(seq) FROM entry WHERE run = run.id), -1) FROM run"
-
-
-class SQLiteReferences:
-    """The references between threads and runs, as `relevant_subgraph` asks for them."""
-
-    def __init__(self, session: SQLSession) -> None:
-        self._execute = session
-
-    def bounds(self, thread: str) -> ThreadBounds | None:
-        return next((bounds for _, bounds in self._bounds(f"{_BOUNDS} WHERE name = ?", thread)), None)
-
-    def summary(self, run: str) -> RunSummary | None:
-        return next((summary for _, summary in self._summaries(f"{_SUMMARY} WHERE id = ?", run)), None)
-
-    def runs_of(self, thread: str) -> list[str]:
-        return self._names("SELECT id FROM run WHERE thread = ?", thread)
-
-    def children(self, run: str) -> list[str]:
-        return self._names("SELECT child FROM link WHERE parent = ?", run)
-
-    def threads_at(self, run: str) -> list[str]:
-        return self._names("SELECT name FROM thread WHERE head_run = ?", run)
-
-    def whole(self) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
-        """All threads and runs."""
-        return dict(self._bounds(_BOUNDS)), dict(self._summaries(_SUMMARY))
-
-    def _names(self, statement: str, name: str) -> list[str]:
-        return [found for (found,) in self._execute(statement, (name,))]
-
-    def _bounds(self, statement: str, *values: str) -> Iterator[tuple[str, ThreadBounds]]:
-        for name, *ends in self._execute(statement, values):
-            yield name, ThreadBounds(decode_point(*ends[:2]), decode_point(*ends[2:]))
-
-    def _summaries(self, statement: str, *values: str) -> Iterator[tuple[str, RunSummary]]:
-        for run, thread, parents, last in self._execute(statement, values):
-            yield run, RunSummary(thread, decode_points(parents), last)
