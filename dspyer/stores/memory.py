@@ -87,7 +87,7 @@ class Memory(Store):
         # continue it, and the threads with their heads in it.
         self._made: dict[str, dict[str, None]] = {}
         self._children: dict[str, dict[str, None]] = {}
-        self._heads: dict[str, dict[str, None]] = {}
+        self._threads_at: dict[str, dict[str, None]] = {}
         self._max_deleted_epoch = 0
 
     @property
@@ -335,15 +335,15 @@ class Memory(Store):
             if run.id not in runs:
                 runs[run.id] = RunSummary(run.thread, run.parents, next(reversed(self._rows[run.id]), -1))
                 waiting += self._children.get(run.id, ())
-                near = (run.thread, *self._heads.get(run.id, ()))
+                near = (run.thread, *self._threads_at.get(run.id, ()))
                 threads.update({name: self._threads[name] for name in near if name in self._threads})
         return threads if names else self._threads, runs
 
     def _move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
         if before is not None and (head is None or head.run != before.run):
-            _discard(self._heads, before.run, thread)
+            _discard(self._threads_at, before.run, thread)
         if head is not None:
-            self._heads.setdefault(head.run, {})[thread] = None
+            self._threads_at.setdefault(head.run, {})[thread] = None
 
     def _delete_planned(self, gone: DeletionPlan) -> DeletionReport:
         rows = 0
