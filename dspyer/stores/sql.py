@@ -365,11 +365,6 @@ class EncodedChange(NamedTuple):
                 refs += [(encode_blob_id(name), run, seq) for name in content.refs]
         return cls(bodies, snapshot, blobs, refs)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return sum(map(len, self.bodies.values())) + len(self.snapshot) + sum(map(len, self.blobs.values()))
-
 
 def write_planned(session: SQLSession, change: Change, encoded: EncodedChange) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""

@@ -94,12 +94,10 @@ class SQLite(SQLStore):
         return make, (self.address,)
 
     def write(self, change: Change) -> int:
-        encoded = EncodedChange.of(change)
-        return self._connections.write(partial(self._apply, change, encoded), change.flush, encoded.size)
+        return self._connections.write(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def write_now(self, change: Change) -> bool:
-        encoded = EncodedChange.of(change)
-        return self._connections.write_now(partial(self._apply, change, encoded), change.flush, encoded.size)
+        return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file

@@ -52,9 +52,6 @@ if sys.platform != "win32":
 LOG_LIMIT = LOG_PAGES * 4096
 """Bytes of the log from which a commit empties it, where SQLite does not."""
 
-COMMIT_SIZE = 8 * 1024
-"""Bytes that a commit usually adds to the log, besides its bodies: two pages."""
-
 ERASE_PATIENCE = 1.0
 """Seconds that a deletion waits for readers before it leaves the deleted bytes in the log."""
 
@@ -89,32 +86,30 @@ class FileConnections:
         # Writers of this process wait here, in turn, and not at the lock of the file, where they would poll.
         self.write_lock = threading.Lock()
         self._has_written = False
-        self._log_growth = LOG_LIMIT  # what may be in the log already counts with the first commit
-        self._next_checkpoint = LOG_LIMIT
+        self._log_left = 0  # bytes of the log that the last checkpoint could not empty
 
     def read(self, work: Work[T]) -> T:
-        """Call `work`, which only reads, with the connection of this thread. A file that is not there is not made."""
+        """Call `work`, which only reads. A file that is not there is not made."""
         empty = None if self.closed else self._connect.empty_tables()
         if empty is not None:
             with closing(empty):
                 return work(empty)
         return self._retry(work)
 
-    def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
+    def write(self, work: Work[T], flush: bool = False) -> T:
         """Call `work` in a transaction, which is committed unless `work` raises.
 
-        `work` is called again if another process held the write lock. With `flush` the commit is on the disk at the
-        end. `size` is about how many bytes it writes.
+        `work` is called again if another process held the write lock. With `flush` the commit is on the disk then.
         """
         with self._only_writer():
-            return self._retry(lambda connection: self._transaction(connection, work, flush, size))
+            return self._retry(lambda connection: self._transaction(connection, work, flush))
 
-    def write_now(self, work: Work[object], flush: bool = False, size: int = 0) -> bool:
+    def write_now(self, work: Work[object], flush: bool = False) -> bool:
         """Do the same, but return False, without a change, where `write` would wait."""
         if not self.write_lock.acquire(blocking=False):
             return False
         try:
-            self._use(lambda connection: self._transaction(connection, work, flush, size))
+            self._use(lambda connection: self._transaction(connection, work, flush))
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return False
@@ -194,7 +189,7 @@ class FileConnections:
                     )
                     raise
 
-    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool, size: int) -> T:
+    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool) -> T:
         if flush:
             connection.execute("PRAGMA synchronous=FULL")
         try:
@@ -208,8 +203,7 @@ class FileConnections:
             if flush:
                 connection.execute("PRAGMA synchronous=NORMAL")
         self._has_written = True
-        self._log_growth += COMMIT_SIZE + size
-        if self._log_growth > LOG_LIMIT // 8 and not CHECKPOINTS_ITSELF:
+        if not CHECKPOINTS_ITSELF:
             self._limit_log(connection)
         return done
 
@@ -246,17 +240,14 @@ class FileConnections:
 
         While a reader needs the log, it is tried again each time that the log has grown by a part of its limit.
         """
-        self._log_growth = 0
         size = self._log_size()
-        if size > max(self._next_checkpoint, LOG_LIMIT):
+        self._log_left = min(self._log_left, size)
+        if size > max(LOG_LIMIT, self._log_left + LOG_LIMIT // 4):
             try:
                 self._checkpoint(connection)
             except (sqlite3.Error, OSError):
                 logger.warning("the log of %s could not be emptied and continues to grow", self.path, exc_info=True)
-            size = self._log_size()
-            self._next_checkpoint = size + LOG_LIMIT // 4
-        elif size <= LOG_LIMIT:
-            self._next_checkpoint = LOG_LIMIT
+            self._log_left = self._log_size()
 
     def _checkpoint(self, connection: sqlite3.Connection) -> bool:
         """Run a checkpoint, unless another process runs one; return whether the log is empty then."""
