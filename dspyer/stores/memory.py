@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import nlargest, nsmallest
+from collections.abc import Callable, Collection, Mapping
+from heapq import nsmallest
 from itertools import islice
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.clock import now
 from dspyer.stores.base import (
-    ENDINGS,
     NO_EPOCHS,
     Change,
     DeletionReport,
@@ -23,7 +22,6 @@ from dspyer.stores.base import (
     Store,
     ThreadRow,
     end_of,
-    is_listed,
     listed_run,
 )
 from dspyer.stores.content import Content
@@ -79,10 +77,8 @@ class Memory(Store):
         self._threads: dict[str, ThreadRow] = {}
         self._runs: dict[str, RunRow] = {}
         self._rows: dict[str, dict[int, Row]] = {}
-        self._ended: dict[str, Row | None] = {}  # by run, the row with which it ended
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
-        self._blobs: dict[str, bytes] = {}
-        self._holders: dict[str, set[_ContentLocation]] = {}  # by blob id, the contents that refer to it
+        self._blobs: dict[str, bytes] = {}  # of the contents that are there, as far as they are known
         # What a deletion would have to search for: by thread, the runs that were made for it; by run, those that
         # continue it, and the threads with their heads in it.
         self._made: dict[str, dict[str, None]] = {}
@@ -118,18 +114,12 @@ class Memory(Store):
                 for parent in change.run.parents:
                     self._children.setdefault(parent.run, {})[change.run.id] = None
             if plan.rows:
-                self._rows[change.rows_of].update((row.seq, _copy_row(row)) for row in plan.rows)
-                for row in plan.rows:
-                    self._note_end(change.rows_of, row)
-                    self._add_blobs(row.content, _ContentLocation(change.rows_of, row.seq))
+                self._rows[change.rows_of].update((row.seq, self._kept_row(row)) for row in plan.rows)
             if change.snapshot is not None:
-                snapshots, seq = self._snapshots[change.snapshot.at.run], change.snapshot.at.seq
-                place = _ContentLocation(change.snapshot.at.run, seq, "snapshot")
-                before = snapshots.get(seq)
-                snapshots[seq] = change.snapshot
-                if before is not None:
-                    self._drop_blobs(before.content, place, change.snapshot.content)
-                self._add_blobs(change.snapshot.content, place)
+                at, content = change.snapshot.at, self._kept(change.snapshot.content)
+                if at.seq in self._snapshots[at.run]:
+                    self._blobs.clear()
+                self._snapshots[at.run][at.seq] = Snapshot(at, content)
             if not change.thread:
                 return 0
             self._threads.pop(change.thread, None)  # inserted again below: the most recently written comes last
@@ -154,11 +144,7 @@ class Memory(Store):
         row = rows[0]
         if row.seq != next(reversed(known)) + 1:
             return False
-        known[row.seq] = _copy_row(row)
-        self._note_end(rows_of, row)
-        content = row.content
-        if content is not None and (content.is_encoded or content.extra_blobs):
-            self._add_blobs(content, _ContentLocation(rows_of, row.seq))
+        known[row.seq] = self._kept_row(row)
         del self._threads[name]  # the most recently written comes last
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
         if thread.head is None or thread.head[0] != rows_of:
@@ -189,28 +175,13 @@ class Memory(Store):
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         with self._lock:
-            found = []
-            for name, thread in self._threads.items():
-                if query.thread is not None and name != query.thread:
-                    continue
-                heads = [thread.head] if query.last else [Point(run, -1) for run in self._made.get(name, ())]
-                for head in heads:
-                    if head is not None and head.run in self._runs and query.run in (None, head.run):
-                        last = head.seq if query.last else next(reversed(self._rows[head.run]), -1)
-                        found.append(self._listed(thread, self._runs[head.run], last))
-            chosen = nlargest(query.limit, [one for one in found if is_listed(one, query)], key=lambda one: one.place)
-            return [self._copied(one) for one in chosen]
+            return super().list_runs(query)
 
-    def _listed(self, thread: ThreadRow, run: RunRow, last: int) -> ListedRun:
-        rows, end = self._rows[run.id], self._ended.get(run.id)
-        if last != next(reversed(rows), -1):  # the thread reaches a part of the run
-            end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
-        return listed_run(thread, run, () if end is None else (end,))._replace(last=last)
-
-    def _copied(self, listed: ListedRun) -> ListedRun:
-        """A run of a list that shares nothing mutable with the store."""
-        thread = self.thread(listed.thread.name) or listed.thread
-        return listed._replace(thread=thread, run=_copy_run(listed.run), end=listed.end and _copy_row(listed.end))
+    def _listed(self, thread: ThreadRow, run: RunRow, last: int | None) -> ListedRun:
+        rows = self._rows[run.id]
+        last = next(reversed(rows), -1) if last is None else last
+        end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
+        return listed_run(thread, run, () if end is None else (_copy_row(end),))._replace(last=last)
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         with self._lock:
@@ -222,11 +193,12 @@ class Memory(Store):
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         with self._lock:
-            missing = set(ids) - self._blobs.keys()
-            if missing:  # a content may have been encoded since it was written, as by an export
-                for place, content in self._contents():
-                    if content.is_encoded and not missing.isdisjoint(content.refs):
-                        self._add_blobs(content, place)
+            if not self._blobs.keys() >= set(ids):  # a content may have been encoded since, as by an export
+                for found in (*self._rows.values(), *self._snapshots.values()):
+                    for one in list[Row | Snapshot](found.values()):
+                        if one.content is not None:
+                            encoded = one.content.is_encoded
+                            self._blobs.update(one.content.blobs if encoded else one.content.extra_blobs)
             return {name: self._blobs[name] for name in ids if name in self._blobs}
 
     def snapshot(self, at: Point) -> Snapshot | None:
@@ -250,13 +222,27 @@ class Memory(Store):
             roots = {thread.root for thread in self._threads.values()}
             for run, found in self._snapshots.items():
                 for seq in [seq for seq in found if Point(run, seq) not in roots]:
-                    self._drop_snapshot(run, seq)
+                    del found[seq]
+            self._blobs.clear()
 
     def vacuum(self) -> None:
         """Do nothing: deleted data is freed at once."""
 
     def close(self) -> None:
         """Do nothing: the data stays as long as the object."""
+
+    def _kept_row(self, row: Row) -> Row:
+        copied, content = _copy_row(row), row.content
+        return copied._replace(content=self._kept(content)) if content is not None and content.is_encoded else copied
+
+    def _kept(self, content: Content) -> Content:
+        """A content as it is kept: with all blobs that it refers to, also those that came with another one."""
+        if content.is_encoded:
+            if not content.blobs.keys() >= set(content.refs):
+                blobs = {**self.blobs(content.refs), **content.blobs}
+                content = Content.stored(content.data, content.refs, blobs)
+            self._blobs.update(content.blobs)
+        return content
 
     def _current_rows(self, change: Change, thread: ThreadRow | None) -> CurrentRows:
         run = None if change.run is None else self._runs.get(change.run.id)
@@ -267,52 +253,16 @@ class Memory(Store):
         stored = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
         return CurrentRows(thread, run, last, stored, self._max_deleted_epoch)
 
-    def _note_end(self, run: str, row: Row) -> None:
-        if row.kind in ENDINGS:
-            self._ended[run] = end_of([row])
-
-    def _add_blobs(self, content: Content | None, place: _ContentLocation) -> None:
-        if content is not None:
-            self._blobs.update(content.blobs if content.is_encoded else content.extra_blobs)
-            for name in content.refs if content.is_encoded else content.extra_blobs:
-                self._holders.setdefault(name, set()).add(place)
-
-    def _drop_blobs(self, content: Content | None, place: _ContentLocation, successor: Content | None = None) -> None:
-        """Delete the blobs that only this content refers to, except those that its successor needs."""
-        if content is None:
-            return
-        stay = successor.refs if successor is not None and successor.is_encoded else ()
-        for name in content.refs if content.is_encoded else content.extra_blobs:
-            holders = self._holders.get(name, set())
-            holders.discard(place)
-            if not holders and name not in stay:
-                self._holders.pop(name, None)
-                self._blobs.pop(name, None)
-
-    def _drop_snapshot(self, run: str, seq: int) -> None:
-        self._drop_blobs(self._snapshots[run].pop(seq).content, _ContentLocation(run, seq, "snapshot"))
-
     def _drop_rows(self, run: str, first: int, last: int) -> int:
         """Delete rows with their snapshots; return how many rows there were."""
         rows, snapshots = self._rows[run], self._snapshots[run]
         gone = [seq for seq in range(first, last + 1) if seq in rows]
         for seq in gone:
-            self._drop_blobs(rows.pop(seq).content, _ContentLocation(run, seq))
+            del rows[seq]
         for seq in [seq for seq in snapshots if first <= seq <= last]:
-            self._drop_snapshot(run, seq)
-        if run in self._ended:
-            self._ended[run] = end_of(reversed(rows.values()))
+            del snapshots[seq]
+        self._blobs.clear()
         return len(gone)
-
-    def _contents(self) -> Iterable[tuple[_ContentLocation, Content]]:
-        for run, rows in self._rows.items():
-            yield from (
-                (_ContentLocation(run, row.seq), row.content) for row in rows.values() if row.content is not None
-            )
-        for run, snapshots in self._snapshots.items():
-            yield from (
-                (_ContentLocation(run, seq, "snapshot"), snapshot.content) for seq, snapshot in snapshots.items()
-            )
 
     def _around(self, names: Collection[str]) -> tuple[Mapping[str, ThreadRow], dict[str, RunSummary]]:
         """The threads and runs that decide what is deleted with some threads, as `reachability` says; all without."""
@@ -353,10 +303,7 @@ class Memory(Store):
             self._move_head(name, thread.head, None)
         for run in gone.runs:
             rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
-            for seq in list(self._snapshots[run]):  # a snapshot may be at a row that was never written
-                self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
-            self._ended.pop(run, None)
             gone_run = self._runs.pop(run)
             _discard(self._made, gone_run.thread, run)
             for parent in gone_run.parents:
@@ -400,14 +347,6 @@ class Memory(Store):
                 return None if count <= limit else best
             at = run.parents[0]
         return None if count <= limit else best
-
-
-class _ContentLocation(NamedTuple):
-    """The row or snapshot that holds a content."""
-
-    run: str
-    seq: int
-    kind: str = "row"
 
 
 def _discard(index: dict[str, dict[str, None]], key: str, entry: str) -> None:
