@@ -31,7 +31,7 @@ from dspyer.stores.reachability import (
     plan_delete_unreachable,
     plan_deletion,
 )
-from dspyer.stores.writes import CurrentRows, as_read, check_epochs, check_runs, plan_write, thread_after
+from dspyer.stores.writes import CurrentRows, appended, as_read, check_epochs, check_runs, plan_write, thread_after
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -131,24 +131,19 @@ class Memory(Store):
     def _append(self, change: Change, thread: ThreadRow) -> bool:
         """Append one row to the run of the thread's owner; False, without a change, for any other change.
 
-        This is nearly every write of a run, so it goes without a plan and without the limits.
+        It goes without a plan and without the limits.
         """
-        name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
-        known = self._rows.get(rows_of)
-        if not known or len(rows) != 1 or epoch != thread.epoch or head is None or head.run != rows_of:
+        run, head, known = change.rows_of, appended(change), self._rows.get(change.rows_of)
+        if head is None or head.run != run or change.epoch != thread.epoch or not known:
             return False
-        if not (next_epoch is None and owner is None and lease is None):
-            return False
-        if not (root is None and run is None and snapshot is None) or runs:
-            return False
-        row = rows[0]
+        row = change.rows[0]
         if row.seq != next(reversed(known)) + 1:
             return False
         known[row.seq] = self._kept_row(row)
-        del self._threads[name]  # the most recently written comes last
-        self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
-        if thread.head is None or thread.head[0] != rows_of:
-            self._move_head(name, thread.head, head)
+        del self._threads[thread.name]  # the most recently written comes last
+        self._threads[thread.name] = ThreadRow(thread.name, head, *thread[2:])
+        if thread.head is None or thread.head[0] != run:
+            self._move_head(thread.name, thread.head, head)
         return True
 
     def write_now(self, change: Change) -> bool:

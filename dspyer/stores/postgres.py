@@ -30,7 +30,7 @@ import psycopg
 from psycopg import sql
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import ENDINGS, Change, DeletionReport, ThreadRow
+from dspyer.stores.base import ENDINGS, Change, DeletionReport
 from dspyer.stores.columns import decode_text, encode_json, encode_text
 from dspyer.stores.postgres_server import (
     SHARED,
@@ -213,10 +213,6 @@ _APPEND = f"""
 _APPEND_END = _APPEND.replace(
     " SELECT count", f", ended AS ({_WRITE_ENDED} AND EXISTS (SELECT FROM held)) SELECT count"
 )
-_APPEND_WITHOUT_THREAD = f"""
-    WITH held AS (SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run),
-    added AS ({_INSERT_ROWS}, held) SELECT count(*), {_DURABILITY} FROM held"""
-
 _NEW_THREAD = """
     INSERT INTO {s}.thread (name, fencing, lease_until, runs) VALUES (%(thread)b, 0, clock_timestamp(), 0)
     ON CONFLICT DO NOTHING"""
@@ -268,9 +264,6 @@ class PostgresSession(SQLSession):
 
     def decode_name(self, column: bytes) -> str:
         return decode_text(column)
-
-    def thread_now(self, thread: ThreadRow) -> ThreadRow:
-        return thread
 
     @contextmanager
     def at_one_time(self) -> Iterator[None]:
@@ -334,9 +327,7 @@ def _values(change: Change) -> dict[str, Any]:
 
 def _append(session: PostgresSession, change: Change, encoded: EncodedChange) -> bool:
     """Append with one statement; False, and nothing is written, on any conflict."""
-    statement = _APPEND if change.thread else _APPEND_WITHOUT_THREAD
-    if any(row.kind in ENDINGS for row in change.rows):
-        statement = _APPEND_END
+    statement = _APPEND_END if any(row.kind in ENDINGS for row in change.rows) else _APPEND
     values = {
         **_values(change),
         "run": change.rows_of,
@@ -359,8 +350,6 @@ def _is_append(change: Change) -> bool:
     seqs = [row.seq for row in change.rows]
     if change.rows and (seqs[0] < 0 or seqs != list(range(seqs[0], seqs[0] + len(seqs)))):
         return False
-    if not change.thread:
-        return bool(change.rows) and change.head is None and not any(row.kind in ENDINGS for row in change.rows)
     own_head = change.head is None or (change.head.run == change.rows_of and bool(change.rows))
     return change.epoch > 0 and own_head
 

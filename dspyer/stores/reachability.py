@@ -38,28 +38,20 @@ class RunSummary(NamedTuple):
     last: int
 
 
-class RowSpan(NamedTuple):
-    """Rows of a run, from `first` to `last`, both included."""
-
-    run: str
-    first: int
-    last: int
-
-
 class DeletionPlan(NamedTuple):
     """What a store must delete.
 
     Attributes:
         threads: threads to delete.
         runs: runs to delete with all their rows and snapshots.
-        rows: rows to delete, with their snapshots, of runs that are kept.
+        rows: the runs, first and last numbers of rows to delete, with their snapshots, of runs that are kept.
         orphans: runs that are kept for other threads: their thread is `""` from now on.
         kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
     """
 
     threads: tuple[str, ...]
     runs: tuple[str, ...]
-    rows: tuple[RowSpan, ...]
+    rows: tuple[tuple[str, int, int], ...]
     orphans: tuple[str, ...]
     kept: Mapping[str, tuple[str, ...]]
 
@@ -135,7 +127,7 @@ def _plan(
     return DeletionPlan(
         threads,
         tuple(sorted(runs.keys() - union.keys())),
-        tuple(RowSpan(run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
+        tuple((run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
         tuple(sorted(union.keys() & set(given_up))),
         {name: ids for name, ids in kept.items() if ids},
     )

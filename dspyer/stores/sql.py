@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -89,21 +89,21 @@ class SQLSession(ABC):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         """Execute a statement with each of the values."""
 
-    @abstractmethod
     def encode_name(self, name: str) -> Any:
         """The column of the name of a thread."""
+        return name
 
-    @abstractmethod
     def decode_name(self, column: Any) -> str:
         """The name of a thread."""
+        return str(column)
 
-    @abstractmethod
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         """A thread as it was read from its columns, with the seconds of its lease."""
+        return thread
 
-    @abstractmethod
     def at_one_time(self) -> AbstractContextManager[object]:
-        """Make all statements of a block see the same rows."""
+        """Make all statements of a block see the same rows, where others write meanwhile."""
+        return nullcontext()
 
     @abstractmethod
     def lock(self, change: Change) -> CurrentRows:
@@ -117,9 +117,8 @@ class SQLSession(ABC):
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
         """Write the row of the thread of a change."""
 
-    @abstractmethod
     def lock_blobs(self, blobs: list[bytes]) -> None:
-        """Keep others from referring to blobs that may be deleted."""
+        """Keep others from referring to blobs that may be deleted; nothing to do where one writes at a time."""
 
     def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:
         """Execute a statement, in which `KEYS` is the list of keys, for all of them, and return its rows."""
@@ -497,7 +496,7 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
     for run, first, last in plan.rows:
         freed |= _delete_refs(session, _SPAN, (run, -1 - last, -1 - first))
     _delete_unused(session, freed)
-    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+    for run in {run for run, *_ in plan.rows}:  # the end of a run may be among the deleted rows
         end = read_end(session, run)
         session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
     for statement, keys in (

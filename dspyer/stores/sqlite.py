@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from dspyer.stores.sql import (
 )
 from dspyer.stores.sqlite_file import FileConnections
 from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
-from dspyer.stores.writes import CurrentRows, WritePlan, as_read, check_runs, thread_after
+from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 
 T = TypeVar("T")
 
@@ -164,17 +163,8 @@ class SQLiteSession(SQLSession):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         self.connection.executemany(statement.replace("{s}.", ""), values)
 
-    def encode_name(self, name: str) -> str:
-        return name
-
-    def decode_name(self, column: str) -> str:
-        return column
-
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         return as_read(thread, self._clock())
-
-    def at_one_time(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def lock(self, change: Change) -> CurrentRows:
         run = "" if change.run is None else change.run.id
@@ -193,28 +183,24 @@ class SQLiteSession(SQLSession):
         columns = name, epoch, *(head or (None, None)), *(root or (None, None)), owned, lease, runs
         self("INSERT OR REPLACE INTO thread VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
-    def lock_blobs(self, blobs: list[bytes]) -> None:
-        """Nothing to do: the file has one writer at a time."""
-
 
 # The next row of a run, if the thread has the epoch of the change.
 _APPEND = """
     INSERT INTO entry SELECT ?1, ?2, ?3, ?4 FROM thread WHERE name = ?5 AND fencing = ?6
     AND (SELECT max(seq) FROM entry WHERE run = ?1) = ?2 - 1"""
-_NONE_OF_SIX = (None,) * 6
 
 
 def _append(session: SQLiteSession, change: Change, encoded: EncodedChange) -> bool:
     """Append the next row of a run for the thread's owner; False, without a change, for any other change.
 
-    This is nearly every write of a run, and takes two statements.
+    It takes two statements.
     """
-    name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
-    if (next_epoch, owner, lease, root, run, snapshot) != _NONE_OF_SIX or head is None or len(rows) != 1 or runs:
+    head, run, name = appended(change), change.rows_of, change.thread
+    if head is None:
         return False
-    row, execute = rows[0], session.connection.execute
+    row, execute = change.rows[0], session.connection.execute
     try:
-        if not execute(_APPEND, (rows_of, row.seq, row.kind, encoded.bodies[row.seq], name, epoch)).rowcount:
+        if not execute(_APPEND, (run, row.seq, row.kind, encoded.bodies[row.seq], name, change.epoch)).rowcount:
             return False
     except sqlite3.IntegrityError:
         return False  # the row is there already: the statement has changed nothing
@@ -226,5 +212,5 @@ def _append(session: SQLiteSession, change: Change, encoded: EncodedChange) -> b
     if encoded.refs:
         session.insert_blobs(encoded.blobs)
         insert_refs(session, encoded.refs)
-    write_ended(session, rows_of, rows)
+    write_ended(session, run, change.rows)
     return True

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from dspyer.errors import StoreError
+from dspyer.stores import columns
+from dspyer.stores.columns import VERSION
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -26,41 +28,10 @@ Work = Callable[[sqlite3.Connection], T]
 APPLICATION = 0x64737079
 """The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
 
-VERSION = 5
-"""The version of the tables."""
-
-TABLES = f"""
-CREATE TABLE version (number INTEGER NOT NULL);
-INSERT INTO version VALUES ({VERSION});
-CREATE TABLE fence (largest INTEGER NOT NULL);
-INSERT INTO fence VALUES (0);
-CREATE TABLE thread (
-    name TEXT PRIMARY KEY NOT NULL, fencing INTEGER NOT NULL, head_run TEXT, head_seq INTEGER, root_run TEXT,
-    root_seq INTEGER, owner BLOB, lease_until REAL NOT NULL, runs INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX thread_head ON thread (head_run);
-CREATE TABLE run (
-    id TEXT PRIMARY KEY NOT NULL, thread TEXT NOT NULL, parents BLOB NOT NULL, header BLOB NOT NULL, graph BLOB,
-    started REAL NOT NULL, ended BLOB
-);
-CREATE INDEX run_thread ON run (thread);
-CREATE INDEX run_started ON run (started, id);
-CREATE TABLE link (parent TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
-CREATE INDEX link_child ON link (child);
-CREATE TABLE entry (
-    run TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, seq)
-) WITHOUT ROWID;
-CREATE TABLE snapshot (run TEXT, seq INTEGER, body BLOB NOT NULL, PRIMARY KEY (run, seq)) WITHOUT ROWID;
-CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);
-CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID;
-CREATE INDEX ref_run ON ref (run, seq)
-"""
-"""The tables: a run is a row of `run` and rows of `entry`, whose bodies `dspyer.stores.columns` describes.
-
-`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
-expires, or when the thread was released. `link` has the parents of runs, and `ref` the uses of blobs (`seq` is that of
-an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null until a run has ended.
-"""
+_TYPES = {"name": "TEXT", "id": "TEXT", "bytes": "BLOB", "time": "REAL"}
+TABLES = columns.TABLES.replace("{s}.", "").format(
+    **_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION
+)
 
 LOG_PAGES = 512
 """Pages of 4 KB in the log at which it is copied into the file: 2 MB."""

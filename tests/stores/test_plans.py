@@ -15,7 +15,6 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, ThreadRow
 from dspyer.stores.reachability import (
     DeletionPlan,
-    RowSpan,
     RunSummary,
     plan_delete_unreachable,
     plan_deletion,
@@ -161,19 +160,17 @@ DELETIONS: dict[str, tuple[Mapping[str, ThreadRow], Collection[str], DeletionPla
     "others keep a part": (
         {"t1": T1, "t2": T2, "t3": T3},
         ("t1",),
-        DeletionPlan(
-            ("t1",), (), (RowSpan("a", 3, 4), RowSpan("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}
-        ),
+        DeletionPlan(("t1",), (), (("a", 3, 4), ("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}),
     ),
     "before the root, but whole runs that were made for it stay": (
         {"t1": ends(Point("b", 3), Point("b", 1)), "t3": ends(Point("c", 1), Point("c", 0))},
         (),
-        DeletionPlan((), (), (RowSpan("b", 0, 0),), (), {}),
+        DeletionPlan((), (), (("b", 0, 0),), (), {}),
     ),
     "a gap between two parts": (
         {"t2": ends(Point("b", 3), Point("b", 2)), "t4": ends(Point("b", 0), Point("b", 0))},
         (),
-        DeletionPlan((), ("a", "c"), (RowSpan("b", 1, 1),), (), {}),
+        DeletionPlan((), ("a", "c"), (("b", 1, 1),), (), {}),
     ),
 }
 
@@ -184,18 +181,18 @@ def test_plan_deletion() -> None:
 
 
 UNREACHABLE: dict[str, tuple[Mapping[str, ThreadRow], DeletionPlan]] = {
-    "what it went past": ({"t1": T1, "t3": T3}, DeletionPlan((), (), (RowSpan("a", 3, 4),), (), {})),
+    "what it went past": ({"t1": T1, "t3": T3}, DeletionPlan((), (), (("a", 3, 4),), (), {})),
     "before its root, but what a copy reaches": (
         {"t1": ends(Point("b", 3), Point("b", 1)), "t2": T2},
-        DeletionPlan((), ("c",), (RowSpan("a", 2, 4), RowSpan("b", 0, 0)), ("a",), {"t2": ("a",)}),
+        DeletionPlan((), ("c",), (("a", 2, 4), ("b", 0, 0)), ("a",), {"t2": ("a",)}),
     ),
     "all but its head": (
         {"t1": ends(Point("b", 3), Point("b", 3))},
-        DeletionPlan((), ("a", "c"), (RowSpan("b", 0, 2),), (), {}),
+        DeletionPlan((), ("a", "c"), (("b", 0, 2),), (), {}),
     ),
     "behind its head": (
         {"t1": ends(Point("b", 1)), "t3": T3},
-        DeletionPlan((), (), (RowSpan("a", 3, 4), RowSpan("b", 2, 3)), (), {}),
+        DeletionPlan((), (), (("a", 3, 4), ("b", 2, 3)), (), {}),
     ),
 }
 
@@ -213,7 +210,7 @@ def test_a_path_around_the_root_is_kept() -> None:
         "m": RunSummary("t", (Point("a", 3), Point("b", 0)), 0),
     }
     found = plan_delete_unreachable({"t": ends(Point("m", 0), Point("a", 3))}, runs, "t")
-    assert found.rows == (RowSpan("a", 2, 2),)
+    assert found.rows == (("a", 2, 2),)
 
 
 def test_a_run_without_rows_belongs_to_its_thread() -> None:

@@ -507,8 +507,8 @@ OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a short file": (lambda path: path.write_bytes(b"cat"), "is no SQLite file"),
     "another's tables": (lambda path: foreign(path, "DELETE"), "is no store of dspyer"),
     "with a log": (lambda path: foreign(path, "WAL"), "is no store of dspyer"),
-    "a later version": (lambda path: of_version(path, 99), "has version 99, and this dspyer knows version 5"),
-    "an earlier version": (of_an_earlier_format, "has version 3, and this dspyer knows version 5"),
+    "a later version": (lambda path: of_version(path, 99), "has version 99, and this dspyer knows version 6"),
+    "an earlier version": (of_an_earlier_format, "has version 3, and this dspyer knows version 6"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
 }
 
