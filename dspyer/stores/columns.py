@@ -154,3 +154,38 @@ def decode_ended(ended: bytes) -> tuple[str, Row]:
 def ended_range(status: str) -> tuple[bytes, bytes]:
     """The columns of the runs that ended with a status: those from the first one on, and below the second one."""
     return encode_text(status) + b"\n", encode_text(status) + b"\x0b"
+
+
+# --- tables
+
+VERSION = 6
+"""The version of the tables, which is in the table `version`."""
+
+TABLES = """
+CREATE TABLE {s}.version (number bigint NOT NULL);
+INSERT INTO {s}.version VALUES ({version});
+CREATE TABLE {s}.fence (largest bigint NOT NULL);
+INSERT INTO {s}.fence VALUES (0);
+CREATE TABLE {s}.thread (name {name} PRIMARY KEY NOT NULL, fencing bigint NOT NULL, head_run {id}, head_seq bigint,
+    root_run {id}, root_seq bigint, owner {bytes}, lease_until {time} NOT NULL, runs bigint NOT NULL) {thread};
+CREATE INDEX thread_head ON {s}.thread (head_run);
+CREATE TABLE {s}.run (id {id} PRIMARY KEY NOT NULL, thread {name} NOT NULL, parents {bytes} NOT NULL,
+    header {bytes} NOT NULL, graph {bytes}, started float8 NOT NULL, ended {bytes});
+CREATE INDEX run_thread ON {s}.run (thread);
+CREATE INDEX run_started ON {s}.run (started, id);
+CREATE TABLE {s}.link (parent {id}, child {id}, PRIMARY KEY (parent, child)) {keyed};
+CREATE INDEX link_child ON {s}.link (child);
+CREATE TABLE {s}.entry (run {id}, seq bigint, kind {id} NOT NULL, body {bytes} NOT NULL,
+    PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.snapshot (run {id}, seq bigint, body {bytes} NOT NULL, PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.blob (id {bytes} PRIMARY KEY NOT NULL, body {bytes} NOT NULL);
+CREATE TABLE {s}.ref (blob {bytes}, run {id}, seq bigint, PRIMARY KEY (blob, run, seq)) {keyed};
+CREATE INDEX ref_run ON {s}.ref (run, seq)
+"""
+"""The tables, with the names that a database has for types: a run is a row of `run` and rows of `entry`.
+
+`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
+expires, or when the thread was released, which has no owner then. `link` has the parents of runs, and `ref` the uses of
+blobs (`seq` is that of an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null
+until a run has ended.
+"""
