@@ -496,8 +496,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="lease_renewed_too_late",
         file="dspyer/persistence/leases.py",
-        old='clock.now() + self._all.lease / 3, "lease"',
-        new='clock.now() + self._all.lease, "lease"',
+        old='clock.now() + self.lease / 3, "lease"',
+        new='clock.now() + self.lease, "lease"',
         loss="a lease ends before it is renewed: another host takes a thread over from a living run",
         tests=("tests/threads/test_leases.py", "tests/threads"),
     ),
