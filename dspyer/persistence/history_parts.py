@@ -21,9 +21,10 @@ from dspyer.persistence.reader import (
     newest_rows,
     own_commit,
     read_run,
+    rows_of_part,
     with_map_results,
 )
-from dspyer.persistence.recovery import read_back, rows_of_part
+from dspyer.persistence.recovery import read_back
 from dspyer.persistence.rows import (
     COMMITS,
     CommitRow,

@@ -44,7 +44,9 @@ def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -
 def thread_usage(store: Store, thread: str) -> dict[str, LMUsage]:
     """Return what all runs of a thread have used, by language model."""
     row = store.thread(thread)
-    return {} if row is None or row.head is None else dict(totals_at(store, (row.head,), row.root).usage)
+    if row is None or row.head is None:
+        return {}
+    return sum_usage([totals_at(store, (row.head,), row.root).usage])
 
 
 def run_usage(rows: Iterable[Row]) -> dict[str, LMUsage]:

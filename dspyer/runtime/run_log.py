@@ -21,7 +21,7 @@ from dspyer.persistence.heads import Head
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_calls import LMCallLog, StoredCalls
 from dspyer.persistence.lm_usage import sum_usage
-from dspyer.persistence.recovery import rows_of_part
+from dspyer.persistence.reader import rows_of_part
 from dspyer.persistence.row_codec import NO_BLOBS, NewRow
 from dspyer.persistence.rows import COMMITS, CommitRow, MapItems, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
