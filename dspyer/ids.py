@@ -28,6 +28,7 @@ _OWN = re.compile(
     rf"(?:trunk|(?P<path>{_NUMBER}(?:\.{_NUMBER})*)):(?P<index>{_NUMBER})(?P<part>\+[1-9][0-9]{{0,17}}|(?:\[[^][/]*\])*)"
 )
 _KEY = re.compile(r"\[([^][]*)\]")
+_PART = re.compile(r"[/\[]")  # where the id of an execution goes on from that of the one around it
 _DIGITS = re.compile(r"([0-9]+)")
 FIRST = "trunk:0"
 """The id of the first commit of a run."""
@@ -206,6 +207,16 @@ def path_of_id(execution: str) -> tuple[int, ...]:
         ((1, 0), (1, 0), ())
     """
     return Address.parse(outermost_execution(execution)).path
+
+
+def ids_around(execution: str) -> list[str]:
+    """The ids of the executions of which another one is a part, outermost first.
+
+    Example:
+        >>> ids_around("trunk:2[0]/trunk:1")
+        ['trunk:2', 'trunk:2[0]']
+    """
+    return [execution[: mark.start()] for mark in _PART.finditer(execution)]
 
 
 def is_within(execution: str, outer: str) -> bool:

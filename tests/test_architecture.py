@@ -374,15 +374,13 @@ def takes_ids_apart(node: ast.AST) -> bool:
 TAKEN_APART = re.compile(
     r"""(partition|split)\(["'][][/:+]|(swith|prefix|suffix)\(\(?f|\[/|"[][/:+]" (not )?in|["/]trunk:"""
 )
-# They still take ids apart.
-LEFT = {"persistence.execution_records", "persistence.lm_call_reader"}
 
 
 def test_ids_are_taken_apart_in_one_place() -> None:
     found = {
         (name, ast.unparse(node))
         for name, path in NAMES.items()
-        if name not in {"ids", *LEFT} and TAKEN_APART.search(path.read_text())
+        if name != "ids" and TAKEN_APART.search(path.read_text())
         for node in ast.walk(tree_of(path))
         if takes_ids_apart(node)
     }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import StoreError
 from dspyer.events import Commit, MergedConflict
 from dspyer.ids import Address, commit_name, full_id, is_within
-from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, read_runs
+from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, parents_first, read_runs
 from dspyer.persistence.rows import (
     COMMITS,
     CommitRow,
@@ -123,18 +123,7 @@ class History:
 
     def runs_behind(self, heads: Iterable[Point]) -> list[Point]:
         """Return the last rows of the runs behind some rows, parents first, as `read_runs` orders them."""
-        found: set[Point] = set()
-        order: list[Point] = []
-        stack = [(head, False) for head in reversed(list(heads))]
-        while stack:
-            at, done = stack.pop()
-            if done:
-                order.append(at)
-            elif at not in found:
-                found.add(at)
-                stack.append((at, True))
-                stack.extend((parent, False) for parent in reversed(self.runs[at].parents))
-        return order
+        return parents_first(self.reader.store, list(heads), lambda at: self.runs[at].parents)
 
     def canonical_order(self, at: Point) -> list[int]:
         """Return the log indexes of a run's commits in canonical order, those of forks that have not joined last."""

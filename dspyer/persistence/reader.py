@@ -129,7 +129,7 @@ def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
     Of the run that ends at `root`, where a pruned history begins, this row alone is read.
     """
     if at == root:
-        return _read_root(store, at)
+        return rows_of_part(load_run(store, at.run), store.rows(at.run, at.seq, at.seq))._replace(parents=())
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
@@ -308,27 +308,38 @@ def read_runs(
         known: last rows of runs that are not read again, nor what is behind them.
     """
     found: dict[Point, RunRows] = {}
-    stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
-    order: dict[Point, None] = {}
-    while stack:  # depth first, in postorder: `done` marks a run whose parents are in `order`
-        at, done = stack.pop()
-        if done:
-            order[at] = None
-        elif at in found and at not in order:
-            raise cyclic_history(store, at.run)
-        elif at not in found and at not in known:
-            found[at] = read_run(store, at, root)
-            stack.append((at, True))
-            if at != root:
-                stack.extend((parent, False) for parent in reversed(found[at].parents))
+
+    def parents_of(at: Point) -> Sequence[Point]:
+        found[at] = read_run(store, at, root)
+        return [parent for parent in found[at].parents if parent not in known]
+
+    order = parents_first(store, [head for head in heads if head not in known], parents_of)
     return [found[at] for at in order]
 
 
-def _read_root(store: Store, at: Point) -> RunRows:
-    """Read only the last row of a run: what is before it was pruned."""
-    run = load_run(store, at.run)
-    rows, labels = tuple(store.rows(at.run, at.seq, at.seq)), {run.id: str(run.header.get("label", ""))}
-    return RunRows(run, (), rows, (at,), labels)
+def parents_first(store: Store, heads: Sequence[Point], parents_of: Callable[[Point], Sequence[Point]]) -> list[Point]:
+    """Return the last rows of the runs behind some rows: depth first, in postorder."""
+    stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
+    begun: set[Point] = set()
+    order: dict[Point, None] = {}
+    while stack:  # `done` marks a run whose parents are in `order`
+        at, done = stack.pop()
+        if done:
+            order[at] = None
+        elif at not in begun:
+            begun.add(at)
+            stack.append((at, True))
+            stack.extend((parent, False) for parent in reversed(parents_of(at)))
+        elif at not in order:
+            raise cyclic_history(store, at.run)
+    return list(order)
+
+
+def rows_of_part(run: RunRow, rows: Sequence[Row], snapshot: LoadedSnapshot | None = None) -> RunRows:
+    """Return some rows of one part of a run, with its label and fingerprint."""
+    points = tuple([Point(run.id, row.seq) for row in rows])
+    labels, fingerprints = {run.id: run_label(run)}, {run.id: fingerprint_id(run)}
+    return RunRows(run, run.parents, tuple(rows), points, labels, fingerprints, snapshot)
 
 
 # --- Folding rows to commits and states

@@ -53,7 +53,7 @@ from dspyer.values.refusals import MAX_DEPTH
 from dspyer.values.types import Opaque
 from tests.plain_values import frozen, plain
 
-texts = st.text(max_size=400)
+texts = st.text(max_size=400) | st.sampled_from(["$", "$$x", "$" + 32 * "A"])
 numbers = st.integers(0, 10**9)
 parts = st.recursive(st.none() | st.booleans() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
 messages = st.dictionaries(st.sampled_from(["role", "content", "$type", "name"]), texts | parts)
@@ -149,7 +149,7 @@ def test_a_long_text_is_stored_once_and_not_read_with_its_row() -> None:
 
 def test_a_damaged_call_is_named() -> None:
     usual = encode_call(USUAL, {})
-    for damage in ({"model": 1}, {"cached": 1}, {"odd": 1}, {"messages": [{"$text": "00"}]}):
+    for damage in ({"model": 1}, {"cached": 1}, {"odd": 1}, {"messages": ["$00"]}):
         with pytest.raises(StoreError, match=r"an LM call of execution 'trunk:1' is stored as"):
             decode_call({**usual, **damage}, "trunk:1", "answer", lambda _: {})
 
