@@ -495,6 +495,7 @@ class HistoryReader:
     @staticmethod
     def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
+        started, duration = header.seconds
         return Commit(
             header.id,
             None,
@@ -506,8 +507,8 @@ class HistoryReader:
             tuple(parents),
             route=header.route,
             reason=content.reason,
-            started=header.started / 1_000,
-            duration=header.duration / 1_000_000,
+            started=started,
+            duration=duration,
             live=header.live,
             calls=header.calls,
             **attempts_of(header, content),
@@ -517,7 +518,7 @@ class HistoryReader:
 def _with_creation_time(header: CommitRow, rows: Iterable[Row]) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
     created = next((OpenRow.of(row).created for row in rows if row.kind == RowKind.OPEN), None)
-    return header if created is None else replace(header, started=created, duration=0)
+    return header if created is None else replace(header, times=(created, 0))
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

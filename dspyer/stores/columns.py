@@ -25,14 +25,13 @@ from dspyer.stores.content import MAX_JSON_BYTES, Content
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 DICTIONARY = (
-    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"fini'
-    b'sh_reason":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"me'
-    b'ssages":[{"role":"system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":'
-    b'["trunk:"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","v'
-    b'alue":[{"$type":"replace","value":{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents'
-    b'":[0,1]}\n\n{"patch":{"answer":"}},"lm_calls":[{"predictor":""to":["END"],"at":18,"took":1,"step":2,"visit'
-    b'":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assistant","content":"{"role":"user","content":"}]}}"'
-    b'}}{"id":"trunk:1","node":"","to":[""],"at":179,"took":1}\n\n{"patch":{"'
+    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"finish_reason'
+    b'":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"messages":[{"role":"'
+    b'system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":["trunk:"status":"completed'
+    b'","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","value":[{"$type":"replace","value":'
+    b'{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents":[0,1]}\n\n{"patch":{"answer":"}},"lm_call'
+    b's":[{"predictor":""to":["END"],"at":[18,"step":2,"visit":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assis'
+    b'tant","content":"{"role":"user","content":"}]}}"}}]}\n\n{"patch":{"{"id":"trunk:1","node":"","to":[""],"at":[179'
 )
 """What bodies often hold, the most frequent last. A part of the format: another text is another version of it."""
 

@@ -43,7 +43,7 @@ CREATE INDEX thread_head ON thread (head_run);
 CREATE TABLE run (
     id TEXT PRIMARY KEY NOT NULL, thread TEXT NOT NULL, parents BLOB NOT NULL, header BLOB NOT NULL, graph BLOB,
     started REAL NOT NULL, ended BLOB
-);
+) WITHOUT ROWID;
 CREATE INDEX run_thread ON run (thread);
 CREATE INDEX run_started ON run (started, id);
 CREATE TABLE link (parent TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
@@ -52,7 +52,7 @@ CREATE TABLE entry (
     run TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
 CREATE TABLE snapshot (run TEXT, seq INTEGER, body BLOB NOT NULL, PRIMARY KEY (run, seq)) WITHOUT ROWID;
-CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);
+CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID
 """
 """The tables: a run is a row of `run` and rows of `entry`, whose bodies `dspyer.stores.columns` describes.
