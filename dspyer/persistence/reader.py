@@ -341,12 +341,14 @@ class FoldedRun(NamedTuple):
         entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
             their parent.
         before: the state before them.
+        rows: the row of each, without that of a snapshot, and of a manual commit that only the open row has.
         last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
     """
 
     entries: list[LogEntry]
     before: ImmutableState
+    rows: list[tuple[Row, Point]]
     last_settled: int
     broken: str = ""
 
@@ -391,6 +393,7 @@ class HistoryReader:
             opening = self.opening(run_rows.rows)
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
+        rows: list[tuple[Row, Point]] = []
         last_settled = -1
         offset = 0
         if run_rows.snapshot is not None:
@@ -398,7 +401,8 @@ class HistoryReader:
             patch = seal({field: Replace(value) for field, value in before.raw_items()})
             entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
             last_settled = 0
-        for index, (row, _, header) in enumerate(run_rows.own_commits(), len(entries)):
+        for index, (row, point, header) in enumerate(run_rows.own_commits(), len(entries)):
+            rows.append((row, point))
             parents: tuple[int, ...] = (index - 1,) if index else ()
             if header.parents is not None:
                 parents = tuple([parent - offset for parent in header.parents])
@@ -418,7 +422,7 @@ class HistoryReader:
         if not entries and opening is not None and opening[0] != "START":
             entries.append(self._manual_opening(*opening, before, run_rows))
             last_settled = 0
-        return FoldedRun(entries, before, last_settled, broken)
+        return FoldedRun(entries, before, rows, last_settled, broken)
 
     def opening(self, rows: Iterable[Row]) -> tuple[str, CommitContent] | None:
         """Return the author of a run's first commit, and its content in the open row; None without one."""

@@ -99,9 +99,8 @@ def _replay_commit(run: RunState, header: CommitRow, content: CommitContent, ope
         )
     overlays = content.sent or (None,) * len(header.route)
     targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
-    transition = Transition(
-        patch, state, targets, content.reason, *header.seconds, header.live, header.calls, **attempts_of(header, content)
-    )
+    times, attempts = header.seconds, attempts_of(header, content)
+    transition = Transition(patch, state, targets, content.reason, *times, header.live, header.calls, **attempts)
     return advance(run, execution.id, transition)[0]
 
 
