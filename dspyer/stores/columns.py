@@ -20,7 +20,7 @@ from typing import Any
 
 from dspyer.errors import StateError, brief
 from dspyer.stores.base import END, Owner, Point, Row, ending_of
-from dspyer.stores.content import MAX_JSON_BYTES, Content
+from dspyer.stores.content import MAX_JSON_BYTES, Content, parse_json
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -131,7 +131,7 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
         if rest:
             refs, data = rest
             content = Content.stored(data, refs.decode().split(",") if refs else ())
-        return json.loads(header), content
+        return parse_json(header.decode("utf-8", "surrogatepass")), content
     except (zlib.error, TypeError, ValueError, RecursionError, StateError) as error:  # TypeError: SQLite may hold text
         return {DAMAGED: f"its body {brief(body)} cannot be read: {error}"}, None
 
