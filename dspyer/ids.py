@@ -51,15 +51,16 @@ def commit_name(name: object) -> int | str:
 
 
 def new_run_id(of: bytes | None = None) -> str:
-    """The id of a run, 16 characters: random, or, for a run with a key, a hash of what makes it that run.
+    """The id of a run, 12 characters: random, or, for a run with a key, a hash of what makes it that run.
 
-    It is repeated in each row of the run, so it is as short as 96 bits can be.
+    It is repeated in each row of the run, so it is as short as 72 bits can be: that two of a hundred million runs in a
+    store have the same one has a probability of one in a million.
 
     Example:
         >>> new_run_id(b"t-42")
-        'NSgeKu_O8JkU_Fyf'
+        '7l__OnkbJ2xf'
     """
-    digest = token_bytes(12) if of is None else blake2b(of, digest_size=12).digest()
+    digest = token_bytes(9) if of is None else blake2b(of, digest_size=9).digest()
     return urlsafe_b64encode(digest).decode()
 
 

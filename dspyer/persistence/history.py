@@ -151,19 +151,20 @@ class History:
         before = [self.runs[parent].trunk_index for parent in parents]
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
         first, snapshot = first_version(run_rows.run), run_rows.snapshot
-        own = [(row, point) for row, point, _ in run_rows.own_commits()]
         rows = zip(run_rows.rows, run_rows.points, strict=True)
         opened = next(((row, point) for row, point in rows if row.kind == RowKind.OPEN), None)
         if snapshot is not None:
             first += snapshot.content.commit_index
-            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
             if snapshot.at == root:
                 content = snapshot.content._replace(commit=full_id(run_rows.labels[root.run], PRUNED))
                 run_rows = run_rows._replace(snapshot=snapshot._replace(content=content))
             if snapshot.at not in self.roots:
                 self.snapshot_at = snapshot.at
         folded = self.reader.fold(run_rows, self.state(before[0] if before else None), broken)
-        if snapshot is None and opened is not None and folded.entries:
+        own = folded.rows
+        if snapshot is not None:
+            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
+        elif opened is not None and folded.entries:
             # The open row and the first commit row are one commit, and its point is that of the open row: a manual
             # commit had this point already before its run was resumed, when there was no commit row.
             self.ends_open = not own

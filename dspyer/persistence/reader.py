@@ -352,12 +352,14 @@ class FoldedRun(NamedTuple):
         entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
             their parent.
         before: the state before them.
+        rows: the row of each, without that of a snapshot, and of a manual commit that only the open row has.
         last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
     """
 
     entries: list[LogEntry]
     before: ImmutableState
+    rows: list[tuple[Row, Point]]
     last_settled: int
     broken: str = ""
 
@@ -402,6 +404,7 @@ class HistoryReader:
             opening = self.opening(run_rows.rows)
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
+        rows: list[tuple[Row, Point]] = []
         last_settled = -1
         offset = 0
         if run_rows.snapshot is not None:
@@ -409,7 +412,8 @@ class HistoryReader:
             patch = seal({field: Replace(value) for field, value in before.raw_items()})
             entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
             last_settled = 0
-        for index, (row, _, header) in enumerate(run_rows.own_commits(), len(entries)):
+        for index, (row, point, header) in enumerate(run_rows.own_commits(), len(entries)):
+            rows.append((row, point))
             parents: tuple[int, ...] = (index - 1,) if index else ()
             if header.parents is not None:
                 parents = tuple([parent - offset for parent in header.parents])
@@ -432,7 +436,7 @@ class HistoryReader:
         if not entries and opening is not None and opening[0] != "START":
             entries.append(self._manual_opening(*opening, before, run_rows))
             last_settled = 0
-        return FoldedRun(entries, before, last_settled, broken)
+        return FoldedRun(entries, before, rows, last_settled, broken)
 
     def opening(self, rows: Iterable[Row]) -> tuple[str, CommitContent] | None:
         """Return the author of a run's first commit, and its content in the open row; None without one."""
@@ -509,6 +513,7 @@ class HistoryReader:
     @staticmethod
     def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
+        started, duration = header.seconds
         return Commit(
             header.id,
             None,
@@ -520,8 +525,8 @@ class HistoryReader:
             tuple(parents),
             route=header.route,
             reason=content.reason,
-            started=header.started / 1_000,
-            duration=header.duration / 1_000_000,
+            started=started,
+            duration=duration,
             live=header.live,
             calls=header.calls,
             **attempts_of(header, content),
@@ -531,7 +536,7 @@ class HistoryReader:
 def _with_creation_time(header: CommitRow, rows: Iterable[Row]) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
     created = next((OpenRow.of(row).created for row in rows if row.kind == RowKind.OPEN), None)
-    return header if created is None else replace(header, started=created, duration=0)
+    return header if created is None else replace(header, times=(created, 0))
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

@@ -38,6 +38,9 @@ _UNCOUNTED = 100_000
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Returns blobs by id."""
 
+parse_json = json.JSONDecoder().decode
+"""The value of JSON text. `json.loads` first looks for an encoding and for options, in as much time as a row takes."""
+
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
 
@@ -191,7 +194,7 @@ class Content:
         data = self.data
         budget = ReadBudget()
         try:
-            plain = json.loads(budget.spend(data, _UNCOUNTED))
+            plain = parse_json(budget.spend(data, _UNCOUNTED).decode("utf-8", "surrogatepass"))
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]

@@ -235,7 +235,6 @@ class PostgresSession(SQLSession):
     lease = (
         """CASE WHEN owner IS NOT NULL THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8"""
     )
-    order = "started, id"
 
     def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection

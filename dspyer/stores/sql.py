@@ -71,11 +71,9 @@ class SQLSession(ABC):
 
     Attributes:
         lease: the expression for the column of a lease.
-        order: the columns by which the runs of a thread are in the order of their creation.
     """
 
     lease: ClassVar[str]
-    order: ClassVar[str]
 
     @abstractmethod
     def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
@@ -231,7 +229,7 @@ def read_run(session: SQLSession, run: str) -> RunRow | None:
 
 
 def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
-    found = session(f"{_RUN} WHERE {where} ORDER BY {session.order}", (value,))
+    found = session(f"{_RUN} WHERE {where} ORDER BY started, id", (value,))
     return [decode_run(session, columns) for columns in found]
 
 

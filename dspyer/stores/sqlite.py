@@ -148,7 +148,6 @@ class SQLiteSession(SQLSession):
     """
 
     lease = "lease_until"
-    order = "rowid"
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self.connection = connection

@@ -36,6 +36,7 @@ from dspyer.persistence.rows import (
     RowKind,
     Totals,
     first_version,
+    is_settled,
     open_row,
 )
 from dspyer.persistence.snapshots import SinceSnapshot
@@ -271,7 +272,7 @@ class RunStarter:
         folded = self.reader.fold(rows, before)
         if folded.broken:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
-        settled = [header.settled for _, _, header in rows.own_commits()]
+        settled = [is_settled(row) for row, _ in folded.rows]
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
             for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
