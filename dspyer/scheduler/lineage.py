@@ -65,6 +65,8 @@ def sent_along(commit: Commit, sends: Sequence[FrozenDict[str, Any] | None], pat
 class Log(Protocol):
     """The entries of a run by index."""
 
+    def __len__(self) -> int: ...
+
     def __getitem__(self, index: int, /) -> LogEntry: ...
 
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, Protocol
+from threading import Lock
+from typing import Any, NamedTuple
 
 from dspyer.events import Commit
 from dspyer.ids import Address, prefix_at
@@ -205,12 +206,30 @@ class FieldIndex(NamedTuple):
         walks = [parts.backwards() for parts in of_owners]
         return walks[0] if len(walks) == 1 else merge(*walks, key=attrgetter("slot"), reverse=True)
 
+    def item(self, of: IndexedField, value: Any, key: Any) -> FieldPart | None:
+        """The part with a key, or at a position in the frozen list that the parts make up, also from its end."""
+        if isinstance(value, FrozenList) and not (isinstance(key, str) and key in self.keys):
+            at, length = _position(key), len(value)
+            if at is None or not -length <= at < length:
+                return None
+            ((key, _),) = _parts_of_value(FrozenList((value.raw(at),)), of.reducer)
+            if key is None:  # the slots of items without keys are without gaps: a limit drops the first ones
+                return self.parts.get(self.next_slot - length + at % length)
+        return self.parts.get(self.keys.get(key, self.next_slot))
+
+
+def _position(key: Any) -> int | None:
+    """The position in a list that a key of a path names, `3` or `"3"`; None if it names none."""
+    if isinstance(key, str) and key.removeprefix("-").isdecimal():
+        return int(key)
+    return key if isinstance(key, int) else None
+
 
 EMPTY_INDEX = FieldIndex()
 
 
 class FieldIndexes:
-    """The indexes of one field after the commits of a run. Not thread-safe.
+    """The indexes of one field after the commits of a run. Safe for use by several threads at once.
 
     An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
     branches part. Others are made again from the log.
@@ -223,6 +242,7 @@ class FieldIndexes:
         self.of = of
         self._base = base
         self._known: dict[int, FieldIndex] = {}
+        self._lock = Lock()
 
     def begin(self, at: int, index: FieldIndex) -> None:
         """Sets the index after a commit."""
@@ -230,6 +250,10 @@ class FieldIndexes:
 
     def at(self, log: Log, head: int) -> FieldIndex:
         """The index after a commit, given its log index."""
+        with self._lock:
+            return self._at(log, head)
+
+    def _at(self, log: Log, head: int) -> FieldIndex:
         known = self._known
         chain: list[int] = []  # the commits back to the last known index, along first parents
         here, index, prior = head, EMPTY_INDEX, None
@@ -263,6 +287,11 @@ class FieldIndexes:
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
             return index
+        value = entry.state.raw(field, DELETE)
+        if entry.winners.get((field,), at) != at:  # the value of a branch was chosen: its parts stay whose they are
+            for parent in parents:
+                if same(log[parent].state.raw(field, DELETE), value):
+                    return self._at(log, parent)
         builder = _IndexBuilder(self.of, index)
         if len(parents) > 1:
             builder = self._joined(log, at, parents, builder)
@@ -270,7 +299,7 @@ class FieldIndexes:
             builder.add_commit(log, at)
         if self.of.limited:
             single = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
-            builder.keep(entry.state.raw(field, DELETE), single)
+            builder.keep(value, single)
         return builder.index()
 
     def _joined(self, log: Log, at: int, parents: tuple[int, ...], builder: _IndexBuilder) -> _IndexBuilder:
@@ -281,7 +310,7 @@ class FieldIndexes:
             base, commits = merge_base(log, parents)
             writes = [item.log_index for item in commits if field in log[item.log_index].commit.patch]
             if any(log[one].commit.live is not None for one in writes):
-                builder = _IndexBuilder(self.of, self.at(log, base))
+                builder = _IndexBuilder(self.of, self._at(log, base))
                 builder.add_by_arrival(log, writes)
                 return builder
         added: list[list[ReachableCommit]] = [[] for _ in parents]  # by branch, as in `Join`
@@ -297,7 +326,11 @@ class FieldIndexes:
             # the join has decided by a policy: then its patch, which comes next, holds the result.
             if bit and not (left_only and reset):
                 for item in items:
-                    builder.add_commit(log, item.log_index, parallel=True)
+                    entry = log[item.log_index]
+                    if len(entry.parents) > 1 and resets(entry.commit.patch[field]):  # see `_after`
+                        builder = _IndexBuilder(self.of, self._at(log, item.log_index))
+                    else:
+                        builder.add_commit(log, item.log_index, parallel=True)
             before += items
         return builder
 
@@ -560,12 +593,6 @@ def is_new(part: FieldPart, unseen: AbstractSet[str]) -> bool:
 # --- the runs before a run
 
 
-class PriorLog(Log, Protocol):
-    """The commits of earlier runs: a log with a length."""
-
-    def __len__(self) -> int: ...
-
-
 class PriorHistory(NamedTuple):
     """The runs before a run.
 
@@ -575,7 +602,7 @@ class PriorHistory(NamedTuple):
         field_index: the index after them of the field that was asked for; None if it must be made from the log.
     """
 
-    log: PriorLog
+    log: Log
     heads: tuple[int, ...]
     field_index: FieldIndex | None = None
 
@@ -592,6 +619,9 @@ class ThreadLog:
     def __init__(self, log: Log, prior: Callable[[], PriorHistory]) -> None:
         self._log = log
         self._prior = prior
+
+    def __len__(self) -> int:
+        return len(self._log)
 
     def __getitem__(self, index: int, /) -> LogEntry:
         if index > 0:
