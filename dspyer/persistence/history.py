@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
@@ -292,6 +293,7 @@ class CommitListing:
         self._by_id: dict[str, int] = {}
         self._places: dict[int, int] = {}  # the index of each commit by its log index
         self._indexes: dict[str, FieldIndexes | None] = {}
+        self._lock = Lock()
         for at in runs:
             self._add(at)
 
@@ -398,11 +400,12 @@ class CommitListing:
 
     def _parts(self, field: str, at: int) -> tuple[IndexedField, FieldIndex] | None:
         """The parts of a field; None if it has none, or graphs of these runs have folded it in different ways."""
-        if field not in self._indexes:
-            graphs = {graph for run in self.history.runs.values() for graph in run.fingerprints}
-            found = [self.history.reader.schema_of(graph).fields.get(field) for graph in graphs]
-            alike = all(one is not None and found[0] is not None and one.folds_like(found[0]) for one in found)
-            of = IndexedField.of(found[0]) if found and alike else None
-            self._indexes.setdefault(field, None if of is None else FieldIndexes(of))
-        indexes = self._indexes[field]
-        return None if indexes is None else (indexes.of, indexes.at(self.history.log, at))
+        with self._lock:
+            if field not in self._indexes:
+                graphs = {graph for run in self.history.runs.values() for graph in run.fingerprints}
+                found = [self.history.reader.schema_of(graph).fields.get(field) for graph in graphs]
+                alike = all(one is not None and found[0] is not None and one.folds_like(found[0]) for one in found)
+                of = IndexedField.of(found[0]) if found and alike else None
+                self._indexes[field] = None if of is None else FieldIndexes(of)
+            indexes = self._indexes[field]
+            return None if indexes is None else (indexes.of, indexes.at(self.history.log, at))

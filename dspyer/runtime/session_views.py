@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.display.tokens import Count, Read, Sizes
@@ -129,6 +130,7 @@ class Fields:
         self._earlier = earlier
         self._weigh: Callable[[str, FieldPart], int] | None = None
         self._indexes: dict[str, FieldIndexes] = {}
+        self._lock = Lock()
 
     def fresh(self, weigh: Callable[[str, FieldPart], int] | None = None) -> Fields:
         """The same fields with nothing computed yet; `weigh` returns the size of a part, None counts no sizes."""
@@ -158,14 +160,15 @@ class Fields:
 
     def parts(self, log: Log, field: str, log_index: int) -> tuple[IndexedField, FieldIndex] | None:
         """The index of a field with the rule by which it was made."""
-        found = self._indexes.get(field)
-        if found is None:
-            of, earlier = self.indexed(field), self._earlier
-            if of is None:
-                return None
-            base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
-            found = self._indexes.setdefault(field, FieldIndexes(of, base))
-        return found.of, found.at(self.log(log, field), log_index)
+        with self._lock:
+            found = self._indexes.get(field)
+            if found is None:
+                of, earlier = self.indexed(field), self._earlier
+                if of is None:
+                    return None
+                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
+                found = self._indexes[field] = FieldIndexes(of, base)
+            return found.of, found.at(self.log(log, field), log_index)
 
     def news(self, field: str, log: Log, log_index: int, reader: str) -> UnseenParts:
         """The parts of a field that node `reader` has not seen, in a branch whose last commit is at `log_index`."""

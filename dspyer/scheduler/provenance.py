@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter, itemgetter
-from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.events import Commit
@@ -229,7 +228,7 @@ EMPTY_INDEX = FieldIndex()
 
 
 class FieldIndexes:
-    """The indexes of one field after the commits of a run. Safe for use by several threads at once.
+    """The indexes of one field after the commits of a run. Not thread-safe.
 
     An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
     branches part. Others are made again from the log.
@@ -242,7 +241,6 @@ class FieldIndexes:
         self.of = of
         self._base = base
         self._known: dict[int, FieldIndex] = {}
-        self._lock = Lock()
 
     def begin(self, at: int, index: FieldIndex) -> None:
         """Sets the index after a commit."""
@@ -250,10 +248,6 @@ class FieldIndexes:
 
     def at(self, log: Log, head: int) -> FieldIndex:
         """The index after a commit, given its log index."""
-        with self._lock:
-            return self._at(log, head)
-
-    def _at(self, log: Log, head: int) -> FieldIndex:
         known = self._known
         chain: list[int] = []  # the commits back to the last known index, along first parents
         here, index, prior = head, EMPTY_INDEX, None
@@ -291,7 +285,7 @@ class FieldIndexes:
         if entry.winners.get((field,), at) != at:  # the value of a branch was chosen: its parts stay whose they are
             for parent in parents:
                 if same(log[parent].state.raw(field, DELETE), value):
-                    return self._at(log, parent)
+                    return self.at(log, parent)
         builder = _IndexBuilder(self.of, index)
         if len(parents) > 1:
             builder = self._joined(log, at, parents, builder)
@@ -310,7 +304,7 @@ class FieldIndexes:
             base, commits = merge_base(log, parents)
             writes = [item.log_index for item in commits if field in log[item.log_index].commit.patch]
             if any(log[one].commit.live is not None for one in writes):
-                builder = _IndexBuilder(self.of, self._at(log, base))
+                builder = _IndexBuilder(self.of, self.at(log, base))
                 builder.add_by_arrival(log, writes)
                 return builder
         added: list[list[ReachableCommit]] = [[] for _ in parents]  # by branch, as in `Join`
@@ -328,7 +322,7 @@ class FieldIndexes:
                 for item in items:
                     entry = log[item.log_index]
                     if len(entry.parents) > 1 and resets(entry.commit.patch[field]):  # see `_after`
-                        builder = _IndexBuilder(self.of, self._at(log, item.log_index))
+                        builder = _IndexBuilder(self.of, self.at(log, item.log_index))
                     else:
                         builder.add_commit(log, item.log_index, parallel=True)
             before += items
