@@ -25,7 +25,7 @@ from dspyer.events import Commit
 from dspyer.ids import Address, prefix_at
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
-from dspyer.reducers import Reducer, Updates
+from dspyer.reducers import Reducer, Updates, add_messages
 from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base, unshared_commits
 from dspyer.scheduler.topology import START
 from dspyer.schema.fields import Field
@@ -75,23 +75,11 @@ class FieldParts(NamedTuple):
 
 def unattributed_parts(value: Any, kind: str = "items") -> FieldParts:
     """The parts of a frozen value whose authors are not known; `kind` is used where the value does not show it."""
-    if isinstance(value, FrozenDict):
-        kind = "keys"
-    parts = [FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]
-    return FieldParts(kind, tuple(_with_calls(parts) if kind == "messages" else parts))
-
-
-def _with_calls(parts: list[FieldPart]) -> list[FieldPart]:
-    """Messages with their slots, each result of a tool with the slot of its call."""
-    calls: dict[Any, int] = {}
-    found = []
-    for slot, part in enumerate(parts):
-        called = -1
-        if isinstance(part.value, FrozenDict):
-            calls.update(dict.fromkeys(_ids_of_calls(part.value), slot))
-            called = calls.get(part.value.raw("tool_call_id", None), -1)
-        found.append(part._replace(slot=slot, call=called))
-    return found
+    if kind == "messages" and isinstance(value, FrozenList):  # the results of tools belong to their calls
+        log = PriorHistory.of_state(ImmutableState({"": value}), "").log
+        return FieldParts(kind, tuple(FieldIndexes(IndexedField("", add_messages)).at(log, 0).parts))
+    kind = "keys" if isinstance(value, FrozenDict) else kind
+    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]))
 
 
 def _ids_of_calls(message: FrozenDict[Any, Any]) -> list[str]:
@@ -158,15 +146,13 @@ class IndexedField(NamedTuple):
             return local
         return prefix_at(index, self.id_prefixes, self.prefix) + local
 
-    def is_whole(self, at: int, number: int) -> bool:
-        """Whether update `number` of the commit at a log index is a whole value: an input of the run."""
-        return self.whole and at == 0 and number == 0
+    def updates(self, log: Log, at: int) -> Iterator[tuple[bool, Iterable[tuple[Any, Any]]]]:
+        """By update of a commit, whether it discards the parts before it, and its own parts as (key, part)."""
+        for number, update in enumerate(each_update(log[at].commit.patch[self.field])):
+            yield self.parts_of_update(update, whole=self.whole and at == 0 and number == 0)  # an input of the run
 
-    def parts_of_update(self, update: Any, whole: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
-        """Whether an update discards the parts before it, and its own parts as (key, part).
-
-        `whole` marks an update that is the whole value of the field.
-        """
+    def parts_of_update(self, update: Any, whole: bool = False) -> tuple[bool, Iterable[tuple[Any, Any]]]:
+        """Whether an update, or a `whole` value, discards the parts before it, and its own parts as (key, part)."""
         if whole or update is DELETE or isinstance(update, Replace):
             value = self.default if update is DELETE else update.value if isinstance(update, Replace) else update
             return True, _parts_of_value(value if value is DELETE else freeze(value), self.reducer)
@@ -348,9 +334,8 @@ class _IndexBuilder:
 
     def add_commit(self, log: Log, at: int, *, parallel: bool = False) -> None:
         """Adds the parts of a commit's updates."""
-        of = self._of
-        for number, update in enumerate(each_update(log[at].commit.patch[of.field])):
-            self._add(log, at, update, whole=of.is_whole(at, number), parallel=parallel)
+        for reset, parts in self._of.updates(log, at):
+            self._add(log, at, reset, parts, parallel)
 
     def add_by_arrival(self, log: Log, commits: Iterable[int]) -> None:
         """Adds the parts of posts to a live field, in the order in which they arrived."""
@@ -365,11 +350,10 @@ class _IndexBuilder:
                 found.append((seq, at, update))
         found.sort(key=itemgetter(0))
         for _, at, update in found:
-            self._add(log, at, update, parallel=True)
+            self._add(log, at, *self._of.parts_of_update(update), parallel=True)
 
-    def _add(self, log: Log, at: int, update: Any, *, whole: bool = False, parallel: bool = False) -> None:
+    def _add(self, log: Log, at: int, reset: bool, found: Iterable[tuple[Any, Any]], parallel: bool) -> None:
         of = self._of
-        reset, found = of.parts_of_update(update, whole)
         winners, this_commit = log[at].winners, of.global_id(log, at)
         before = {part.key: part for part in self.parts} if reset and winners else {}
         if reset:
@@ -555,15 +539,12 @@ def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: Inde
     found: dict[int, FieldPart] = {}
     unkeyed = 0
     for at in unseen:
-        patch = log[at].commit.patch
-        if of.field not in patch:
-            continue
-        for number, update in enumerate(each_update(patch[of.field])):
-            for key, _ in of.parts_of_update(update, of.is_whole(at, number))[1]:
-                part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
-                if part is not None and is_new(part, commits):
-                    found[part.slot] = part
-                unkeyed += key is None
+        updates = of.updates(log, at) if of.field in log[at].commit.patch else ()
+        for key, _ in itertools.chain.from_iterable(parts for _, parts in updates):
+            part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
+            if part is not None and is_new(part, commits):
+                found[part.slot] = part
+            unkeyed += key is None
     # Parts without keys are found from the end, until all that these commits brought have been found.
     for part in index.backwards() if unkeyed else ():
         if part.key is None and part.commit in commits:

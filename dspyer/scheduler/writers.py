@@ -60,20 +60,16 @@ FindParts = Callable[[str, int], tuple[IndexedField, FieldIndex] | None]
 """Finds the parts of a field after a commit of the log; None if it has none."""
 
 
-def _no_parts(field: str, index: int) -> None:
-    """Parts are not asked for."""
-
-
 class Writers:
     """The index of a log. Safe for use by several threads at once.
 
     Args:
         log: the commits.
         before: commits whose writes do not count, and so do those that they descend from.
-        parts: finds the parts of a field.
+        parts: finds the parts of a field; None if they are not asked for.
     """
 
-    def __init__(self, log: Log, before: Iterable[int] = (), parts: FindParts = _no_parts) -> None:
+    def __init__(self, log: Log, before: Iterable[int] = (), parts: FindParts | None = None) -> None:
         self._log = log
         self._before = tuple(before)
         self._parts = parts
@@ -93,7 +89,7 @@ class Writers:
 
     def item(self, index: int, path: KeyPath) -> tuple[IndexedField, FieldPart] | None:
         """The item of a list, message or member that a path leads to or into; None if it leads to none."""
-        found = self._parts(path[0], index) if len(path) > 1 else None
+        found = self._parts(path[0], index) if self._parts is not None and len(path) > 1 else None
         if found is None or found[0].reducer.kind in ("keys", "amount"):
             return None
         part = found[1].item(found[0], self._log[index].state.raw(path[0], None), path[1])
@@ -111,7 +107,7 @@ class Writers:
         Of parts these are the commits that brought them, of a mapping those of its keys. `folds`: whether a reducer has
         made one value of the updates; then all those since it was last replaced count.
         """
-        parts = self._parts(field, index)
+        parts = None if self._parts is None else self._parts(field, index)
         if parts is not None and (brought := self.of_parts(parts[0], parts[1].parts)):
             return brought
         value, found = self._log[index].state.raw(field, None), set[int]()
