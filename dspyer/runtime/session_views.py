@@ -166,8 +166,10 @@ class Fields:
                 of, earlier = self.indexed(field), self._earlier
                 if of is None:
                     return None
-                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
-                found = self._indexes[field] = FieldIndexes(of, base)
+                found = self._indexes[field] = FieldIndexes(of)
+                before = None if earlier is None or self._weigh is not None else earlier(field).field_index
+                if before is not None:
+                    found.begin(-1, before)
             return found.of, found.at(self.log(log, field), log_index)
 
     def news(self, field: str, log: Log, log_index: int, reader: str) -> UnseenParts:

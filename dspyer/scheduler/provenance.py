@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from heapq import heapify, heappop, heappush, merge
+from heapq import merge
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -26,7 +26,15 @@ from dspyer.ids import Address, prefix_at
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
 from dspyer.reducers import Reducer, Updates, add_messages
-from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base, unshared_commits
+from dspyer.scheduler.lineage import (
+    Log,
+    LogEntry,
+    ReachableCommit,
+    ancestry,
+    commits_lacking,
+    merge_base,
+    unshared_commits,
+)
 from dspyer.scheduler.topology import START
 from dspyer.schema.fields import Field
 from dspyer.state import ImmutableState
@@ -216,66 +224,55 @@ EMPTY_INDEX = FieldIndex()
 class FieldIndexes:
     """The indexes of one field after the commits of a run. Not thread-safe.
 
-    An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
-    branches part. Others are made again from the log.
-
-    `base` returns the index after the earlier runs of the thread. If it is None or returns None, the log contains their
-    commits.
+    An index is kept where it may be needed again: after the last commit of each branch that was asked for, where
+    branches part, and before the first commit of the log. Others are made again from the log.
     """
 
-    def __init__(self, of: IndexedField, base: Callable[[], FieldIndex | None] | None = None) -> None:
+    def __init__(self, of: IndexedField) -> None:
         self.of = of
-        self._base = base
         self._known: dict[int, FieldIndex] = {}
 
     def begin(self, at: int, index: FieldIndex) -> None:
-        """Sets the index after a commit."""
+        """Sets the index after a commit, -1 for what comes before the log."""
         self._known[at] = index
 
     def at(self, log: Log, head: int) -> FieldIndex:
         """The index after a commit, given its log index."""
         known = self._known
         chain: list[int] = []  # the commits back to the last known index, along first parents
-        here, index, prior = head, EMPTY_INDEX, None
-        while here not in known:
+        here: int | None = head
+        while here is not None and here not in known:
             chain.append(here)
-            # Index 0 is the first commit of the run: what comes before it is of earlier runs.
-            prior = self._base() if here == 0 and self._base is not None else None
-            parents = () if prior is not None else log[here].parents
-            if not parents:
-                index = prior or EMPTY_INDEX
-                break
-            here = parents[0]
-        else:
-            index = known[here]
+            here = next(iter(log[here].parents), None)
+        index = EMPTY_INDEX if here is None else known[here]
         for here in reversed(chain):
             entry = log[here]
-            parents = () if prior is not None and here == 0 else entry.parents
-            index = self._after(log, here, entry, index, parents)
+            index = self._after(log, here, entry, index)
             # The join of a live field starts again from its merge base, which may be any commit: all are kept.
             if _forks(entry) or self.of.live:
                 known[here] = index
             for parent in entry.parents:
-                if parent in known and not self.of.live and not _forks(log[parent]):
+                if parent in known and parent >= 0 and not self.of.live and not _forks(log[parent]):
                     del known[parent]  # its only child has an index now: nothing asks for this one again
         known[head] = index
         return index
 
-    def _after(self, log: Log, at: int, entry: LogEntry, index: FieldIndex, parents: tuple[int, ...]) -> FieldIndex:
+    def _after(self, log: Log, at: int, entry: LogEntry, index: FieldIndex) -> FieldIndex:
         """The index after a commit, given that after its first parent."""
-        field = self.of.field
+        field, parents = self.of.field, entry.parents
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
             return index
         value = entry.state.raw(field, DELETE)
-        if entry.winners.get((field,), at) != at:  # the value of a branch was chosen: its parts stay whose they are
+        is_chosen = entry.winners.get((field,), at) != at
+        if is_chosen:  # the value of a branch, or of several that were folded: its parts stay whose they are
             for parent in parents:
                 if same(log[parent].state.raw(field, DELETE), value):
                     return self.at(log, parent)
         builder = _IndexBuilder(self.of, index)
         if len(parents) > 1:
             builder = self._joined(log, at, parents, builder)
-        if touched:
+        if touched and not (is_chosen and builder.holds(value)):
             builder.add_commit(log, at)
         if self.of.limited:
             single = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
@@ -330,6 +327,13 @@ class _IndexBuilder:
         """The index as it is now."""
         return FieldIndex(
             *(self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size)
+        )
+
+    def holds(self, value: Any) -> bool:
+        """Whether the parts make up a value."""
+        found = [item for _, item in _parts_of_value(value, self._of.reducer)]
+        return len(found) == len(self.parts) and all(
+            same(part.value, item) for part, item in zip(self.parts, found, strict=True)
         )
 
     def add_commit(self, log: Log, at: int, *, parallel: bool = False) -> None:
@@ -479,34 +483,8 @@ def _forks(entry: LogEntry) -> bool:
 
 
 def unseen_commits(log: Log, heads: Sequence[int], reader: str) -> set[int]:
-    """The commits that `heads` contain and no commit of the node `reader` among them does.
-
-    Walks back from the heads, highest index first (parents have lower indexes), until every open commit has been seen.
-    """
-    heap = [-head for head in set(heads)]
-    heapify(heap)
-    known = dict.fromkeys(heads, False)  # by index: whether the reader has seen the commit
-    unseen_count = len(known)  # commits in the heap that are not known to be seen; the walk ends when there are none
-    found: set[int] = set()
-    while unseen_count:
-        index = -heappop(heap)
-        entry = log[index]
-        seen = known[index]
-        unseen_count -= not seen
-        if not seen and entry.commit.node == reader:
-            seen = True
-        if not seen:
-            found.add(index)
-        for parent in entry.parents:
-            before = known.get(parent)
-            if before is None:
-                heappush(heap, -parent)
-                known[parent] = seen
-                unseen_count += not seen
-            elif seen and not before:
-                known[parent] = True
-                unseen_count -= 1
-    return found
+    """The commits that `heads` contain and no commit of the node `reader` among them does."""
+    return set(commits_lacking(log, dict.fromkeys(heads, 0), 1, lambda index: log[index].commit.node == reader))
 
 
 def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -> list[int]:
