@@ -176,7 +176,7 @@ class Session(AttemptHost):
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
         self.layers = RunLayers(layers, self)
-        self.events = SessionEvents(self.layers, request, self.ids, self.log)
+        self.events = SessionEvents(self.layers, request.queue, request.options, inside, self.ids, self.log)
         if self.events.heard:
             shapes = graph.topology.schema.field_shapes
             self.events.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import annotate, brief
+from dspyer.event_queue import EventQueue
 from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy
 from dspyer.layers.layer import Layer, RunLayers
 
 if TYPE_CHECKING:
-    from dspyer.runtime.request import Request
     from dspyer.runtime.run_log import RunLog
-    from dspyer.runtime.run_start import RunIds
+    from dspyer.runtime.run_start import CallOptions, Inside, RunIds
 
 logger = logging.getLogger("dspyer")
 
@@ -78,7 +78,9 @@ class SessionEvents:
 
     Args:
         layers: those of the run, through which events pass before any reader sees them.
-        request: what the call of the run was given: its reader, where the run is, and whether a `Run` will be made.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
+        asked: what the call asks for: whether a `Run` will be made, which has the events.
+        inside: where the run is, if it is a part of another one.
         ids: the ids of the run.
         log: what a stored run has still to write; None for a run that is not stored.
 
@@ -89,13 +91,20 @@ class SessionEvents:
             who watch the process, who come and go. Nothing else need be published than conflicts, which are logged.
     """
 
-    def __init__(self, layers: RunLayers, request: Request, ids: RunIds, log: RunLog | None) -> None:
-        inside, keeps = request.inside, request.options.keeps_events
+    def __init__(
+        self,
+        layers: RunLayers,
+        queue: EventQueue[Event] | None,
+        asked: CallOptions,
+        inside: Inside | None,
+        ids: RunIds,
+        log: RunLog | None,
+    ) -> None:
         self.kept: list[Event] = []
-        self.queue = queue = request.queue
+        self.queue = queue
         self._layers = layers
         self._around = around = None if inside is None else inside.around
-        self._keeps = keeps
+        self._keeps = keeps = asked.keeps_events
         self._root, self._scope = ids.root, ids.scope
         self._log = log
         self._limit = None if inside is None else inside.limit
