@@ -117,7 +117,7 @@ class SQLSession(ABC):
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
         """Write the row of the thread of a change."""
 
-    def lock_blobs(self, blobs: list[bytes]) -> None:
+    def lock_blobs(self, blobs: list[bytes]) -> None:  # noqa: B027 - not abstract: one database needs nothing
         """Keep others from referring to blobs that may be deleted; nothing to do where one writes at a time."""
 
     def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:

@@ -1,6 +1,6 @@
 """A store in one SQLite file, for many threads and processes of one machine.
 
-`dspyer.stores.sqlite_file` has the connections and the log, `dspyer.stores.sqlite_opening` the tables,
+`dspyer.stores.sqlite_file` has the connections and the log, `dspyer.stores.sqlite_opening` what is refused,
 `dspyer.stores.sql` nearly all statements; here is what is done otherwise than in PostgreSQL.
 """
 
@@ -32,7 +32,7 @@ from dspyer.stores.sql import (
     write_planned,
 )
 from dspyer.stores.sqlite_file import FileConnections
-from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
+from dspyer.stores.sqlite_opening import ReadOnlyFile
 from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 
 T = TypeVar("T")
@@ -76,9 +76,8 @@ class SQLite(SQLStore):
         self._clock = clock
         self._patience = patience
         self._read_only = read_only
-        self._opener = ConnectionOpener(self._path)
         self._connections: FileConnections | ReadOnlyFile = (
-            ReadOnlyFile(self._path) if read_only else FileConnections(self._path, self._opener, patience)
+            ReadOnlyFile(self._path) if read_only else FileConnections(self._path, patience)
         )
 
     @property
@@ -99,8 +98,6 @@ class SQLite(SQLStore):
         return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
-        if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
-            self._opener.check_same_file()
         session = SQLiteSession(connection, self._clock)
         return change.epoch if _append(session, change, encoded) else write_planned(session, change, encoded)
 
