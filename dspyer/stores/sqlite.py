@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from dspyer.stores.base import Change, DeletionReport, ThreadRow
 from dspyer.stores.columns import encode_json
 from dspyer.stores.sql import (
     PATIENCE,
-    Columns,
     EncodedChange,
     Plan,
     SQLSession,
@@ -148,17 +147,11 @@ class SQLiteSession(SQLSession):
     order = "rowid"
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._clock = clock
 
-    def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
-        return self.connection.execute(statement.replace("{s}.", ""), values).fetchall()
-
-    def count(self, statement: str, values: Any = ()) -> int:
-        return self.connection.execute(statement.replace("{s}.", ""), values).rowcount
-
-    def each(self, statement: str, values: Iterable[Any]) -> None:
-        self.connection.executemany(statement.replace("{s}.", ""), values)
+    def text(self, statement: str) -> str:
+        return statement.replace("{s}.", "")
 
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         return as_read(thread, self._clock())
