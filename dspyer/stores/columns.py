@@ -50,11 +50,6 @@ def encode_json(value: Any) -> bytes:
     return _json(value).encode("utf-8", "surrogatepass")
 
 
-def decode_json(data: bytes | str) -> Any:
-    """The value of JSON as bytes or text; tuples have become lists."""
-    return json.loads(data)
-
-
 def encode_text(text: str) -> bytes:
     """Any text as bytes that sort as its code points do."""
     return text.encode("utf-8", "surrogatepass")

@@ -18,6 +18,7 @@ import hmac
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -93,12 +94,7 @@ class Encrypted(StoreAround):
         return self.store.write_now(self._encrypted(change))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        return [
-            row
-            if row.content is None
-            else row._replace(content=self._decrypting(row.content, _location(run, row.seq, "row")))
-            for row in self.store.rows(run, first, last)
-        ]
+        return _with_contents(self.store.rows(run, first, last), run, self._decrypting)
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
@@ -128,17 +124,11 @@ class Encrypted(StoreAround):
     def _encrypted(self, change: Change) -> Change:
         if not change.rows and change.snapshot is None:
             return change
-        cipher = self._ciphers()[0]
-        rows = [
-            row
-            if row.content is None
-            else row._replace(content=_encrypt(row.content, _location(change.rows_of, row.seq, "row"), cipher))
-            for row in change.rows
-        ]
-        snapshot = change.snapshot
+        encrypt = partial(_encrypt, cipher=self._ciphers()[0])
+        rows, snapshot = _with_contents(change.rows, change.rows_of, encrypt), change.snapshot
         if snapshot is not None:
             location = _location(snapshot.at.run, snapshot.at.seq, "snapshot")
-            snapshot = Snapshot(snapshot.at, _encrypt(snapshot.content, location, cipher))
+            snapshot = Snapshot(snapshot.at, encrypt(snapshot.content, location))
         return change._replace(rows=rows, snapshot=snapshot)
 
     def _decrypting(self, content: Content, location: bytes) -> Content:
@@ -241,6 +231,14 @@ def _encrypt(content: Content, location: bytes, cipher: Cipher) -> Content:
         keyed_id = cipher.keyed_id(name)
         blobs[keyed_id] = cipher.encrypt(blob, keyed_id.encode())
     return Content.stored(encrypted, [cipher.keyed_id(name) for name in refs], blobs)
+
+
+def _with_contents(rows: Iterable[Row], run: str, made: Callable[[Content, bytes], Content]) -> list[Row]:
+    """Rows of a run with what is made of their contents, which are those of a location."""
+    return [
+        row if row.content is None else row._replace(content=made(row.content, _location(run, row.seq, "row")))
+        for row in rows
+    ]
 
 
 def _location(run: str, seq: int, kind: str) -> bytes:

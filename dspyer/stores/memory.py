@@ -189,11 +189,10 @@ class Memory(Store):
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         with self._lock:
             if not self._blobs.keys() >= set(ids):  # a content may have been encoded since, as by an export
-                for found in (*self._rows.values(), *self._snapshots.values()):
-                    for one in list[Row | Snapshot](found.values()):
-                        if one.content is not None:
-                            encoded = one.content.is_encoded
-                            self._blobs.update(one.content.blobs if encoded else one.content.extra_blobs)
+                contents = [row.content for rows in self._rows.values() for row in rows.values()]
+                contents += [found.content for kept in self._snapshots.values() for found in kept.values()]
+                for content in [one for one in contents if one is not None]:
+                    self._blobs.update(content.blobs if content.is_encoded else content.extra_blobs)
             return {name: self._blobs[name] for name in ids if name in self._blobs}
 
     def snapshot(self, at: Point) -> Snapshot | None:

@@ -21,9 +21,10 @@ addresses and tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import psycopg
@@ -235,28 +236,14 @@ class PostgresSession(SQLSession):
     lease = (
         """CASE WHEN owner IS NOT NULL THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8"""
     )
+    options = MappingProxyType({"binary": True})
 
     def __init__(self, connection: Connection, schema: str) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._schema = sql.Identifier(schema).as_string(None).replace("%", "%%")
 
-    def __call__(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """Execute a statement and return its rows."""
-        cursor = self.connection.execute(self._text(statement), values, binary=True)
-        return cursor.fetchall() if cursor.description else []
-
-    def count(self, statement: str, values: Values = ()) -> int:
-        """Execute a statement and return how many rows it has changed."""
-        return self.connection.execute(self._text(statement), values).rowcount
-
-    def _text(self, statement: str) -> str:
+    def text(self, statement: str) -> str:
         return statement.replace("?", "%b").replace("{s}", self._schema)
-
-    def each(self, statement: str, values: Iterable[Values]) -> None:
-        """Execute a statement with each of the values, without waiting for the answer to one before the next."""
-        if listed := list(values):
-            with self.connection.cursor() as cursor:
-                cursor.executemany(self._text(statement), listed)
 
     def encode_name(self, name: str) -> bytes:
         return encode_text(name)

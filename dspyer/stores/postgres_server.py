@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakSet, WeakValueDictionary, finalize
@@ -34,15 +33,7 @@ T = TypeVar("T")
 PAUSE = 1.0
 """Seconds for which a server that has refused a connection is not asked for another, while there are some."""
 
-LIMITS: Mapping[str, int] = MappingProxyType(
-    {
-        "connect_timeout": 5,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
-)
+LIMITS = "connect_timeout=5 keepalives_idle=5 keepalives_interval=2 keepalives_count=3 tcp_user_timeout=10000"
 """When a server that does not answer counts as lost, unless the address says otherwise: seconds, but the last one in
 milliseconds. These are settings of the client; they are sent to no server or pooler."""
 
@@ -162,8 +153,9 @@ class ServerConnections:
         return connection
 
     def _open(self) -> Connection:
-        options: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
-        if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in conninfo_to_dict(self._address):
+        given = conninfo_to_dict(self._address)
+        options: dict[str, Any] = {**conninfo_to_dict(LIMITS), **given}
+        if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in given:
             del options["connect_timeout"]
         connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED

@@ -7,10 +7,12 @@ next row of a run is appended, which each database does in as few statements as 
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dspyer.stores.base import (
@@ -35,7 +37,6 @@ from dspyer.stores.columns import (
     DAMAGED,
     decode_body,
     decode_ended,
-    decode_json,
     decode_owner,
     decode_point,
     decode_points,
@@ -71,21 +72,32 @@ class SQLSession(ABC):
 
     Attributes:
         lease: the expression for the column of a lease.
+        options: further arguments for a statement that reads.
     """
 
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     lease: ClassVar[str]
 
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
     @abstractmethod
+    def text(self, statement: str) -> str:
+        """A statement as the driver takes it."""
+
     def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
         """Execute a statement and return its rows."""
+        cursor = self.connection.execute(self.text(statement), values, **self.options)
+        return cursor.fetchall() if cursor.description else []
 
-    @abstractmethod
     def count(self, statement: str, values: Any = ()) -> int:
         """Execute a statement and return how many rows it has changed."""
+        return int(self.connection.execute(self.text(statement), values).rowcount)
 
-    @abstractmethod
     def each(self, statement: str, values: Iterable[Any]) -> None:
         """Execute a statement with each of the values."""
+        if listed := list(values):
+            self.connection.cursor().executemany(self.text(statement), listed)
 
     def encode_name(self, name: str) -> Any:
         """The column of the name of a thread."""
@@ -115,7 +127,7 @@ class SQLSession(ABC):
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
         """Write the row of the thread of a change."""
 
-    def lock_blobs(self, blobs: list[bytes]) -> None:
+    def lock_blobs(self, blobs: list[bytes]) -> None:  # noqa: B027 - not abstract: one database needs nothing
         """Keep others from referring to blobs that may be deleted; nothing to do where one writes at a time."""
 
     def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:
@@ -235,7 +247,7 @@ def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
 
 def decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
     run, thread, parents, header = columns
-    return RunRow(run, session.decode_name(thread), decode_points(parents), decode_json(header))
+    return RunRow(run, session.decode_name(thread), decode_points(parents), json.loads(header))
 
 
 def read_rows(session: SQLSession, run: str, first: int, last: int | None) -> list[Row]:

@@ -1,6 +1,6 @@
 """A store in one SQLite file, for many threads and processes of one machine.
 
-`dspyer.stores.sqlite_file` has the connections and the log, `dspyer.stores.sqlite_opening` the tables,
+`dspyer.stores.sqlite_file` has the connections and the log, `dspyer.stores.sqlite_opening` what is refused,
 `dspyer.stores.sql` nearly all statements; here is what is done otherwise than in PostgreSQL.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from dspyer.stores.base import Change, DeletionReport, ThreadRow
 from dspyer.stores.columns import encode_json
 from dspyer.stores.sql import (
     PATIENCE,
-    Columns,
     EncodedChange,
     Plan,
     SQLSession,
@@ -32,7 +31,7 @@ from dspyer.stores.sql import (
     write_planned,
 )
 from dspyer.stores.sqlite_file import FileConnections
-from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
+from dspyer.stores.sqlite_opening import ReadOnlyFile
 from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 
 T = TypeVar("T")
@@ -76,9 +75,8 @@ class SQLite(SQLStore):
         self._clock = clock
         self._patience = patience
         self._read_only = read_only
-        self._opener = ConnectionOpener(self._path)
         self._connections: FileConnections | ReadOnlyFile = (
-            ReadOnlyFile(self._path) if read_only else FileConnections(self._path, self._opener, patience)
+            ReadOnlyFile(self._path) if read_only else FileConnections(self._path, patience)
         )
 
     @property
@@ -99,8 +97,6 @@ class SQLite(SQLStore):
         return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
-        if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
-            self._opener.check_same_file()
         session = SQLiteSession(connection, self._clock)
         return change.epoch if _append(session, change, encoded) else write_planned(session, change, encoded)
 
@@ -150,17 +146,11 @@ class SQLiteSession(SQLSession):
     lease = "lease_until"
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._clock = clock
 
-    def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
-        return self.connection.execute(statement.replace("{s}.", ""), values).fetchall()
-
-    def count(self, statement: str, values: Any = ()) -> int:
-        return self.connection.execute(statement.replace("{s}.", ""), values).rowcount
-
-    def each(self, statement: str, values: Iterable[Any]) -> None:
-        self.connection.executemany(statement.replace("{s}.", ""), values)
+    def text(self, statement: str) -> str:
+        return statement.replace("{s}.", "")
 
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         return as_read(thread, self._clock())

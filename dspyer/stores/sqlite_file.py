@@ -37,20 +37,24 @@ from dspyer.ctrl_c import at_fork, gives_up, held_back
 from dspyer.errors import StoreError
 from dspyer.stores.sqlite_opening import (
     APPLICATION,
-    CHECKPOINTS_ITSELF,
-    LOG_PAGES,
-    ConnectionOpener,
     StoreClosedError,
     T,
     Work,
+    check_file,
+    check_path,
+    create_tables,
+    identity,
     is_busy,
 )
 
 if sys.platform != "win32":
     import fcntl
 
-LOG_LIMIT = LOG_PAGES * 4096
-"""Bytes of the log from which a commit empties it, where SQLite does not."""
+LOG_LIMIT = 512 * 4096
+"""Bytes of the log at which it is copied into the file: 512 pages."""
+
+CHECKPOINTS_ITSELF = sqlite3.sqlite_version_info >= (3, 51, 3)
+"""Whether SQLite may do that itself: see above."""
 
 ERASE_PATIENCE = 1.0
 """Seconds that a deletion waits for readers before it leaves the deleted bytes in the log."""
@@ -62,17 +66,16 @@ logger = logging.getLogger("dspyer")
 
 
 class FileConnections:
-    """All connections of this process to one file.
+    """All connections of this process to one file; the first one checks the file and makes its tables.
 
-    `connect` opens a connection that may be used by any thread, waits for no lock and begins no transaction itself. A
-    call waits for the locks of other connections for `patience` seconds.
+    A call waits for the locks of other connections for `patience` seconds.
     """
 
-    def __init__(self, path: Path, connect: ConnectionOpener, patience: float) -> None:
+    def __init__(self, path: Path, patience: float) -> None:
         self.path = path
         self.log = path.with_name(f"{path.name}-wal")
         self.closed = False
-        self._connect = connect
+        self._first_seen: tuple[int, int] | None = None
         self._patience = patience
         self.reset()
         with _ALL_LOCK:
@@ -90,9 +93,10 @@ class FileConnections:
 
     def read(self, work: Work[T]) -> T:
         """Call `work`, which only reads. A file that is not there is not made."""
-        empty = None if self.closed else self._connect.empty_tables()
-        if empty is not None:
-            with closing(empty):
+        if not self.closed and self._first_seen is None and not self.path.exists():
+            check_path(self.path)
+            with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
+                create_tables(empty, self.path)
                 return work(empty)
         return self._retry(work)
 
@@ -190,7 +194,8 @@ class FileConnections:
                     raise
 
     def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool) -> T:
-        if flush:
+        if flush:  # not for each write: a flush is rare, and takes longer than this look at the file
+            self._check_same_file()
             connection.execute("PRAGMA synchronous=FULL")
         try:
             # IMMEDIATE takes the write lock before anything is read: what `work` reads is current when it writes.
@@ -221,7 +226,7 @@ class FileConnections:
                         f"the store {self.path} is closed: open it again with open_store({str(self.path)!r})"
                     )
                 if held.connection is None:
-                    held.connection = self._connect()
+                    held.connection = self._open()
                 return action(held.connection)
         finally:
             self._idle.append(held)
@@ -232,6 +237,47 @@ class FileConnections:
         for held in self.connections:
             stack.enter_context(held.lock)
             held.close()
+
+    # --- opening
+
+    def _open(self) -> sqlite3.Connection:
+        """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
+
+        Raise `StoreError` if the file is not a store, has tables of another version, or was removed or replaced.
+        """
+        if self._first_seen is None:
+            check_path(self.path)
+            check_file(self.path)
+        else:
+            self._check_same_file()
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            if mode != "wal":
+                raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten with zeros
+            connection.execute(f"PRAGMA wal_autocheckpoint={LOG_LIMIT // 4096 if CHECKPOINTS_ITSELF else 0}")
+            connection.execute(f"PRAGMA journal_size_limit={LOG_LIMIT}")  # what a checkpoint leaves of a longer log
+            create_tables(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        self._first_seen = self._first_seen or identity(self.path)
+        return connection
+
+    def _check_same_file(self) -> None:
+        """Raise if the file was removed or replaced since it was opened: writes to it would be lost.
+
+        An open connection keeps working on a removed file, which no other process can open any more.
+        """
+        found = identity(self.path)
+        if found != self._first_seen:
+            what = "was removed" if found is None else "is another file than before"
+            raise StoreError(
+                f"the store {str(self.path)!r} {what}, while this program had it open: nothing more is written to it. "
+                "Put the file back if it was moved, or compile the program again to use the file that is there now"
+            )
 
     # --- the log
 

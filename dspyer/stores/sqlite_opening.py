@@ -33,12 +33,6 @@ TABLES = columns.TABLES.replace("{s}.", "").format(
     **_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION
 )
 
-LOG_PAGES = 512
-"""Pages of 4 KB in the log at which it is copied into the file: 2 MB."""
-
-CHECKPOINTS_ITSELF = sqlite3.sqlite_version_info >= (3, 51, 3)
-"""Whether SQLite may do that itself: see `dspyer.stores.sqlite_file`."""
-
 
 class StoreClosedError(StoreError):
     """The store is closed."""
@@ -111,66 +105,7 @@ def check_file(path: Path) -> None:
                 raise
 
 
-class ConnectionOpener:
-    """Opens connections to a file; the first one checks the file and makes its tables."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._first_seen: tuple[int, int] | None = None
-
-    def empty_tables(self) -> sqlite3.Connection | None:
-        """Tables in memory, to be read while there is no file: the first write creates it. None if there is one."""
-        if self._first_seen is not None or self.path.exists():
-            return None
-        check_path(self.path)
-        connection = sqlite3.connect(":memory:", isolation_level=None)
-        create_tables(connection, self.path)
-        return connection
-
-    def __call__(self) -> sqlite3.Connection:
-        """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
-
-        Raise `StoreError` if the file is not a store, has tables of another version, or was removed or replaced.
-        """
-        if self._first_seen is None:
-            check_path(self.path)
-            check_file(self.path)
-        else:
-            self.check_same_file()
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
-        try:
-            self._set_up(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._first_seen = self._first_seen or _identity(self.path)
-        return connection
-
-    def check_same_file(self) -> None:
-        """Raise if the file was removed or replaced since it was opened: writes to it would be lost.
-
-        An open connection keeps working on a removed file, which no other process can open any more.
-        """
-        found = _identity(self.path)
-        if found != self._first_seen:
-            what = "was removed" if found is None else "is another file than before"
-            raise StoreError(
-                f"the store {str(self.path)!r} {what}, while this program had it open: nothing more is written to it. "
-                "Put the file back if it was moved, or compile the program again to use the file that is there now"
-            )
-
-    def _set_up(self, connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-        if mode != "wal":
-            raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten with zeros
-        connection.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES if CHECKPOINTS_ITSELF else 0}")
-        connection.execute(f"PRAGMA journal_size_limit={LOG_PAGES * 4096}")  # what a checkpoint leaves of a longer log
-        create_tables(connection, self.path)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> tuple[int, int] | None:
     """Device and inode, which identify a file under any name; None if there is none."""
     try:
         found = path.stat()

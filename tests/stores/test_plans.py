@@ -258,7 +258,7 @@ def rows_of(runs: Mapping[str, RunSummary]) -> set[Point]:
 
 
 def left(runs: Mapping[str, RunSummary], gone: DeletionPlan) -> set[Point]:
-    cut = {Point(span.run, seq) for span in gone.rows for seq in range(span.first, span.last + 1)}
+    cut = {Point(run, seq) for run, first, last in gone.rows for seq in range(first, last + 1)}
     return {at for at in rows_of(runs) if at.run not in gone.runs} - cut
 
 

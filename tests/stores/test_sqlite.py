@@ -229,7 +229,6 @@ def test_the_commit_that_makes_the_log_too_long_empties_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: bool
 ) -> None:
     """SQLite itself does so from 3.51.3 on; the one that runs here may do it for a single process."""
-    monkeypatch.setattr(sqlite_opening, "CHECKPOINTS_ITSELF", by_itself)
     monkeypatch.setattr(sqlite_connections, "CHECKPOINTS_ITSELF", by_itself)
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
