@@ -290,6 +290,9 @@ class HistoryCache:
         self._reader = reader
         self._bounds = bounds
         self._lock = Lock()
+        self.history: History
+        self.root: Point | None
+        self._listed: CommitListing
         self._drop(None)
 
     def up_to(self, at: Point) -> CommitListing:
@@ -330,7 +333,7 @@ class HistoryCache:
 
     def _drop(self, root: Point | None) -> None:
         self.history, self.root = History(self._reader), root
-        self._listed: CommitListing = CommitListing(self.history, ())
+        self._listed = CommitListing(self.history, ())
 
 
 # --- parts of the history
