@@ -51,15 +51,16 @@ def commit_name(name: object) -> int | str:
 
 
 def new_run_id(of: bytes | None = None) -> str:
-    """The id of a run, 16 characters: random, or, for a run with a key, a hash of what makes it that run.
+    """The id of a run, 12 characters: random, or, for a run with a key, a hash of what makes it that run.
 
-    It is repeated in each row of the run, so it is as short as 96 bits can be.
+    It is repeated in each row of the run, so it is as short as 72 bits can be: that two of a hundred million runs in a
+    store have the same one has a probability of one in a million.
 
     Example:
         >>> new_run_id(b"t-42")
-        'NSgeKu_O8JkU_Fyf'
+        '7l__OnkbJ2xf'
     """
-    digest = token_bytes(12) if of is None else blake2b(of, digest_size=12).digest()
+    digest = token_bytes(9) if of is None else blake2b(of, digest_size=9).digest()
     return urlsafe_b64encode(digest).decode()
 
 
@@ -157,12 +158,12 @@ def full_id(*names: str) -> str:
         >>> full_id("t-42.1", "trunk:2[0]", "trunk:1"), full_id("", "trunk:1")
         ('t-42.1/trunk:2[0]/trunk:1', 'trunk:1')
     """
-    return "/".join([name for name in names if name])
+    return "/".join(filter(None, names))
 
 
 def id_prefix(*names: str) -> str:
     """What the ids begin with that are in a run, or inside of executions; "" for none."""
-    return "/".join([*[name for name in names if name], ""])
+    return "/".join([*filter(None, names), ""])
 
 
 def prefix_at(index: int, prefixes: Sequence[tuple[int, str]], last: str) -> str:

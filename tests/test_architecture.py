@@ -247,7 +247,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
     "nodes.view_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",
-    "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }
 

@@ -30,9 +30,9 @@ from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import calls_by_commit
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
-from dspyer.persistence.rows import first_version, run_label
+from dspyer.persistence.rows import UnreadablePatch, first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
-from dspyer.record_codec import Update, encode
+from dspyer.record_codec import Update, changed, encode
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
@@ -189,7 +189,7 @@ class ArchivedThread:
         """The commit that last wrote a path of the state.
 
         Args:
-            path: segments with dots between them, or a tuple of keys.
+            path: segments with dots between them, or a tuple of keys; items as in `run.blame`.
             at: version or id of a commit: the last writer up to there; None for the state of the thread now.
 
         Raises:
@@ -284,7 +284,8 @@ class ArchivedThread:
         if graph is None:
             raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
         commits = self.history(run=listed.run.id)
-        begin = self._reader_of(listed).entry(commits[0].id).before if commits else {}
+        readable = commits and not isinstance(commits[0].patch, UnreadablePatch)
+        begin = self._reader_of(listed).entry(commits[0].id).before if readable else {}
         rows = [] if listed.last < 0 else [self._rows_of(listed)]
         failures, nodes = self.failures(listed.run.id), graph.picture.topology.nodes
         return stored_stats(nodes, graph.checks, graph.maps, commits, failures, rows, begin)
@@ -342,11 +343,19 @@ class ArchivedThread:
         file = RunFile({**overview(self, run), "stats": self.stats(run).to_dict()}, len(commits))
         shown = [commits[place] for place in shown_places(len(commits))]
         calls = self.lm_calls_of(shown)
+        unreadable = {commit.id for commit in commits if isinstance(commit.patch, UnreadablePatch)}
         for commit in shown:
-            step = self.commit(commit.id).to_dict()
+            if isinstance(commit.patch, UnreadablePatch):  # what it was, and why it is not there
+                step = {"commit": changed(commit, reason=commit.patch.error).to_dict(), "before": None, "after": None}
+            else:
+                step = self.commit(commit.id).to_dict()
             file.add_step(commit_row(commit, calls.get(commit.id, [])), step)
         file.add_lists(
-            executions={name: self._execution(one, info).to_dict() for name, one in stopped.items()},
+            executions={
+                name: self._execution(one, info).to_dict()
+                for name, one in stopped.items()
+                if unreadable.isdisjoint(one.parents)
+            },
             posts=[post.to_dict() for post in self.posts(run)],
             conflicts=[found.to_dict() for found in self.conflicts(run)],
         )

@@ -13,8 +13,8 @@ from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, active_at_e
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, outermost_execution, path_of_id, path_text
-from dspyer.persistence.reader import RunRows
-from dspyer.persistence.rows import COMMITS, CommitRow, RowKind
+from dspyer.persistence.reader import RunRows, commit_header
+from dspyer.persistence.rows import COMMITS, RowKind
 
 _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
@@ -185,7 +185,7 @@ def _maps(
         if row.kind == RowKind.ITEM and not Address.parse(str(row.header.get("execution"))).scope:
             completed[_node_of(outermost_execution(str(row.header.get("execution"))), nodes, active)] += 1
         elif row.kind in COMMITS:
-            header = CommitRow.of(row)
+            header = commit_header(row)
             if header.items is not None and not header.scope:
                 lost[header.node] += len(header.items.failed)
     return [MapCount(node, count, lost[node]) for node, count in completed.items()]

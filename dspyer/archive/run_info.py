@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage
-from dspyer.persistence.reader import HistoryReader, read_run
+from dspyer.persistence.reader import HistoryReader, read_run, rows_through
+from dspyer.persistence.row_codec import is_readable
 from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
 from dspyer.record_codec import encode
@@ -145,9 +147,15 @@ def unreadable(error: Exception) -> Failure:
 
 
 def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
-    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits."""
+    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
+
+    If its last row is damaged or lost, that is what is said to have failed.
+    """
     end = listed.end
-    found = () if end is None else failures_in(store, *store.rows(listed.run.id, end.seq, end.seq))
+    try:
+        found = () if end is None else failures_in(store, *rows_through(store, listed.run, end.seq, end.seq))
+    except StoreError as error:
+        return (unreadable(error),)
     label = run_label(listed.run)
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
@@ -192,7 +200,6 @@ def count_steps(store: Store, at: Point) -> int:
 def last_time(store: Store, at: Point, started: float) -> float:
     """When the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
-        if row.kind in COMMITS:
-            header = CommitRow.of(row)
-            return header.started / 1_000 + header.duration / 1_000_000
+        if row.kind in COMMITS and is_readable(row):
+            return sum(CommitRow.of(row).seconds)
     return started

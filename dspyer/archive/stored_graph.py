@@ -86,8 +86,8 @@ def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
     blobs = store.blobs(names)
     if len(blobs) < len(names):
         raise StoreError(
-            f"the graph of run {run.id!r} is not in the store {store.address!r}: it was removed, or encrypted with "
-            "another key"
+            f"the graph of run {run.id!r} is not in the store {store.address!r}: it was removed, is damaged, or "
+            "encrypted with another key"
         )
     return _graph_of(run.header["graph"], *[blobs[name] for name in names])
 

@@ -15,7 +15,8 @@ from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import stored_calls, unrecorded
 from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows
-from dspyer.persistence.rows import PostRow, RowKind, run_label
+from dspyer.persistence.row_codec import is_readable
+from dspyer.persistence.rows import PostRow, RowKind, UnreadablePatch, run_label
 from dspyer.persistence.totals import run_usage
 from dspyer.record_codec import encode
 
@@ -41,7 +42,7 @@ def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None)
     reducers = {} if graph is None else {field.name: field.reducer for field in graph.fields}
     found: dict[int, Posted] = {}
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind != RowKind.POST:
+        if row.kind != RowKind.POST or not is_readable(row):
             continue
         post = PostRow.read(row, reader.fetch, reader.decode)
         if post.scope:
@@ -87,7 +88,9 @@ def stored_stats(
         shown: the commits as they may be shown, if that is not as they are.
     """
     rows = list(runs)
-    usage, calls = sum_usage(run_usage(run.rows) for run in rows), list(stored_calls(rows))
+    usage = sum_usage(run_usage(filter(is_readable, run.rows)) for run in rows)
+    calls = list(stored_calls(rows))
+    unreadable = [commit.patch.error for commit in commits if isinstance(commit.patch, UnreadablePatch)]
     return count_stats(
         nodes,
         commits,
@@ -97,7 +100,7 @@ def stored_stats(
         items={},
         lm_calls=calls if calls or not usage else None,  # tokens without a call: the program has recorded none
         usage=usage,
-        unknown=[*UNKNOWN, *unrecorded(usage, calls)],
+        unknown=[*UNKNOWN, *unrecorded(usage, calls), *dict.fromkeys(unreadable)],
         begin=begin,
         shown=shown,
     )

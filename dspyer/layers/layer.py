@@ -6,26 +6,31 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import dspy
 
-from dspyer.errors import GraphError, brief, suggestion
-from dspyer.events import Event
+from dspyer.errors import GraphError, InputError, StateError, brief, suggestion
+from dspyer.events import Commit, Event
 from dspyer.failure import Failure
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
+from dspyer.persistence.row_codec import StoredRow
+from dspyer.persistence.rows import RECORDS, LayerRow
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.unicode import is_valid_text
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
 _NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
-HOOKS: Final = ("of", "surrounds", "around", "run", "admit", "event", "shown")
+HOOKS: Final = ("of", "surrounds", "around", "run", "admit", "event", "shown", "rows")
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
 
@@ -50,9 +55,25 @@ class RunView(Protocol):
     @property
     def scope(self) -> tuple[str, ...]: ...
 
+    def rows(self, kind: str) -> list[Any]:
+        """The bodies of the rows of a kind that were added to its commits so far, in order (`Layer.rows`)."""
+
 
 # The layers of a block travel in DSPy's settings, which it carries to the threads of `dspy.Evaluate` and optimizers.
 _SETTING: Final = "dspyer_layers"
+
+
+class NewRow(NamedTuple):
+    """What a layer stores with a commit (`Layer.rows`).
+
+    Attributes:
+        kind: a name for rows of its sort, by which `run.rows(kind)` finds them. Layers that give rows of one kind share
+            them; the names of dspyer's own rows, such as `"commit"`, are taken.
+        body: JSON data. What else a state holds is kept as well, but for objects of classes that dspyer does not know.
+    """
+
+    kind: str
+    body: Any
 
 
 class Stop(Exception):  # noqa: N818 - the name of what it does, as `StopIteration`
@@ -241,6 +262,39 @@ class Layer:
         """
         return event
 
+    def rows(self, commit: Commit) -> Iterable[NewRow]:
+        """Called with a commit of a node that it is around, before it is made; returns rows to store with it.
+
+        Rows and commit are written in one transaction: a crash leaves both or none. A resume, in another process too,
+        finds them in `of`: `run.rows(kind)` has the bodies, in the order of the commits. A run inside of a node has
+        rows of its own. What no node makes has none: the commit of the inputs, joins and manual commits.
+
+        What it raises is the failure of the node: nothing is committed, and a resume calls the node again. No retry and
+        no error edge takes it, since the node has returned.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer, NewRow, Stop
+            >>> class Most(Layer):
+            ...     def __init__(self, most, calls=0):
+            ...         self.most, self.calls = most, calls
+            ...     def of(self, run):
+            ...         return Most(self.most, sum(run.rows("calls")))
+            ...     def admit(self, call):
+            ...         if self.calls >= self.most:
+            ...             raise Stop(f"{self.calls} calls")
+            ...         self.calls += 1
+            ...     def rows(self, commit):
+            ...         return [NewRow("calls", 1)]
+            >>> graph = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "count")
+            >>> graph = graph.add_conditional_edges("count", lambda n: "count", ["count", END])
+            >>> thread = graph.compile(layers=[Most(2)], store=":memory:").thread("t")
+            >>> thread.run({"n": 0}).state["n"], thread.resume().error.reason
+            (2, '2 calls')
+        """
+        del commit
+        return ()
+
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """Called with what is shown of a run and is no event of it yet; returns what to show.
 
@@ -408,24 +462,38 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
+        per_step: whether one of those around all nodes has something to do there.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
+        writes: whether one has rows for commits.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "_showing", "around", "asked", "events", "runs")
+    __slots__ = (
+        "_admits",
+        "_chains",
+        "_graph",
+        "_parts",
+        "_showing",
+        "around",
+        "asked",
+        "events",
+        "per_step",
+        "runs",
+        "writes",
+    )
 
     def __init__(self, asked: Collection[Layer], run: RunView) -> None:
-        graph = run.graph
-        self._nodes: Mapping[str, Node] = graph.nodes
-        self._layers: Mapping[str, tuple[Layer, ...]] = graph.layers
+        self._graph = graph = run.graph
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
+        self.per_step = False
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
+        self.writes = False
         using = layers_around()
         if asked or using or graph.around or graph.of_runs or graph.layers:  # else it has only itself to make
             self._begin(asked, using, run)
@@ -436,7 +504,9 @@ class RunLayers:
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
-        own = {id(layer): layer for found in self._layers.values() for layer in found}
+        kinds = [type(part) for part in self.around]
+        self.per_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
+        own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
@@ -445,11 +515,7 @@ class RunLayers:
         self._showing = tuple(showing)
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
-
-    @property
-    def at_each_step(self) -> bool:
-        """Whether one of those around all nodes has something to do there."""
-        return any(type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around)
+        self.writes = any(type(part).rows is not Layer.rows for part in every)
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """What is shown of a value that is no event of the run yet (`Layer.shown`)."""
@@ -459,19 +525,19 @@ class RunLayers:
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
-        found: Iterable[Layer] = self._layers.get(name, ())
+        found: Iterable[Layer] = self._graph.layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
         if not self.around:
             return tuple(found)
-        node = self._nodes.get(name)  # None for the routers of `START`
+        node = self._graph.nodes.get(name)  # None for the routers of `START`
         return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
         found = self._chains.get(name)
         if found is None:
-            node, layers = self._nodes[name], self.of(name)
+            node, layers = self._graph.nodes[name], self.of(name)
             if node.has_items:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
@@ -483,6 +549,12 @@ class RunLayers:
         if found is None:
             found = self._admits[name] = tuple([one for one in self.of(name) if type(one).admit is not Layer.admit])
         return found
+
+    def rows(self, commit: Commit, execution: str) -> list[StoredRow]:
+        """The rows that the layers around a node add to a commit; `execution` is its id in the outermost run."""
+        around = self.of(commit.node) if commit.node in self._graph.nodes else ()
+        layers = [layer for layer in around if type(layer).rows is not Layer.rows]
+        return [_checked_row(layer, row, execution) for layer in layers for row in _given_rows(layer, commit)]
 
     @contextmanager
     def _running(self, run: Any) -> Iterator[None]:
@@ -512,6 +584,26 @@ class RunLayers:
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
         return stack([layer for layer in self.of(name) if layer.around_parts], script)
+
+
+def _given_rows(layer: Layer, commit: Commit) -> list[NewRow]:
+    given: Any = layer.rows(commit)
+    found = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(row, NewRow) for row in found):
+        raise TypeError(f"{type(layer).__name__}.rows gave {brief(given)}: return a list of NewRow(kind, body)")
+    return found
+
+
+def _checked_row(layer: Layer, row: NewRow, execution: str) -> LayerRow:
+    """A row to store; `InputError` for a kind that is taken or no text, `StateError` for a body that is no data."""
+    kind, who = row.kind, f"{type(layer).__name__}.rows"
+    if type(kind) is not str or not kind or kind in RECORDS or not is_valid_text(kind):
+        taken = ", ".join(sorted(RECORDS))
+        raise InputError(f"{who} gave a row of kind {brief(kind)}: a kind is a text of your own, and none of {taken}")
+    try:
+        return LayerRow(execution, kind, encoding.decode(encoding.encode(freeze(row.body, ("body",)))))
+    except StateError as error:
+        raise StateError(f"{who} gave a row of kind {kind!r} that cannot be stored: {error}. Give JSON data") from error
 
 
 def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:

@@ -26,19 +26,17 @@ from dspyer.nodes.steps import Script, Within, wrapped
 class Streaming(Layer):
     """Publishes tokens: the layer of a call with `tokens=True`. Runs inside of nodes have parts of it, too."""
 
-    __slots__ = ("_names", "_queue")
+    __slots__ = ("_names",)
     place: ClassVar[Place] = "attempt"
     around_parts: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}  # of the program's predictors, by id
-        self._queue: Any = None
 
     def of(self, run: Any) -> Streaming:
         """Its part in one run, which knows the names of its predictors."""
         part = Streaming()
         part._names = parameter_names(run.program)
-        part._queue = run.events.queue
         return part
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
@@ -58,6 +56,6 @@ class Streaming(Layer):
             attempt.host.publish(Token(*place, self._names.get(id(predictor), ""), field, text, done))
 
         others = without_tokens(dspy.settings.callbacks or [])
-        callback = TokenCallback(show, OutputRedaction(hiding) if hiding else None, self._queue)
+        callback = TokenCallback(show, OutputRedaction(hiding) if hiding else None, call.runner.session.events.queue)
         with dspy.context(callbacks=[*others, callback]):
             yield

@@ -56,7 +56,7 @@ from dspyer.nodes.view_access import (
 )
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.rows import EffectRow, ItemRow
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
@@ -397,7 +397,7 @@ class Attempt:
         text = "\n".join((self.host.root, *place))
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
-    def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
+    def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, DraftRow]:
         if (gate := current_gate()) is not None:
             gate.raise_if_refused()  # nothing is recorded of code that went on after an LM call of it was refused
         if self.timed_out:
@@ -672,7 +672,7 @@ class Attempt:
         """Record the result of an item, whose row is written."""
         self.host.records.items[self.local_id] = frozen
 
-    def item_row(self, frozen: Any) -> NewRow:
+    def item_row(self, frozen: Any) -> DraftRow:
         """The row of the result of an item."""
         row = ItemRow(self.local_id, frozen).row()
         if row.content is not None:

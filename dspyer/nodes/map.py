@@ -40,7 +40,7 @@ from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -226,7 +226,7 @@ class _Write(NamedTuple):
     """The step that writes rows."""
 
     journal: Journal
-    rows: list[NewRow]
+    rows: list[DraftRow]
 
     def call(self, call: Call) -> None:
         del call

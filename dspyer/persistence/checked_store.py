@@ -6,13 +6,14 @@ works with a `CheckedStore`, so that users catch one exception, with the origina
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from dspyer.ctrl_c import held_back
 from dspyer.errors import DspyerError, StoreError
 from dspyer.persistence.heads import Heads
 from dspyer.stores.base import Change, Store, StoreAround
+from dspyer.stores.content import blob_id
 
 CheckChange = Callable[[Change], None]
 """Raises for a change that must not be written."""
@@ -33,6 +34,10 @@ class CheckedStore(StoreAround):
         super().__init__(store)
         self.check = check
         self.heads: Heads = store.heads if isinstance(store, CheckedStore) else Heads.of(store)
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        """Return large values by id. One that is not what its id says is damaged, and counts as lost."""
+        return {name: data for name, data in super().blobs(ids).items() if blob_id(data) == name}
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the store, and convert what it raises."""

@@ -16,7 +16,7 @@ from dspyer.events import Question
 from dspyer.ids import ids_around, is_within
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_calls import LMCallLog, calls_in
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow, StoredRow
 from dspyer.persistence.rows import (
     COMMITS,
     RECORDS,
@@ -24,6 +24,7 @@ from dspyer.persistence.rows import (
     CommitRow,
     EffectRow,
     ItemRow,
+    LayerRow,
     PostRow,
     QuestionRow,
     ResumeRow,
@@ -105,6 +106,8 @@ class ExecutionRecords:
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
+        with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
+            processes those of layers alone.
         posts: posts to live fields by scope and arrival number, as rows have them.
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
@@ -124,6 +127,7 @@ class ExecutionRecords:
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}
+        self.with_commit: dict[str, list[StoredRow]] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
@@ -136,7 +140,7 @@ class ExecutionRecords:
         self.fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
-        self._unwritten: deque[NewRow] = deque()
+        self._unwritten: deque[DraftRow] = deque()
 
     # --- Reading rows
 
@@ -157,6 +161,9 @@ class ExecutionRecords:
                 )
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
+            elif kind == RowKind.LAYER:
+                added = LayerRow.read(row, fetch)
+                self.with_commit.setdefault(added.execution, []).append(added)
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if ResumeRow.of(row).attempt else 0
             elif kind == RowKind.TRACE:
@@ -194,7 +201,7 @@ class ExecutionRecords:
                 found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
         return found
 
-    def lm_call_rows(self, execution: str) -> list[NewRow]:
+    def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
 
@@ -288,11 +295,11 @@ class ExecutionRecords:
 
     # --- Rows to write
 
-    def queue_row(self, row: NewRow) -> None:
+    def queue_row(self, row: DraftRow) -> None:
         """Queue a row for the next write."""
         self._unwritten.append(row)
 
-    def take_unwritten(self) -> list[NewRow]:
+    def take_unwritten(self) -> list[DraftRow]:
         """Take all queued rows; of several threads that call this, each row goes to one."""
         rows = []
         while self._unwritten:

@@ -17,6 +17,7 @@ from dspyer.persistence.reader import (
     HistoryReader,
     RunAncestry,
     RunRows,
+    commit_header,
     load_run,
     newest_rows,
     own_commit,
@@ -35,6 +36,7 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.columns import DAMAGED
 
 FEW = 8
 """Runs that are read one by one, before all runs of the thread are read at once."""
@@ -93,7 +95,7 @@ def commit_row(store: Store, last: Point, execution: str) -> Point | None:
     index = Address.parse(outermost_execution(execution)).index
     first = 0 if load_run(store, last.run).header.get("continues") else max(index, 0)
     for row in rows_from(store, last.run, first, last.seq):
-        if row.kind in COMMITS and CommitRow.of(row).execution == execution:
+        if row.kind in COMMITS and commit_header(row).execution == execution:
             return Point(last.run, row.seq)
     return None
 
@@ -210,6 +212,8 @@ def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: 
     content = row.content
     if row.kind not in (*COMMITS, RowKind.OPEN):
         return False
+    if DAMAGED in row.header:  # nobody knows: the part is read, and says what is wrong
+        return True
     items = CommitRow.of(row).items if row.kind in COMMITS and "items" in row.header else None
     if items is not None and items.field in fields:  # the results of a map are in rows of their own
         return True

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.row_digest import RowDigest
 from dspyer.persistence.rows import EndRow, RowKind
 from dspyer.persistence.snapshots import SinceSnapshot, SnapshotContent, SnapshotState
@@ -106,7 +106,7 @@ class Journal:
         """Whether the store encodes what it gets; one in memory keeps the values, which cannot change there."""
         return self.store.check is not None
 
-    def digest(self, new_rows: Sequence[NewRow]) -> str | None:
+    def digest(self, new_rows: Sequence[DraftRow]) -> str | None:
         """Return the digest of what the run has written, with these rows, for its end; None for a store in memory.
 
         Raises `StateError` like `write` if one of the rows cannot be stored.
@@ -131,7 +131,7 @@ class Journal:
 
     def write(
         self,
-        new_rows: Sequence[NewRow],
+        new_rows: Sequence[DraftRow],
         state: SnapshotState | None = None,
         *,
         flush: bool = False,
@@ -159,7 +159,7 @@ class Journal:
 
     async def awrite(
         self,
-        new_rows: Sequence[NewRow],
+        new_rows: Sequence[DraftRow],
         state: SnapshotState | None = None,
         *,
         flush: bool = False,
@@ -184,7 +184,7 @@ class Journal:
 
     def _accept(
         self,
-        new_rows: Sequence[NewRow],
+        new_rows: Sequence[DraftRow],
         state: SnapshotState | None,
         flush: bool,
         release: bool,
@@ -202,7 +202,7 @@ class Journal:
         if state is not None and rows:
             content = SnapshotContent(state)
             snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = SinceSnapshot(snapshot=content.size if self._encodes else 0)
+            self.tail = SinceSnapshot(snapshot=len(content.data) if self._encodes else 0)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]
@@ -218,7 +218,7 @@ class Journal:
         if accepted is not None:
             accepted.append(True)
 
-    def _numbered(self, new_rows: Sequence[NewRow]) -> list[Row]:
+    def _numbered(self, new_rows: Sequence[DraftRow]) -> list[Row]:
         return [row.numbered(seq) for seq, row in enumerate(new_rows, self.seq)]
 
     def _check(self, rows: Sequence[Row]) -> None:

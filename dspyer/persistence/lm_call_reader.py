@@ -10,8 +10,8 @@ from dspyer.events import Commit, LMCall
 from dspyer.ids import Address, full_id, is_within, outermost_execution
 from dspyer.persistence.history_parts import commit_row, rows_from
 from dspyer.persistence.lm_calls import calls_in
-from dspyer.persistence.reader import RunRows, load_run, newest_rows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, run_label
+from dspyer.persistence.reader import RunRows, commit_header, load_run, newest_rows, read_runs
+from dspyer.persistence.rows import COMMITS, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 
@@ -52,7 +52,7 @@ def _calls_back(store: Store, at: Point, execution: str, root: Point | None) -> 
     found: list[LMCall] = []
     for index, row in enumerate(_rows_back(store, at, root)):
         if row.kind in COMMITS:
-            header = CommitRow.of(row)
+            header = commit_header(row)
             if index and not header.scope and header.branch == path[: len(header.branch)]:
                 break
         found[:0] = [call for call in calls_in(row, store.blobs) if is_within(call.execution, execution)]
@@ -103,7 +103,7 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
                 if commit is not None:
                     found[commit.id].append(call)
             if stored.kind in COMMITS:
-                missing.discard(CommitRow.of(stored).execution)
+                missing.discard(commit_header(stored).execution)
             if not missing:
                 break
     return found

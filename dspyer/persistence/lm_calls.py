@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 from dspyer.errors import LMCallError, StoreError, brief, with_article
 from dspyer.events import LMCall
 from dspyer.ids import is_within
-from dspyer.persistence.row_codec import CHANGED, NewRow
+from dspyer.persistence.row_codec import CHANGED, DraftRow, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
 from dspyer.record_codec import MALFORMED, decode, encode
 from dspyer.stores.base import Row
@@ -107,7 +107,7 @@ class LMCallLog:
         taken += calls
         return self._encoded(calls)
 
-    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[NewRow]:
+    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[DraftRow]:
         """Take the calls that were made inside of an execution and have no row yet: of attempts that failed there."""
         return self._rows(lambda name: name != execution and is_within(name, execution), taken)
 
@@ -118,15 +118,15 @@ class LMCallLog:
                 self._waiting.setdefault(call.execution, []).append(call)
         taken.clear()
 
-    def rows_of(self, execution: str) -> list[NewRow]:
+    def rows_of(self, execution: str) -> list[DraftRow]:
         """Take the calls of an execution, and of those inside of it."""
         return self._rows(lambda name: is_within(name, execution))
 
-    def all_rows(self) -> list[NewRow]:
+    def all_rows(self) -> list[DraftRow]:
         """Take all calls."""
         return self._rows(lambda _: True)
 
-    def _rows(self, wanted: Callable[[str], bool], taken: list[LMCall] | None = None) -> list[NewRow]:
+    def _rows(self, wanted: Callable[[str], bool], taken: list[LMCall] | None = None) -> list[DraftRow]:
         with self._lock:
             waiting = [self._waiting.pop(name) for name in [*self._waiting] if wanted(name)]
         rows = []
@@ -279,7 +279,7 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         fetch: loads blobs by id, as `Store.blobs` does; None for calls without messages and responses.
     """
     content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
-    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL):
+    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row):
         return []
     if content.original is not None:  # of a store in memory
         record: CommitContent | LMCallsRow = content.original

@@ -107,13 +107,16 @@ def own_commit(row: Row) -> CommitRow | None:
 
     A header that cannot be read is that of an unknown author: `HistoryReader.fold` says why, and names the row.
     """
-    if row.kind not in COMMITS:
-        return None
+    header = commit_header(row) if row.kind in COMMITS else None
+    return None if header is None or header.scope else header
+
+
+def commit_header(row: Row) -> CommitRow:
+    """Return the header of a commit, for those who show its neighbours, too; that of an unknown author if need be."""
     try:
-        header = CommitRow.of(row)
+        return CommitRow.of(row)
     except StoreError:
         return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq, visit=1)
-    return header if not header.scope else None
 
 
 UNKNOWN = "?"
@@ -212,7 +215,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
     for row in rows:
         header = None
         if row.kind in COMMITS and "items" in row.header:
-            header = CommitRow.of(row)
+            header = commit_header(row)
         if header is None or header.items is None or row.content is None:
             found.append(row)
             continue
@@ -221,16 +224,15 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
         if header.items.number > len(items) or not all(name in items for name in ids):
             items = {**_items_in(earlier()), **items}
             ids = header.item_ids if header.items.number <= len(items) else [""]
-        results = [items[name] for name in ids if name in items]
-        if len(results) < len(ids):
-            raise StoreError(f"commit {header.id} of {header.node!r} refers to rows of its items, which are not there")
+        # One that is damaged does not say whose it is: reading it says what is wrong.
+        results = [items.get(name, items.get(UNKNOWN)) for name in ids]
         found.append(row._replace(content=MapCommitContent(row.content, header.items.field, results)))
     return found
 
 
 def _items_in(rows: Iterable[Row]) -> dict[str, Row]:
     """Return the rows of items of maps, by the ids of their executions."""
-    return {str(row.header.get("execution")): row for row in rows if row.kind == RowKind.ITEM}
+    return {str(row.header.get("execution", UNKNOWN)): row for row in rows if row.kind == RowKind.ITEM}
 
 
 def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
@@ -239,10 +241,8 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
         return row._replace(
             header={**row.header, "node": names.get(row.header.get("node", ""), row.header.get("node"))}
         )
-    if row.kind not in COMMITS:
-        return row
-    header = CommitRow.of(row)
-    if header.scope:  # of a graph inside a node: its nodes have their own names
+    header = own_commit(row)
+    if header is None or header.node == UNKNOWN:  # of a graph inside a node: its nodes have their own names
         return row
     prefix, _, node = header.node.rpartition(":")  # "join:answer": the commit of a join
     renamed = names.get(node, node)
@@ -352,12 +352,14 @@ class FoldedRun(NamedTuple):
         entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
             their parent.
         before: the state before them.
+        rows: the row of each, without that of a snapshot, and of a manual commit that only the open row has.
         last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
     """
 
     entries: list[LogEntry]
     before: ImmutableState
+    rows: list[tuple[Row, Point]]
     last_settled: int
     broken: str = ""
 
@@ -402,6 +404,7 @@ class HistoryReader:
             opening = self.opening(run_rows.rows)
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
+        rows: list[tuple[Row, Point]] = []
         last_settled = -1
         offset = 0
         if run_rows.snapshot is not None:
@@ -409,7 +412,8 @@ class HistoryReader:
             patch = seal({field: Replace(value) for field, value in before.raw_items()})
             entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
             last_settled = 0
-        for index, (row, _, header) in enumerate(run_rows.own_commits(), len(entries)):
+        for index, (row, point, header) in enumerate(run_rows.own_commits(), len(entries)):
+            rows.append((row, point))
             parents: tuple[int, ...] = (index - 1,) if index else ()
             if header.parents is not None:
                 parents = tuple([parent - offset for parent in header.parents])
@@ -423,14 +427,16 @@ class HistoryReader:
                     last_settled = index if header.settled else last_settled
             if broken:
                 state = entries[parents[0]].state if parents else before
-                ids = [entries[parent].commit.id for parent in parents]
-                commit = self.commit(header, CommitContent(UnreadablePatch(broken)), ids)
+                # One of an unknown author is shown after the commit before it.
+                step = entries[-1].commit.step + 1 if header.node == UNKNOWN and entries else header.step
+                lost, ids = CommitContent(UnreadablePatch(broken)), [entries[parent].commit.id for parent in parents]
+                commit = self.commit(replace(header, step=step), lost, ids)
                 entry = LogEntry(commit, state, parents, _NO_COUNTS)
             entries.append(entry)
         if not entries and opening is not None and opening.node != "START":
             entries.append(self._manual_opening(opening, before, run_rows))
             last_settled = 0
-        return FoldedRun(entries, before, last_settled, broken)
+        return FoldedRun(entries, before, rows, last_settled, broken)
 
     def opening(self, rows: Iterable[Row]) -> OpenRow | None:
         """Return the open row of a run, which has the author and the patch of its first commit; None without one."""
@@ -499,6 +505,7 @@ class HistoryReader:
     @staticmethod
     def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
+        started, duration = header.seconds
         return Commit(
             header.id,
             None,
@@ -510,8 +517,8 @@ class HistoryReader:
             tuple(parents),
             route=header.route,
             reason=content.reason,
-            started=header.started / 1_000,
-            duration=header.duration / 1_000_000,
+            started=started,
+            duration=duration,
             live=header.live,
             calls=header.calls,
             **attempts_of(header, content),
@@ -521,7 +528,7 @@ class HistoryReader:
 def _with_creation_time(header: CommitRow, opening: OpenRow | None) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
     made = None if opening is None else opening.created
-    return header if made is None else replace(header, started=made, duration=0)
+    return header if made is None else replace(header, times=(made, 0))
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
@@ -536,8 +543,8 @@ RowRange = tuple[int, int]
 def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
     """Return, for a run of which only some commits are kept, the last row that counts and the rows left out before it.
 
-    Left out are other commits, and the items, effects, questions, answers and LM calls of executions that have no
-    commit among those that are kept.
+    Left out are other commits, and the items, effects, questions, answers, LM calls and rows of layers of executions
+    that have no commit among those that are kept.
 
     Args:
         rows: the rows of the run.
@@ -551,7 +558,7 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
         if row.kind in COMMITS:
             header = CommitRow.of(row)
             counts = committed.get(outermost_execution(header.scope[0]), -1) > index if header.scope else index in kept
-        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LM_CALL):
+        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LAYER, RowKind.LM_CALL):
             counts = committed.get(outermost_execution(str(row.header.get("execution"))), -1) > index
         else:
             counts = True

@@ -7,6 +7,7 @@ one is an error.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -28,9 +29,11 @@ CONTENT: Final = "content"
 
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 
+logger = logging.getLogger("dspyer")
 
-class NewRow(NamedTuple):
-    """A row without its number: the journal numbers it when it writes it."""
+
+class DraftRow(NamedTuple):
+    """A row before the journal numbers it and writes it."""
 
     kind: str
     header: Mapping[str, Any]
@@ -64,12 +67,12 @@ class StoredRow:
 
     def row(
         self, blobs: Mapping[str, bytes] = NO_BLOBS, encode: Callable[[Any], dict[str, Any]] | None = None
-    ) -> NewRow:
+    ) -> DraftRow:
         """Return it as a row, with more blobs to store by id; `encode` makes another content than `encode_content`."""
         cls: Any = type(self)
         if not blobs and all(getattr(self, name) == default for name, default in _content_of(cls)):
-            return NewRow(self.kind, self.header())
-        return NewRow(self.kind, self.header(), Content(self, encode or encode_content, blobs))
+            return DraftRow(self.kind, self.header())
+        return DraftRow(self.kind, self.header(), Content(self, encode or encode_content, blobs))
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -134,6 +137,17 @@ def decode_content(cls: Any, decode: DecodeValue, plain: Any) -> dict[str, Any]:
         return decode_fields(cls, plain, decode, _not_in_content(cls))
     except MALFORMED as error:
         raise StoreError(f"a content, {brief(plain)}, is none of a {cls.__name__} ({error}): {CHANGED}") from error
+
+
+def is_readable(row: Row) -> bool:
+    """Return whether a row is not damaged; a warning names one that is, for those who show the rest without it.
+
+    What a resume needs is never left out like this: reading such a row raises.
+    """
+    if DAMAGED not in row.header:
+        return True
+    logger.warning("left out: %s", _malformed(StoredRow, row, StoreError()))
+    return False
 
 
 def _malformed(cls: type[StoredRow], row: Row, error: Exception) -> str:

@@ -12,6 +12,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     ask       a question
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
+    layer     what a layer adds to a commit (`Layer.rows`), just before the row of that commit
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
@@ -51,7 +52,7 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.persistence.lm_usage import sum_usage, total_cost
-from dspyer.persistence.row_codec import CONTENT, NO_BLOBS, NewRow, StoredRow, decode_content, encode_content
+from dspyer.persistence.row_codec import CONTENT, NO_BLOBS, DraftRow, StoredRow, decode_content, encode_content
 from dspyer.record_codec import JSON, DecodeValue, Update
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.stores.base import Row, RunRow
@@ -78,6 +79,7 @@ class RowKind:
     ASK = "ask"
     ANSWER = "answer"
     POST = "post"
+    LAYER = "layer"
     LM_CALL = "lm_call"
     TRACE = "trace"
     RESUME = "resume"
@@ -88,7 +90,7 @@ COMMITS = frozenset((RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE
 """The kinds of rows that are commits."""
 
 
-def counted(rows: Sequence[Row | NewRow]) -> int:
+def counted(rows: Sequence[Row | DraftRow]) -> int:
     """Return how many rows count for the next snapshot: all but those of LM calls, which no state is computed of."""
     return len(rows) if len(rows) == 1 else sum([row.kind != RowKind.LM_CALL for row in rows])
 
@@ -208,8 +210,7 @@ class CommitRow(CommitContent):
         id: branch path and index.
         node: its author.
         route: the nodes that its branch continues to.
-        started: when the node began, milliseconds since the Unix epoch.
-        duration: microseconds.
+        times: when the node began, milliseconds since the Unix epoch, and how many microseconds it took.
         step: length of the longest chain of commits up to it; -1 for the index in its id.
         visit: how often the node has committed in its lineage; -1 for that index.
         settled: whether no other branch was active.
@@ -226,8 +227,7 @@ class CommitRow(CommitContent):
     id: str
     node: str
     route: tuple[str, ...] = declared(default=(), metadata={"key": "to"})
-    started: int = declared(default=0, metadata=AT)
-    duration: int = declared(default=0, metadata={"key": "took"})
+    times: tuple[int, int] = declared(default=(0, 0), metadata=AT)
     step: int = -1
     visit: int = -1
     settled: bool = True
@@ -254,6 +254,12 @@ class CommitRow(CommitContent):
         if self.visit == index:
             del found["visit"]
         return found
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """When the node began, seconds since the Unix epoch, and how many seconds it took."""
+        began, took = self.times
+        return began / 1_000, took / 1_000_000
 
     @property
     def execution(self) -> str:
@@ -286,7 +292,7 @@ def commit_row(
     items: MapItems | None = None,
     lm_calls: Sequence[Mapping[str, Any]] = (),
     lm_texts: Mapping[str, bytes] = NO_BLOBS,
-) -> NewRow:
+) -> DraftRow:
     """Build the row of a commit.
 
     Args:
@@ -306,8 +312,8 @@ def commit_row(
         id=commit.id,
         node=commit.node,
         route=commit.route,
-        started=int(commit.started * 1_000),
-        duration=round(commit.duration * 1_000_000) or int(commit.duration > 0),  # 0 is said of what took no time
+        # 0 is said of what took no time
+        times=(int(commit.started * 1_000), round(commit.duration * 1_000_000) or int(commit.duration > 0)),
         step=commit.step,
         visit=commit.visit,
         settled=commit.version is not None,
@@ -339,7 +345,7 @@ def _content_without(field: str, record: CommitRow) -> dict[str, Any]:
 
 def manual_commit_row(
     kind: str, commit: Commit, content: CommitContent, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
+) -> DraftRow:
     """Build the row of a commit that no node made.
 
     Args:
@@ -353,7 +359,7 @@ def manual_commit_row(
         id=commit.id,
         node=commit.node,
         route=commit.route,
-        started=int(commit.started * 1_000),
+        times=(int(commit.started * 1_000), 0),
         step=commit.step,
         visit=commit.visit,
         patch=content.patch,
@@ -379,7 +385,7 @@ class OpenRow(CommitContent):
 
 def open_row(
     node: str, content: CommitContent, created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
+) -> DraftRow:
     """Build the row of the patch with which a run begins; `created` in seconds, `graph_blobs` as in other rows."""
     at = None if created is None else int(created * 1_000)
     return OpenRow(node=node, created=at, patch=content.patch, made=content.made).row(graph_blobs)
@@ -458,6 +464,22 @@ class PostRow(StoredRow):
     over: tuple[int, ...] | None
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
+
+
+@dataclass(slots=True)
+class LayerRow(StoredRow):
+    """What a layer adds to a commit; no reader but the layers of a resume asks for it.
+
+    Attributes:
+        execution: the id of the execution that has committed.
+        name: the kind that the layer has given it. It is in the header, like the names of nodes.
+        body: the data, frozen.
+    """
+
+    KIND: ClassVar[str] = RowKind.LAYER
+    execution: str
+    name: str
+    body: Annotated[Any, CONTENT] = None
 
 
 @dataclass(slots=True)
@@ -560,7 +582,7 @@ def end_row(
     usage: Mapping[str, Any] = FrozenDict(),
     steps: int = 0,
     before: Totals = Totals(),
-) -> NewRow:
+) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
     Args:
@@ -580,7 +602,7 @@ def end_row(
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
-        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LMCallsRow),
+        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, LMCallsRow),
         *(StoredTrace, ResumeRow, EndRow),
     )
 }
@@ -612,12 +634,12 @@ class MapCommitContent(Content):
     Args:
         own: the content of the commit's row.
         field: the field of the results.
-        items: the item rows, in order.
+        items: the item rows, in order; None for one that is not there.
     """
 
     __slots__ = ("field", "items", "own")
 
-    def __init__(self, own: Content, field: str, items: Sequence[Row]) -> None:
+    def __init__(self, own: Content, field: str, items: Sequence[Row | None]) -> None:
         super().__init__(None)
         self.own = own
         self.field = field
@@ -644,7 +666,10 @@ class MapCommitContent(Content):
         patch = content.patch or {}
         if self.field in patch:
             return content
-        results = freeze([ItemRow.read(item, fetch, decode).value for item in self.items])
+        items = [item for item in self.items if item is not None]
+        if len(items) < len(self.items):
+            raise StoreError("it refers to rows of its items, which are not there")
+        results = freeze([ItemRow.read(item, fetch, decode).value for item in items])
         return replace(content, patch={self.field: results, **patch})
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,13 +40,10 @@ behind a snapshot is fewer than `EVERY` rows, or in proportion to the snapshot, 
 ROW = 64
 """Bytes that a row counts for beside its content."""
 
-VERSION = 1
-"""Version of the snapshot format; a snapshot of another version is skipped."""
-
 logger = logging.getLogger("dspyer")
 
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
-_UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, zlib.error, StateError)
+_UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, StateError)
 
 
 class SinceSnapshot(NamedTuple):
@@ -104,25 +100,17 @@ class LoadedSnapshot(NamedTuple):
 class SnapshotContent(Content):
     """The content of a snapshot: it is encoded when a store asks for its bytes."""
 
-    __slots__ = ("_size",)
+    __slots__ = ()
 
     @property
     def data(self) -> bytes:
-        """The compressed bytes."""
+        """The bytes: JSON, which a store compresses with the body."""
         if self._data is None:
             blobs: dict[str, bytes] = {}
             state, index, commit = self._value
-            encoded = extract_blobs(encoding.encode(state), blobs)
-            text = _dump([VERSION, index, commit, encoded]).encode()
-            self._refs, self._blobs, self._size = tuple(blobs), blobs, len(text)
-            self._data = zlib.compress(text)
+            self._data = _dump([index, commit, extract_blobs(encoding.encode(state), blobs)]).encode()
+            self._refs, self._blobs = tuple(blobs), blobs
         return self._data
-
-    @property
-    def size(self) -> int:
-        """The bytes of its JSON."""
-        self.data  # noqa: B018 - encoding measures it
-        return self._size
 
 
 def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnapshot | None:
@@ -152,11 +140,9 @@ def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[Snapshot
         kept: SnapshotState = content.value(fetch)
         return kept, 0
     budget = ReadBudget()
-    text = budget.inflate(content.data)
+    text = budget.spend(content.data)
     try:
-        version, commit_index, commit, encoded = json.loads(text)
-        if version != VERSION:
-            raise StateError(f"its format has version {version}, this dspyer knows version {VERSION}")
+        commit_index, commit, encoded = json.loads(text)
         if content.refs:
             encoded = insert_blobs(encoded, fetch(content.refs), budget)
         state = ImmutableState(_load(encoded, decode))

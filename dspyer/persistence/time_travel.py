@@ -162,6 +162,10 @@ class ThreadReader:
         found = self.pages.writers(paths, at)
         if found is None:
             listed = self.cache.listed() if at is None else self.commits_around(at)
+            if at is None and listed.heads and (broken := listed.history.runs[listed.heads[-1]].broken):
+                raise StoreError(broken)  # it may have written there, and what is behind it, too
+            if at is not None:
+                listed.state(listed.index_of(at))  # raises if it cannot be read
             found = listed.last_writers(paths, listed.trunk_index if at is None else listed.log_index_of(at))
         return {path: found[path] for path in paths if path in found}
 
@@ -412,6 +416,8 @@ class PageReader:
         last = part.trunk_index if at is None else part.log_index_of(at)
         found, before = part.last_writers(paths, last), part.before
         missing = {path for path in paths if path not in found and path not in before}
+        if last is not None and any(part.writers.item(last, path) is not None for path in missing):
+            return None  # an older item: where it was in an older part is not known
         while missing and part.history.snapshot_at is not None:
             fields = {path[0] for path in missing if path}
             part = writing_part(self._reader, part.history.snapshot_at, fields, root)

@@ -10,8 +10,8 @@ from dspyer.errors import StoreError
 from dspyer.events import LMCall
 from dspyer.persistence.lm_calls import calls_in
 from dspyer.persistence.lm_usage import LMUsage, sum_usage, total_cost, usage_of_calls
-from dspyer.persistence.reader import newest_rows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, RowKind, Totals
+from dspyer.persistence.reader import newest_rows, own_commit, read_runs
+from dspyer.persistence.rows import EndRow, RowKind, Totals
 from dspyer.stores.base import Point, Row, Store
 
 
@@ -35,7 +35,7 @@ def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -
                 break
             calls += _readable_calls(row)
     for merged in read_runs(store, heads, root):
-        commits = sum(row.kind in COMMITS and not CommitRow.of(row).scope for row in merged.rows)
+        commits = sum(own_commit(row) is not None for row in merged.rows)
         found = found.with_run(run_usage(merged.rows), commits)
     usage = sum_usage((found.usage, usage_of_calls(calls)))
     return Totals(found.runs, usage, total_cost(usage), found.steps)

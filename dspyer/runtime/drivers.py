@@ -279,6 +279,8 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
         raise error
     if steps and error is None:
         transition = transition._replace(calls=count_calls(steps))
+    if session.layers.writes and error is None:
+        error = session.add_rows(execution, transition)
     session.finish(execution, transition if error is None else error, steps)
 
 

@@ -12,12 +12,11 @@ from typing import Any
 import dspy
 
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
-from dspyer.ids import Address, full_id, id_prefix, part_id
+from dspyer.ids import FIRST, Address, full_id, id_prefix, part_id
 from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.program_calls import InsideRun
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.row_codec import NewRow
 from dspyer.persistence.rows import EffectRow
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
@@ -114,13 +113,11 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
             raise asyncio.CancelledError from None
 
 
-def check_same_inputs(
-    inside: Inside, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
-) -> NewRow | None:
+def check_same_inputs(inside: Inside, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool) -> None:
     """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
 
-    Their digest is recorded like the result of an effect; returns its row, which is written with the first commit of
-    that run, and not by itself.
+    Their digest is recorded like the result of an effect; its row is written with the first commit of that run, and not
+    by itself.
     """
     text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -132,9 +129,9 @@ def check_same_inputs(
                 "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
                 "thread.run(..., abandon=True)"
             )
-        return None
+        return
     records.effects[place] = digest
-    return EffectRow(*place, digest).row()
+    records.with_commit[full_id(*inside.scope, FIRST)] = [EffectRow(*place, digest)]
 
 
 def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:

@@ -115,7 +115,7 @@ class ProgramCall:
         kept = records.take_kept(inside.scope, inside.attempts)
         rows = [*records.commits(inside.scope), *kept.rows]
         if inside.own_inputs:
-            run_start = run_start._replace(first_row=check_same_inputs(inside, records, inputs, begun=bool(rows)))
+            check_same_inputs(inside, records, inputs, begun=bool(rows))
         run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
         if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
             schema.check_state_limit(None, ImmutableState(), inputs, state)
@@ -149,7 +149,7 @@ class ProgramCall:
         if ended.questions:
             direct = request.inside is None and bool(executing_id())
             raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
-        state, inputs, outputs = session.run.trunk_state._map, session.inputs._map, session.graph.outputs
+        state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
         if outputs is None:
             outputs = tuple(
                 [name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])]

@@ -22,7 +22,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_calls import LMCallLog, StoredCalls
 from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import rows_of_part
-from dspyer.persistence.row_codec import NO_BLOBS, NewRow
+from dspyer.persistence.row_codec import NO_BLOBS, DraftRow
 from dspyer.persistence.rows import COMMITS, CommitRow, MapItems, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.run_start import Inside, RunIds, RunStart
@@ -45,12 +45,12 @@ class CommitRows:
 
     def since(
         self, first: int, run: RunState, lm_calls: LMCallLog | None = None, packed: list[LMCall] | None = None
-    ) -> list[NewRow]:
+    ) -> list[DraftRow]:
         """The rows of the commits of a run from an index on.
 
         `lm_calls` has the LM calls that go with the commits; those in the rows are added to `packed`.
         """
-        found: list[NewRow] = []
+        found: list[DraftRow] = []
         packed = [] if packed is None else packed
         for index in range(first, len(run.log)):
             entry = run.log[index]
@@ -61,6 +61,8 @@ class CommitRows:
                 # Before the commit: whatever keeps the commit keeps these, too.
                 found += lm_calls.rows_inside(execution, packed)
                 calls = lm_calls.calls_of(execution, packed)
+            if self._records.with_commit:  # before it, as these
+                found += [row.row() for row in self._records.with_commit.get(execution, ())]
             is_first = commit.patch is self._first_patch  # the row of its start has it already
             made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
             if joined or (schema.user_folded and entry.parents):
@@ -109,7 +111,7 @@ class RunLog:
         lm_calls = self._records.lm_calls
         return None if lm_calls is None else lm_calls.take_error()
 
-    def new_rows(self, run: RunState) -> list[NewRow]:
+    def new_rows(self, run: RunState) -> list[DraftRow]:
         """The rows of everything since the last write."""
         if (error := self.lm_call_error()) is not None:
             raise error
@@ -129,7 +131,7 @@ class RunLog:
             return [(Failure.of(shown, node=call.node, branch=path, execution=execution), shown)]
         return []
 
-    def end_rows(self, run: RunState, status: str, failures: Sequence[tuple[Failure, BaseException]]) -> list[NewRow]:
+    def end_rows(self, run: RunState, status: str, failures: Sequence[tuple[Failure, BaseException]]) -> list[DraftRow]:
         """The last rows of the run."""
         rows = self.new_rows(run)
         if self._records.lm_calls is not None:
@@ -139,7 +141,7 @@ class RunLog:
         usage = sum_usage((records.used_before, usage_so_far()))
         return [*rows, end_row(status, digest, failures, usage, len(run.log), records.totals_before)]
 
-    def snapshot_state(self, run: RunState, rows: Sequence[NewRow]) -> SnapshotState | None:
+    def snapshot_state(self, run: RunState, rows: Sequence[DraftRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
         ended = rows[-1].kind == RowKind.END
         if self._inside or not self.journal.tail.snapshot_is_due(counted(rows), ended):
@@ -150,7 +152,7 @@ class RunLog:
             return None
         return SnapshotState(last.state, index, prefix_at(index, *self._prefixes) + last.commit.id)
 
-    def ended(self, run: RunState, end: NewRow) -> None:
+    def ended(self, run: RunState, end: DraftRow) -> None:
         """Marks the end of the run as written; the head that it has made of its thread is remembered."""
         self.end_written, journal = True, self.journal
         if run.ended and journal.thread and journal.run_row is not None:

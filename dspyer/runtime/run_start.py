@@ -10,7 +10,6 @@ from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.patch import Replace
 from dspyer.persistence.execution_records import AnswerSource, KeptRun, no_answer
-from dspyer.persistence.row_codec import NewRow
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.state import ImmutableState
@@ -34,7 +33,6 @@ class RunStart(NamedTuple):
         id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
             to which it does not apply any more, prefix), in ascending order.
         kept: of a run inside a node, what earlier attempts of the node have committed in this process.
-        first_row: a row to write together with the first commit; None for none.
     """
 
     run: RunState
@@ -45,7 +43,6 @@ class RunStart(NamedTuple):
     earlier: EarlierCommits | None = None
     id_prefixes: tuple[tuple[int, str], ...] = ()
     kept: KeptRun = KeptRun()
-    first_row: NewRow | None = None
 
     def to_replay(self) -> RunStart:
         """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""

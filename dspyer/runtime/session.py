@@ -55,7 +55,8 @@ from dspyer.persistence.execution_records import (
     ExecutionRecords,
     RecordKey,
 )
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
+from dspyer.persistence.rows import LayerRow
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request
@@ -77,6 +78,7 @@ from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_l
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal, TimeLimit
+from dspyer.values.frozen import thaw
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -173,10 +175,11 @@ class Session(AttemptHost):
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
-        self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
-        self.layers = self.events.layers = RunLayers(layers, self)
-        shapes = graph.topology.schema.field_shapes
-        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
+        self.layers = RunLayers(layers, self)
+        self.events = SessionEvents(self.layers, request, self.ids, self.log)
+        if self.events.heard:
+            shapes = graph.topology.schema.field_shapes
+            self.events.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
 
     # --- where it is
 
@@ -189,6 +192,12 @@ class Session(AttemptHost):
     def scope(self) -> tuple[str, ...]:
         """The executions around the run, if it is a part of another one."""
         return self.ids.scope
+
+    def rows(self, kind: str) -> list[Any]:
+        """The bodies of the rows of a kind that layers have added to its commits, in order (`Layer.rows`)."""
+        known, local_id = self.records.with_commit, self.ids.local_id
+        rows = [row for entry in self.run.log for row in known.get(local_id(entry.commit.id), ())] if known else ()
+        return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     @property
     def in_node(self) -> tuple[str, int | None]:
@@ -252,7 +261,7 @@ class Session(AttemptHost):
                     position = 0 if not self.graph.interrupt_after else self._next_position()
                     if position is None:
                         break
-                    self.run, execution, events = begin(self.run, position, None, self.events.heard())
+                    self.run, execution, events = begin(self.run, position, None, bool(self.events.heard))
                 except CancelledError:  # what answers, or a merge policy, was refused an LM call: a resume asks again
                     if not self.stopped:
                         raise
@@ -267,6 +276,16 @@ class Session(AttemptHost):
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
+
+    def add_rows(self, execution: Execution, transition: Transition) -> Exception | None:
+        """Keeps what the layers add to the commit that comes of a transition; returns what one raised: it fails it."""
+        commit = advance(self.run, execution.id, transition, heard=False)[0].log[-1].commit  # a value: nothing is done
+        place = self.ids.local_id(commit.id)
+        try:
+            self.records.with_commit[place] = self.layers.rows(commit, place)
+        except Exception as error:  # noqa: BLE001 - of a layer
+            return error
+        return None
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
@@ -293,8 +312,6 @@ class Session(AttemptHost):
         else:
             if execution.node in self.graph.rejecting:
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.layers.shown)
-            if self.log is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
-                self.records.queue_row(self.run_start.first_row)
             if self.records.questions:
                 self.records.end_questions(self.ids.local_id(execution.id))
             if self.records.kept:
@@ -303,7 +320,7 @@ class Session(AttemptHost):
         if self.records.lm_calls is not None and isinstance(outcome, BaseException):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
-        self.run, events = advance(self.run, execution.id, found, failed, self.events.heard())
+        self.run, events = advance(self.run, execution.id, found, failed, bool(self.events.heard))
         if events:
             self.events.publish_once_written(events)
 
@@ -480,14 +497,14 @@ class Session(AttemptHost):
     def written(self, log: RunLog) -> None:
         """Publishes the events whose rows are now written."""
         for event in log.written(self.run):
-            self.publish(event)
+            self.events.publish(event)
 
     def write_failed(self, log: RunLog, error: BaseException) -> None:
         """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
         self.run = log.failed(error)
         self.stop("its store failed")  # ends the pauses between attempts
 
-    def end_rows(self, log: RunLog) -> list[NewRow]:
+    def end_rows(self, log: RunLog) -> list[DraftRow]:
         """The last rows of the run."""
         if (error := log.lm_call_error()) is not None:
             self.write_failed(log, error)
@@ -525,8 +542,10 @@ class Session(AttemptHost):
         duration = time.perf_counter() - self.began[1]
         self._show_failures()
         status = self.status
-        self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
-        error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
+        if self.events.heard:
+            self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
+        found = (None, ()) if status == "completed" else (self.error(), self.questions())
+        error, questions = [self.layers.shown(one, ends=True) for one in found]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame

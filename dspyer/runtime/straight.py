@@ -66,7 +66,7 @@ _NO_PATHS: Paths = {}
 def straight_paths(session: Session) -> Paths:
     """The straight path of each node that has one, by name; none if something surrounds the nodes of the session."""
     graph = session.graph
-    if session.layers.at_each_step or session.records.questions:
+    if session.layers.per_step or session.records.questions:
         return _NO_PATHS
     paths: dict[str, StraightPath | None] = graph.straight
     if not paths:
@@ -186,7 +186,8 @@ def _straight(
 def _first(session: Session, way_out: WayOut) -> Transition:
     """The first commit, of `START` or in the name of a node: its patch is known, and only the way out is not."""
     began, clock = time(), perf_counter()
-    return _transition(session, session.run_start.patch, session.inputs, None, way_out, began, clock)
+    first = session.run_start
+    return _transition(session, first.patch, first.state, None, way_out, began, clock)
 
 
 def _as_raised(error: BaseException, node: Node) -> BaseException:

@@ -1,12 +1,13 @@
-"""How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows in zlib, and back.
+"""How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows compressed, and back.
 
 Bytes, not the databases' own text and JSON types: PostgreSQL's `text` refuses the character 0 and its `jsonb` rewrites
 numbers, and neither database takes the lone surrogates that a model may return.
 
-The *body* of an entry or a snapshot is zlib over three lines: the header as JSON, the ids of the blobs of the content
-with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the first two.
-A body without content has one line. Entries are short and alike, so the compressor begins with a preset dictionary
-(RFC 1950, section 2.2): `zlib.decompressobj(zdict=DICTIONARY).decompress(body)` reads any of them.
+The *body* of an entry or a snapshot is DEFLATE (RFC 1951) over three lines: the header as JSON, the ids of the blobs of
+the content with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the
+first two. A body without content has one line. Entries are short and alike, so the compressor begins with a preset
+dictionary: `zlib.decompressobj(-15, zdict=DICTIONARY).decompress(body)` reads any of them. Two bytes follow, the CRC-16
+of those before them: the frame that zlib itself puts around them takes ten, a fifth of the body of a short entry.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from binascii import crc_hqx
 from typing import Any
 
 from dspyer.errors import StateError, brief
 from dspyer.stores.base import END, Owner, Point, Row, ending_of
-from dspyer.stores.content import MAX_JSON_BYTES, Content
+from dspyer.stores.content import MAX_JSON_BYTES, Content, parse_json
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 DICTIONARY = (
-    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"fini'
-    b'sh_reason":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"me'
-    b'ssages":[{"role":"system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":'
-    b'["trunk:"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","v'
-    b'alue":[{"$type":"replace","value":{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents'
-    b'":[0,1]}\n\n{"patch":{"answer":"}},"lm_calls":[{"predictor":""to":["END"],"at":18,"took":1,"step":2,"visit'
-    b'":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assistant","content":"{"role":"user","content":"}]}}"'
-    b'}}{"id":"trunk:1","node":"","to":[""],"at":179,"took":1}\n\n{"patch":{"'
+    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"finish_reason'
+    b'":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"messages":[{"role":"'
+    b'system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":["trunk:"status":"completed'
+    b'","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","value":[{"$type":"replace","value":'
+    b'{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents":[0,1]}\n\n{"patch":{"answer":"}},"lm_call'
+    b's":[{"predictor":""to":["END"],"at":[18,"step":2,"visit":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assis'
+    b'tant","content":"{"role":"user","content":"}]}}"}}]}\n\n{"patch":{"{"id":"trunk:1","node":"","to":[""],"at":[179'
 )
 """What bodies often hold, the most frequent last. A part of the format: another text is another version of it."""
 
@@ -91,6 +92,9 @@ def encode_blob_id(name: str) -> bytes:
 
 # --- bodies
 
+_CRC_START = 0xFFFF
+"""With what the CRC-16 begins, so that zeros in front change it."""
+
 DAMAGED = "damaged"
 """The one key of the header of a row whose body cannot be read; its value says why."""
 
@@ -101,9 +105,10 @@ def encode_body(header: Any, content: Content | None) -> bytes:
     if content is not None:
         data = content.data
         text = b"%b\n%b\n%b" % (text, ",".join(content.refs).encode(), data)
-    window, memory = (11, 2) if len(text) <= _SHORT else (15, 8)
+    window, memory = (-11, 2) if len(text) <= _SHORT else (-15, 8)  # negative: without the frame of zlib
     packer = zlib.compressobj(6, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    return packer.compress(text) + packer.flush()
+    packed = packer.compress(text) + packer.flush()
+    return packed + crc_hqx(packed, _CRC_START).to_bytes(2)
 
 
 def decode_body(body: bytes) -> tuple[Any, Content | None]:
@@ -113,7 +118,9 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
     stay readable.
     """
     try:
-        unpacker = zlib.decompressobj(zdict=DICTIONARY)
+        if crc_hqx(body, _CRC_START):  # 0 if the last two bytes are the CRC-16 of those before them
+            raise StateError("its checksum is wrong")
+        unpacker = zlib.decompressobj(-15, DICTIONARY)
         text = unpacker.decompress(body, MAX_BODY + 1)  # a zip bomb is recognized without being decompressed
         if len(text) > MAX_BODY:
             raise StateError(f"it holds more than the {MAX_BODY:,} bytes that are read at most")
@@ -124,7 +131,7 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
         if rest:
             refs, data = rest
             content = Content.stored(data, refs.decode().split(",") if refs else ())
-        return json.loads(header), content
+        return parse_json(header.decode("utf-8", "surrogatepass")), content
     except (zlib.error, TypeError, ValueError, RecursionError, StateError) as error:  # TypeError: SQLite may hold text
         return {DAMAGED: f"its body {brief(body)} cannot be read: {error}"}, None
 
@@ -146,3 +153,38 @@ def decode_ended(ended: bytes) -> tuple[str, Row]:
 def ended_range(status: str) -> tuple[bytes, bytes]:
     """The columns of the runs that ended with a status: those from the first one on, and below the second one."""
     return encode_text(status) + b"\n", encode_text(status) + b"\x0b"
+
+
+# --- tables
+
+VERSION = 6
+"""The version of the tables, which is in the table `version`."""
+
+TABLES = """
+CREATE TABLE {s}.version (number bigint NOT NULL);
+INSERT INTO {s}.version VALUES ({version});
+CREATE TABLE {s}.fence (largest bigint NOT NULL);
+INSERT INTO {s}.fence VALUES (0);
+CREATE TABLE {s}.thread (name {name} PRIMARY KEY NOT NULL, fencing bigint NOT NULL, head_run {id}, head_seq bigint,
+    root_run {id}, root_seq bigint, owner {bytes}, lease_until {time} NOT NULL, runs bigint NOT NULL) {thread};
+CREATE INDEX thread_head ON {s}.thread (head_run);
+CREATE TABLE {s}.run (id {id} PRIMARY KEY NOT NULL, thread {name} NOT NULL, parents {bytes} NOT NULL,
+    header {bytes} NOT NULL, graph {bytes}, started float8 NOT NULL, ended {bytes}) {keyed};
+CREATE INDEX run_thread ON {s}.run (thread);
+CREATE INDEX run_started ON {s}.run (started, id);
+CREATE TABLE {s}.link (parent {id}, child {id}, PRIMARY KEY (parent, child)) {keyed};
+CREATE INDEX link_child ON {s}.link (child);
+CREATE TABLE {s}.entry (run {id}, seq bigint, kind {id} NOT NULL, body {bytes} NOT NULL,
+    PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.snapshot (run {id}, seq bigint, body {bytes} NOT NULL, PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.blob (id {bytes} PRIMARY KEY NOT NULL, body {bytes} NOT NULL) {keyed};
+CREATE TABLE {s}.ref (blob {bytes}, run {id}, seq bigint, PRIMARY KEY (blob, run, seq)) {keyed};
+CREATE INDEX ref_run ON {s}.ref (run, seq)
+"""
+"""The tables, with the names that a database has for types: a run is a row of `run` and rows of `entry`.
+
+`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
+expires, or when the thread was released, which has no owner then. `link` has the parents of runs, and `ref` the uses of
+blobs (`seq` is that of an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null
+until a run has ended.
+"""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
-from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -40,12 +38,15 @@ _UNCOUNTED = 100_000
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Returns blobs by id."""
 
+parse_json = json.JSONDecoder().decode
+"""The value of JSON text. `json.loads` first looks for an encoding and for options, in as much time as a row takes."""
+
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
 
 
 class ReadBudget:
-    """What may still be read for one content or one snapshot, spent before anything is decompressed or parsed."""
+    """What may still be read for one content or one snapshot, spent before anything is parsed."""
 
     def __init__(self) -> None:
         self._bytes = MAX_JSON_BYTES
@@ -69,19 +70,6 @@ class ReadBudget:
                 f"{MAX_VALUES:,} are stored and read at most in one piece"
             )
         return data
-
-    def inflate(self, data: bytes) -> bytes:
-        """Decompress bytes of JSON and account for them."""
-        reader = zlib.decompressobj()
-        # One byte more than allowed: a zip bomb is recognized without being decompressed.
-        found = reader.decompress(data, self._bytes + 1)
-        if len(found) > self._bytes:
-            raise StateError(
-                f"compressed bytes hold more than the {MAX_JSON_BYTES:,} bytes that are read at most in one piece"
-            )
-        if not reader.eof:
-            raise StateError("compressed bytes are truncated")
-        return self.spend(found)
 
     def expand(self, data: bytes) -> bytes:
         """Account for the bytes of a blob that replaces a reference, and return them."""
@@ -206,11 +194,14 @@ class Content:
         data = self.data
         budget = ReadBudget()
         try:
-            plain = json.loads(budget.spend(data, _UNCOUNTED))
+            plain = parse_json(budget.spend(data, _UNCOUNTED).decode("utf-8", "surrogatepass"))
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]
-                plain = insert_blobs(plain, fetch(named), budget) if named else plain
+                found = fetch(named) if named else {}
+                if lost := [name for name in named if name not in found]:
+                    raise LookupError(f"the large value {lost[0]!r} is lost or damaged")
+                plain = insert_blobs(plain, found, budget) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
@@ -253,32 +244,21 @@ def extract_blob(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
     """The reference to a long text or bytes; its blob is added to `blobs`."""
     data, kind = (value.encode(), "text") if isinstance(value, str) else (value, "bytes")
     known = _known_ids.get(id(value))
-    if known is not None and known[0] is value:
-        name = known[1]
-    else:
-        name = blob_id(data)
-        _remember_id(value, name)
-    blobs[name] = data
-    return {TAG: f"blob {kind}", "value": name}
+    if known is None:
+        known = (value, blob_id(data))
+        if len(value) <= REMEMBERED_CHARACTERS:
+            if sum([len(one) for one, _ in list(_known_ids.values())]) + len(value) > REMEMBERED_CHARACTERS:
+                _known_ids.clear()
+            _known_ids[id(value)] = known
+    blobs[known[1]] = data
+    return {TAG: f"blob {kind}", "value": known[1]}
 
 
 REMEMBERED_CHARACTERS = 32 * 1024 * 1024
-"""Length of the most recent long values whose ids are remembered: a value that stays in a state is hashed once."""
+"""Length of the long values whose ids are remembered: a value that stays in a state is hashed once."""
 
 # By the value's `id()`, with the value itself: while it is kept here, no other object can get the same `id()`.
 _known_ids: dict[int, tuple[str | bytes, str]] = {}
-_known_ids_lock = Lock()
-
-
-def _remember_id(value: str | bytes, name: str) -> None:
-    if len(value) > REMEMBERED_CHARACTERS:
-        return
-    with _known_ids_lock:
-        _known_ids.pop(id(value), None)
-        _known_ids[id(value)] = (value, name)
-        size = sum([len(one) for one, _ in _known_ids.values()])
-        while size > REMEMBERED_CHARACTERS:
-            size -= len(_known_ids.pop(next(iter(_known_ids)))[0])
 
 
 def insert_blobs(plain: Any, blobs: Mapping[str, bytes], budget: ReadBudget) -> Any:

@@ -16,6 +16,7 @@ import base64
 import hashlib
 import hmac
 import os
+import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -142,7 +143,7 @@ class Encrypted(StoreAround):
 
     def _decrypting(self, content: Content, location: bytes) -> Content:
         def decrypt(encrypted: bytes) -> _Decrypted:
-            data = self._decrypt(encrypted, location, f"row {location.decode().partition('/')[2]}")
+            data = zlib.decompress(self._decrypt(encrypted, location, f"row {location.decode().partition('/')[2]}"))
             end = 4 + int.from_bytes(data[:4])
             refs = tuple(filter(None, data[4:end].decode().split(",")))
             return _Decrypted(refs, data[end:])
@@ -228,12 +229,13 @@ class _EncryptedContent(Content):
 def _encrypt(content: Content, location: bytes, cipher: Cipher) -> Content:
     """A content for the inner store.
 
-    The ids of its blobs are encrypted with its bytes: their length in 4 bytes, the ids with commas, the bytes. The
-    inner store gets the keyed ids as references, so that it knows which blobs are still needed.
+    The ids of its blobs are encrypted with its bytes: their length in 4 bytes, the ids with commas, the bytes. All of
+    it is compressed before, since the inner store cannot compress what is encrypted. The inner store gets the keyed ids
+    as references, so that it knows which blobs are still needed.
     """
     data, refs = content.data, content.refs
     names = ",".join(refs).encode()
-    encrypted = cipher.encrypt(len(names).to_bytes(4) + names + data, location)
+    encrypted = cipher.encrypt(zlib.compress(len(names).to_bytes(4) + names + data), location)
     blobs = {}
     for name, blob in content.blobs.items():
         keyed_id = cipher.keyed_id(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -47,12 +47,12 @@ from dspyer.stores.columns import (
     ended_range,
 )
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, check_runs, plan_write
 
 T = TypeVar("T")
 Columns = tuple[Any, ...]
-Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
+Plan = Callable[[Mapping[str, ThreadRow], Mapping[str, RunSummary]], DeletionPlan]
 Ref = tuple[bytes, str, int]
 """A use of a blob, the columns of the table `ref`: the blob, the run, and the entry, or -1 minus that of a snapshot."""
 
@@ -71,11 +71,9 @@ class SQLSession(ABC):
 
     Attributes:
         lease: the expression for the column of a lease.
-        order: the columns by which the runs of a thread are in the order of their creation.
     """
 
     lease: ClassVar[str]
-    order: ClassVar[str]
 
     @abstractmethod
     def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
@@ -89,25 +87,21 @@ class SQLSession(ABC):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         """Execute a statement with each of the values."""
 
-    @abstractmethod
-    def stream(self, statement: str, values: Any = ()) -> Iterator[Columns]:
-        """Execute a statement and return its rows one by one: all of them together may be more than fits in memory."""
-
-    @abstractmethod
     def encode_name(self, name: str) -> Any:
         """The column of the name of a thread."""
+        return name
 
-    @abstractmethod
     def decode_name(self, column: Any) -> str:
         """The name of a thread."""
+        return str(column)
 
-    @abstractmethod
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         """A thread as it was read from its columns, with the seconds of its lease."""
+        return thread
 
-    @abstractmethod
     def at_one_time(self) -> AbstractContextManager[object]:
-        """Make all statements of a block see the same rows."""
+        """Make all statements of a block see the same rows, where others write meanwhile."""
+        return nullcontext()
 
     @abstractmethod
     def lock(self, change: Change) -> CurrentRows:
@@ -121,9 +115,8 @@ class SQLSession(ABC):
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
         """Write the row of the thread of a change."""
 
-    @abstractmethod
     def lock_blobs(self, blobs: list[bytes]) -> None:
-        """Keep others from referring to blobs that may be deleted."""
+        """Keep others from referring to blobs that may be deleted; nothing to do where one writes at a time."""
 
     def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:
         """Execute a statement, in which `KEYS` is the list of keys, for all of them, and return its rows."""
@@ -193,16 +186,18 @@ class SQLStore(Store):
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         gone = frozenset(threads)
-        return self._delete(gone, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
+        around = gone if len(gone) <= MAX_NAMES else ()
+        return self._delete(around, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
 
     def drop_snapshots(self) -> None:
-        roots = "SELECT 1 FROM {s}.thread WHERE root_run = snapshot.run AND root_seq = snapshot.seq"
+        roots = "SELECT 1 FROM {s}.thread WHERE root_run = run AND root_seq = "
 
         def work(session: SQLSession) -> None:
-            _delete_places(session, "snapshot", f"NOT EXISTS ({roots})")
+            session(f"DELETE FROM {{s}}.snapshot WHERE NOT EXISTS ({roots}seq)")
+            _delete_unused(session, _delete_refs(session, f"seq < 0 AND NOT EXISTS ({roots}-1 - seq)"))
 
         self._write(work)
 
@@ -214,6 +209,7 @@ _RUN = "SELECT run.id, run.thread, run.parents, run.header FROM {s}.run"
 LAST = "coalesce((SELECT max(seq) FROM {s}.entry WHERE entry.run = run.id), -1)"
 _ROWS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq BETWEEN ? AND ?"
 _ENDINGS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq <= ? AND kind IN (?, ?)"
+_SPAN = "run = ? AND seq BETWEEN ? AND ?"
 _SNAPSHOT = "SELECT seq, body FROM {s}.snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 
 
@@ -233,7 +229,7 @@ def read_run(session: SQLSession, run: str) -> RunRow | None:
 
 
 def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
-    found = session(f"{_RUN} WHERE {where} ORDER BY {session.order}", (value,))
+    found = session(f"{_RUN} WHERE {where} ORDER BY started, id", (value,))
     return [decode_run(session, columns) for columns in found]
 
 
@@ -366,11 +362,6 @@ class EncodedChange(NamedTuple):
                 refs += [(encode_blob_id(name), run, seq) for name in content.refs]
         return cls(bodies, snapshot, blobs, refs)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return sum(map(len, self.bodies.values())) + len(self.snapshot) + sum(map(len, self.blobs.values()))
-
 
 def write_planned(session: SQLSession, change: Change, encoded: EncodedChange) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
@@ -424,15 +415,58 @@ def _insert_run(session: SQLSession, run: RunRow) -> None:
 
 def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedChange) -> set[bytes]:
     """Insert or replace a snapshot; return the blobs that the replaced one referred to."""
-    at, body, here = snapshot.at, encoded.snapshot, "run = ? AND seq = ?"
+    at, body = snapshot.at, encoded.snapshot
     if session.count("INSERT INTO {s}.snapshot VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*at, body)):
         return set()
-    _, freed = _delete_refs(session, "snapshot", here, at)
-    session(f"UPDATE {{s}}.snapshot SET body = ? WHERE {here}", (body, *at))
-    return freed
+    session("UPDATE {s}.snapshot SET body = ? WHERE run = ? AND seq = ?", (body, *at))
+    return _delete_refs(session, _SPAN, (at.run, -1 - at.seq, -1 - at.seq))
 
 
 # --- deletion
+
+MAX_NAMES = 10_000
+"""How many threads a deletion looks around; with more of them it searches the whole store."""
+
+# The runs that decide what is deleted with the threads `gone`, as `dspyer.stores.reachability` says: the search ends at
+# those that are not `free`. CROSS JOIN: SQLite looks for what is on the right with what is on the left, and never the
+# other way round. `free` is a column, since SQLite may read a whole table of a join first if a term filters it.
+_FREE = """
+    NOT EXISTS (SELECT 1 FROM {s}.thread AS owner WHERE name = (SELECT thread FROM {s}.run WHERE id = %s)
+        AND root_run IS NULL AND name NOT IN (SELECT name FROM gone))"""
+_NEAR = f"""
+    WITH RECURSIVE gone (name) AS (VALUES %s), behind (id, free) AS (
+        SELECT run.id, true FROM gone CROSS JOIN {{s}}.run WHERE run.thread = gone.name
+        UNION SELECT own.head_run, {_FREE % "own.head_run"}
+            FROM gone CROSS JOIN {{s}}.thread AS own WHERE own.name = gone.name
+        UNION SELECT link.parent, {_FREE % "link.parent"}
+            FROM behind CROSS JOIN {{s}}.link WHERE link.child = behind.id AND behind.free
+    ), near (id) AS (
+        SELECT id FROM behind WHERE free
+        UNION SELECT link.child FROM near CROSS JOIN {{s}}.link WHERE link.parent = near.id
+    )"""
+_SUMMARIES = f"SELECT run.id, thread, parents, {LAST} FROM"
+
+
+def read_around(session: SQLSession, names: Collection[str]) -> tuple[dict[str, ThreadRow], dict[str, RunSummary]]:
+    """The threads and runs that decide what is deleted with threads; all without names."""
+    gone = [session.encode_name(name) for name in names]
+    statement = f"{_SUMMARIES} {{s}}.run"
+    if gone:
+        near = _NEAR % ", ".join(["(?)"] * len(gone))
+        statement = f"{near} {_SUMMARIES} near CROSS JOIN {{s}}.run WHERE run.id = near.id"
+    runs = {
+        run: RunSummary(session.decode_name(thread), decode_points(parents), last)
+        for run, thread, parents, last in session(statement, gone)
+    }
+    threads = THREAD.replace("LEASE", session.lease)
+    if gone:
+        named = {*gone, *[session.encode_name(run.thread) for run in runs.values() if run.thread]}
+        found = session.of_keys(f"{threads} WHERE name IN (KEYS)", named)
+        found += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
+    else:
+        found = session(threads)
+    rows = [decode_thread(session, columns) for columns in found]
+    return {row.name: row for row in rows}, runs
 
 
 def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]) -> None:
@@ -447,15 +481,20 @@ def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]
 
 
 def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
-    """Delete what a plan says."""
+    """Delete what a plan says, and the blobs that nothing refers to then."""
     places: list[tuple[str, Sequence[Any]]] = [
         *[(f"run IN ({_marks(batch)})", batch) for batch in _batches(plan.runs)],
-        *[("run = ? AND seq BETWEEN ? AND ?", span) for span in plan.rows],
+        *[(_SPAN, span) for span in plan.rows],
     ]
-    rows = sum(_delete_places(session, "entry", *place) for place in places)
-    for place in places:
-        _delete_places(session, "snapshot", *place)
-    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+    rows, freed = 0, set[bytes]()
+    for where, values in places:
+        rows += session.count(f"DELETE FROM {{s}}.entry WHERE {where}", values)
+        session(f"DELETE FROM {{s}}.snapshot WHERE {where}", values)
+        freed |= _delete_refs(session, where, values)
+    for run, first, last in plan.rows:
+        freed |= _delete_refs(session, _SPAN, (run, -1 - last, -1 - first))
+    _delete_unused(session, freed)
+    for run in {run for run, *_ in plan.rows}:  # the end of a run may be among the deleted rows
         end = read_end(session, run)
         session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
     for statement, keys in (
@@ -468,32 +507,11 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
     return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
 
 
-def _delete_places(session: SQLSession, table: str, where: str, values: Sequence[Any] = ()) -> int:
-    """Delete rows or snapshots with the blobs that only they refer to; return how many there were."""
-    count, freed = _delete_refs(session, table, where, values)
-    session(f"DELETE FROM {{s}}.{table} WHERE {where}", values)
-    _delete_unused(session, freed)
-    return count
-
-
-def _delete_refs(session: SQLSession, table: str, where: str, values: Sequence[Any]) -> tuple[int, set[bytes]]:
-    """Delete what rows or snapshots refer to, as their bodies say; return how many they are, and their blobs.
-
-    The table of references is in the order of the blobs. It is searched only for a damaged body, which says nothing.
-    """
-    count, refs, damaged = 0, list[Ref](), list[tuple[str, int]]()
-    for run, seq, body in session.stream(f"SELECT run, seq, body FROM {{s}}.{table} WHERE {where}", values):
-        count += 1
-        header, content = decode_body(body)
-        place = seq if table == "entry" else -1 - seq
-        if content is not None:
-            refs += [(encode_blob_id(name), run, place) for name in filter(BLOB_ID.fullmatch, content.refs)]
-        elif isinstance(header, dict) and DAMAGED in header:
-            damaged.append((run, place))
-    for at in damaged:
-        refs += session("SELECT blob, run, seq FROM {s}.ref WHERE run = ? AND seq = ?", at)
-    session.each("DELETE FROM {s}.ref WHERE blob = ? AND run = ? AND seq = ?", refs)
-    return count, {blob for blob, *_ in refs}
+def _delete_refs(session: SQLSession, where: str, values: Sequence[Any] = ()) -> set[bytes]:
+    """Delete uses of blobs; return the blobs."""
+    freed = {blob for (blob,) in session(f"SELECT blob FROM {{s}}.ref WHERE {where}", values)}
+    session(f"DELETE FROM {{s}}.ref WHERE {where}", values)
+    return freed
 
 
 def _delete_unused(session: SQLSession, freed: Collection[bytes]) -> None:

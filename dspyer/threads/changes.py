@@ -27,7 +27,7 @@ from dspyer.persistence.reader import (
     without_rows,
 )
 from dspyer.persistence.replay import update_commit
-from dspyer.persistence.row_codec import NO_BLOBS, NewRow
+from dspyer.persistence.row_codec import NO_BLOBS, DraftRow
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -212,7 +212,7 @@ class ManualCommit(NamedTuple):
     """A commit that no node has made: the run, or the part of one, that holds it, and its rows."""
 
     run: RunRow
-    rows: list[NewRow]
+    rows: list[DraftRow]
 
 
 def _only_made_as(starter: RunStarter, prefix: HistoryPrefix) -> str | None:
@@ -250,7 +250,7 @@ def one_commit_run(
     return ManualCommit(RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, first, label)), rows)
 
 
-def completed(starter: RunStarter, commit: NewRow, parents: Sequence[Point], root: Point | None) -> list[NewRow]:
+def completed(starter: RunStarter, commit: DraftRow, parents: Sequence[Point], root: Point | None) -> list[DraftRow]:
     """The rows of a completed run of one commit, which continues the rows `parents`."""
     digest = Journal(starter.store, starter.thread, 0, "", 0).digest([commit])
     before = totals_at(starter.store, parents, root)
@@ -263,7 +263,7 @@ def commit_in_open_run(
     prefix: HistoryPrefix,
     label: str,
     patch: Mapping[str, Any],
-) -> list[NewRow]:
+) -> list[DraftRow]:
     """The rows of a commit in an open run, between its last commit and the node that comes next.
 
     Raises `ThreadError` if several branches are active (`listed` then finds the nearest versions with one), or if the
@@ -281,7 +281,7 @@ def commit_in_open_run(
     ]
 
 
-def end_in_open_run(starter: RunStarter, prefix: HistoryPrefix, status: str, more: int = 0) -> NewRow:
+def end_in_open_run(starter: RunStarter, prefix: HistoryPrefix, status: str, more: int = 0) -> DraftRow:
     """The row of the end of an open run after a prefix of it and so many commits more: it has used what that has."""
     run = prefix.run
     row = starter.store.thread(starter.thread)

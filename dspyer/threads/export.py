@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -30,7 +29,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, leases, new_owner
 from dspyer.persistence.lm_calls import StoredCall, calls_in, encode_call, usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
-from dspyer.persistence.row_codec import encode_content
+from dspyer.persistence.row_codec import encode_content, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, EndRow, RowKind, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot
 from dspyer.persistence.time_travel import check_thread_name
@@ -38,7 +37,7 @@ from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
-from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
+from dspyer.stores.reachability import RunSummary, reachable_rows
 from dspyer.stores.writes import same_row, same_run
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque
@@ -89,6 +88,7 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
             "header": dict(run.header),
         }
         for row in rows:
+            is_readable(row)  # a warning names it: the file can be read by people, and not be loaded
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
             if row.content is not None and shown is not None:
                 line["content"] = shown(row)
@@ -179,7 +179,7 @@ def reached_runs(store: Store, row: ThreadRow) -> list[ReachedRun]:
         name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
         for name, run in runs.items()
     }
-    spans = reachable_rows(ThreadBounds(row.head, row.root), extents, own)
+    spans = reachable_rows(row, extents, own)
     kept = {
         name: ReachedRun(
             runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]
@@ -331,7 +331,7 @@ VALUES = 32_000_000
 """Most JSON values in all lines of a file."""
 
 # What parsing of a line that `export` has not written may raise.
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error, StateError, StoreError)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, StateError, StoreError)
 
 
 class Exported(NamedTuple):

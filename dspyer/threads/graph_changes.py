@@ -20,7 +20,7 @@ from dspyer.graph.spec import GraphSpec, Migrate
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.persistence.replay import update_commit
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.persistence.rows import CommitContent, RowKind, manual_commit_row
 from dspyer.reducers import Updates
 from dspyer.runtime.run_start import RunStart
@@ -163,7 +163,7 @@ class GraphCompatibility:
             (*error.changes, *found),
         )
 
-    def adapted_run(self, run_start: RunStart, last: RunRows) -> tuple[RunStart, list[NewRow]]:
+    def adapted_run(self, run_start: RunStart, last: RunRows) -> tuple[RunStart, list[DraftRow]]:
         """A rebuilt run with its state fitted to the graph, and the rows that store the change.
 
         Raises `ChangedGraphError` if a value does not fit, or if several branches are active: the change would have to

@@ -27,7 +27,7 @@ from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
-from dspyer.persistence.row_codec import NO_BLOBS, NewRow
+from dspyer.persistence.row_codec import NO_BLOBS, DraftRow
 from dspyer.persistence.rows import (
     AnswerRow,
     CommitContent,
@@ -36,6 +36,7 @@ from dspyer.persistence.rows import (
     RowKind,
     Totals,
     first_version,
+    is_settled,
     open_row,
 )
 from dspyer.persistence.snapshots import SinceSnapshot
@@ -126,7 +127,7 @@ class FirstWrite(NamedTuple):
 
     run: RunRow
     first_seq: int
-    rows: list[NewRow]
+    rows: list[DraftRow]
     start: RunStart
     records: ExecutionRecords
 
@@ -215,7 +216,7 @@ class RunStarter:
         last, names = self.compatibility.allowed(read_run(self.store, head.row.head), allow)
         records = self.read_records(last)
         records.resumes += 1
-        rows: list[NewRow] = []
+        rows: list[DraftRow] = []
         for key, frozen in given_answers(records, answers, self.graph).items():
             records.answers[key] = frozen
             rows.append(AnswerRow(*key, frozen).row())
@@ -271,7 +272,7 @@ class RunStarter:
         folded = self.reader.fold(rows, before)
         if folded.broken:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
-        settled = [header.settled for _, _, header in rows.own_commits()]
+        settled = [is_settled(row) for row, _ in folded.rows]
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
             for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
@@ -309,7 +310,7 @@ class RunStarter:
 
     def rebuild_adapted(
         self, last: RunRows, records: ExecutionRecords, adapt: bool
-    ) -> tuple[RunStart, Sequence[NewRow]]:
+    ) -> tuple[RunStart, Sequence[DraftRow]]:
         """A run rebuilt from its rows, and with `adapt` the new rows that fit its state to a changed graph."""
         run_start = self.rebuild(last, records)
         return self.compatibility.adapted_run(run_start, last) if adapt else (run_start, ())

@@ -40,7 +40,7 @@ from dspyer.events import (
     path_of_event,
 )
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import path_text, thread_of, whole_execution
+from dspyer.ids import FIRST, path_text, thread_of, whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.nodes.node import Call
@@ -338,11 +338,11 @@ class RunSpans:
         self._api.propagator.inject(carrier, context=self._context)
         if not carrier:
             return
-        row = StoredTrace(carrier, int(time.time()), self._thread).row()
-        if session.run_start.first_row is None and not len(session.run.log):
-            session.run_start = session.run_start._replace(first_row=row)
+        trace = StoredTrace(carrier, int(time.time()), self._thread)
+        if len(session.run.log):
+            session.records.queue_row(trace.row())
         else:
-            session.records.queue_row(row)
+            session.records.with_commit[FIRST] = [trace]
 
     def end(self, session: Any) -> None:
         """Ends the span of the run, and those of the executions that nothing was committed of."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -516,10 +515,9 @@ def test_few_rows_follow_a_snapshot(store: Store) -> None:
 
 
 UNREADABLE = {
-    "no zlib": b"?",
-    "no JSON": zlib.compress(b"?"),
-    "another version": zlib.compress(b'[99,0,{"n":1}]'),
-    "no state": zlib.compress(b"[1,0,5]"),
+    "no JSON": b"?",
+    "another form": b'[99,0,"",{"n":1}]',
+    "no state": b'[1,"",5]',
 }
 
 

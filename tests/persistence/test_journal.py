@@ -15,7 +15,7 @@ from dspyer.errors import StoreError
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import load_run, rows_through
-from dspyer.persistence.row_codec import NewRow
+from dspyer.persistence.row_codec import DraftRow
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Row, RunRow
 from tests.persistence.failing import DiskError, FailingMemory, disk_full
@@ -32,10 +32,10 @@ def test_nothing_is_written_after_a_write_has_failed() -> None:
     journal = Journal(store, "t", row.epoch, row.head.run, row.head.seq + 1)
     store.fails = True
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([NewRow("note", {})])
+        journal.write([DraftRow("note", {})])
     store.fails = False
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([NewRow("note", {})])
+        journal.write([DraftRow("note", {})])
     assert store.rows(row.head.run)[-1].kind == "end"
 
 
@@ -56,12 +56,12 @@ def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(m
             work(*args)
 
         monkeypatch.setattr("dspyer.persistence.journal.run_in_thread", in_order)
-        first = asyncio.create_task(journal.awrite([NewRow("commit", {"id": "a"})]))
+        first = asyncio.create_task(journal.awrite([DraftRow("commit", {"id": "a"})]))
         await asked.wait()
-        await journal.awrite([NewRow("commit", {"id": "b"})])
+        await journal.awrite([DraftRow("commit", {"id": "b"})])
         store.arm(disk_full, 1, after=False)
         with pytest.raises(StoreError):
-            journal.write([NewRow("commit", {"id": "c"})])
+            journal.write([DraftRow("commit", {"id": "c"})])
         go_on.set()
         await first
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection
@@ -9,14 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
+import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, CompiledGraph, Graph, Thread, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, live, reducers
 from dspyer.errors import StoreError
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
 from dspyer.stores.base import Point, Row, Snapshot
+from dspyer.testing import ScriptedLM
 from tests.stores.kit import Content
 
 LONG = "long " * 9_000
@@ -200,3 +204,166 @@ def test_a_damaged_body_is_named_and_the_rest_is_readable(kind: str, tmp_path: P
             with pytest.raises(StoreError, match=f"row {seq}, of kind '{kind}', is damaged"):
                 thread.run({"q": "c"})
             assert thread.copy(to=f"u{body!r}", at=3).state == states[0], body
+
+
+class AllKinds(BaseModel):
+    q: str = ""
+    docs: list[str] = []
+    texts: list[str] = []
+    notes: Annotated[list[str], reducers.append, live] = []
+    made: str = ""
+    ok: bool | None = None
+
+
+def of_all_kinds(store: Any) -> CompiledGraph:
+    """A graph whose runs have a row of each kind: they ask, and are failed if the answer is no."""
+
+    def work(q: str, ctx: Context) -> dict[str, str]:
+        ctx.post("notes", q)
+        return {"made": ctx.once("key", lambda: LONG + q)}
+
+    def approve(q: str, ctx: Context, judge: dspy.Predict) -> dict[str, bool]:
+        judge(q=q)
+        ok = ctx.interrupt("sure", "Sure?")
+        if not ok:
+            raise ValueError("it must not be")
+        return {"ok": ok}
+
+    built = Graph(AllKinds, inputs=["q", "docs"]).add_node("work", work, writes=["made", "notes"])
+    built.add_map("each", lambda doc: LONG + doc, over="docs", item="doc", into="texts")
+    built.add_node("approve", approve, modules={"judge": dspy.Predict("q -> verdict")}, writes=["ok"])
+    return built.add_path(START, "work", "each", "approve", END).compile(store=store, record_lm_calls="full")
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("all") / "runs.db"
+    with SQLite(path) as store, ScriptedLM([{"verdict": "v"}] * 4):
+        thread = of_all_kinds(store).thread("t")
+        for q in "ab":
+            assert thread.run({"q": q, "docs": [q, q + q]}).status == "interrupted"
+            assert thread.resume(answers={"sure": q == "a"}).status == ("completed" if q == "a" else "failed")
+    return path
+
+
+KINDS = ["open", "commit", "item", "once", "ask", "answer", "post", "lm_call", "resume", "end"]
+
+
+@pytest.mark.parametrize(("kind", "place"), [*[(kind, 0) for kind in KINDS], ("commit", 1), ("lm_call", 1), ("end", 1)])
+def test_whoever_looks_is_shown_all_but_the_damaged_row(
+    kind: str, place: int, all_kinds: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Path(shutil.copy(all_kinds, tmp_path))
+    with SQLite(path) as store:
+        first, second = (run.id for run in store.runs("t"))
+        rows = store.rows(second)
+        seq = [row.seq for row in rows if row.kind == kind][place]
+        whole = Archive(store).thread("t")
+        posts, calls = whole.posts(second), sum(map(len, whole.lm_calls_of(whole.history()).values()))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE entry SET body = x'1234' WHERE run = ? AND seq = ?", (second, seq))
+    caplog.set_level(logging.WARNING, "dspyer")
+    with SQLite(path) as store:
+        archive, thread = Archive(store), of_all_kinds(store).thread("t")
+        there = archive.thread("t")
+        named = f"row {seq}, of kind '{kind}', is damaged: in run {second}"
+        history = thread.history()
+        assert len(history) == 7
+        assert kind not in ("open", "commit", "item") or named in repr(history[-1].patch)
+        assert kind != "commit" or history[4 + place].node == "?"
+        failures = [info.failure for info in archive.runs()]
+        assert kind not in ("ask", "answer", "end") or not place or named in str(failures)
+        assert [len(there.history(run=run)) for run in (first, second)] == [4, 3]
+        assert len(there.posts(second)) == len(posts) - (kind == "post")
+        assert sum(map(len, there.lm_calls_of(history).values())) == calls
+        assert sum([len(there.lm_calls(commit.id)) for commit in history]) == calls
+        assert len(there.lm_calls("t.2/trunk:3")) == 2 - (kind == "lm_call"), "of the execution that has failed"
+        assert kind not in ("post", "lm_call") or named in caplog.text
+        unknown = there.stats(second).unknown
+        assert kind not in ("open", "commit") or named in str(unknown)
+        for shown in (there.report(second), there.to_svg(second), str(there.timeline(second))):
+            assert "each" in shown
+        there.to_html(tmp_path / "run.html", second)
+        caplog.clear()
+        thread.export(tmp_path / "t.jsonl")
+        assert named in caplog.text
+        if kind == "lm_call":
+            assert thread.blame("made").id == "t.2/trunk:1"
+            return
+        with pytest.raises(StoreError, match=named):  # of what a resume needs, nothing is guessed
+            thread.resume()
+        assert len(thread.history()) == len(history)
+        if kind in ("open", "commit"):
+            with pytest.raises(StoreError, match=named):  # it may have written it
+                thread.blame("made")
+            with pytest.raises(StoreError, match=named):
+                there.blame("made", at=history[-1].id)
+
+
+@pytest.mark.parametrize("sql", ["UPDATE blob SET body = x'1234'", "DELETE FROM blob"])
+def test_a_damaged_large_value_is_a_lost_one(sql: str, all_kinds: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(all_kinds, tmp_path))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(f"{sql} WHERE length(body) > ?", (len(LONG),))
+    with SQLite(path) as store:
+        thread = of_all_kinds(store).thread("t")
+        assert ["is lost or damaged" in repr(commit.patch) for commit in thread.history()] == [False] + 6 * [True]
+        with pytest.raises(StoreError, match="commit trunk:1 of 'work' cannot be read: LookupError: the large value"):
+            thread.resume()
+
+
+class Counted(BaseModel):
+    q: str = ""
+    n: int = 0
+
+
+def test_who_wrote_what_a_damaged_row_may_have_written_is_not_said(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    built = Graph(Counted, inputs=["q"]).add_node("count", lambda n: {"n": n + 1}, writes=["n"])
+    built.add_edge(START, "count").add_conditional_edges("count", lambda n: "count" if n % 600 else END, ["count", END])
+    with SQLite(path) as store:
+        thread = built.compile(store=store, max_steps=700).thread("t")
+        thread.update({"n": 0})
+        thread.run({"q": "a"}).raise_error()
+        assert thread.blame("q").node == "START"
+        (_, run) = (run.id for run in store.runs("t"))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE entry SET body = x'1234' WHERE run = ? AND seq = 9", (run,))
+    with SQLite(path) as store:
+        thread = built.compile(store=store).thread("t")
+        assert thread.state["n"] == 600, "a later snapshot has it"
+        assert thread.blame("n").id == "t.2/trunk:600"
+        with pytest.raises(StoreError, match="row 9, of kind 'commit', is damaged"):
+            thread.blame("q")
+
+
+def test_items_of_a_map_that_are_gone_make_its_commit_unreadable(all_kinds: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(all_kinds, tmp_path))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DELETE FROM entry WHERE kind = 'item'")
+    with SQLite(path) as store:
+        thread = of_all_kinds(store).thread("t")
+        assert thread.at(1)["q"] == "a"
+        assert "'each' cannot be read: StoreError: it refers to rows of its items" in repr(thread.history()[2].patch)
+
+
+def test_a_damaged_commit_from_before_nodes_were_renamed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    def built(name: str, store: Any) -> CompiledGraph:
+        made = Graph(State, inputs=["q"]).add_node(name, lambda q: {"log": [q]}, writes=["log"])
+        made.add_interrupt("ok", question="Sure?", answer=None)
+        return made.add_path(START, name, "ok", END).compile(store=store)
+
+    with SQLite(path) as store:
+        built("old", store).thread("t").run({"q": "a"})
+        thread = built("new", store).thread("t")
+        assert thread.resume(answers={"ok": None}, allow_changed_graph={"old": "new"}).status == "completed"
+        assert [commit.node for commit in thread.history()] == ["START", "new", "ok"]
+    with closing(sqlite3.connect(path)) as file, file:
+        first = "(SELECT id FROM run ORDER BY started LIMIT 1)"
+        file.execute(f"UPDATE entry SET body = x'1234' WHERE run = {first} AND kind = 'commit' AND seq = 2")
+    with SQLite(path) as store:
+        history = built("new", store).thread("t").history()
+        assert [commit.node for commit in history] == ["START", "?", "ok"]
+        assert "row 2, of kind 'commit', is damaged" in repr(history[1].patch)

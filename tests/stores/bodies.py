@@ -23,7 +23,7 @@ def with_content(stored: bytes, data: bytes) -> bytes:
 
 def unpacked(stored: bytes) -> bytes:
     """The lines of a body."""
-    return zlib.decompressobj(zdict=DICTIONARY).decompress(stored)
+    return zlib.decompressobj(-15, DICTIONARY).decompress(stored)
 
 
 def ended(row: Row) -> bytes:

@@ -398,7 +398,7 @@ def test_tables_of_another_version_are_refused(postgres: str, store: Postgres, v
     store.write(begin("t", "r", 1))
     schema = _schema(postgres)
     _execute(postgres, sql.SQL("UPDATE {}.version SET number = {}").format(schema, sql.Literal(version)))
-    text = f"version {version}, and this dspyer knows version 5"
+    text = f"version {version}, and this dspyer knows version 6"
     with Postgres(postgres, read_only=read_only) as other, pytest.raises(StoreError, match=text):
         other.threads()
 
