@@ -279,7 +279,7 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         fetch: loads blobs by id, as `Store.blobs` does; None for calls without messages and responses.
     """
     content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
-    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row):
+    if not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row) or content is None:
         return []
     if content.original is not None:  # of a store in memory
         record: CommitContent | LMCallsRow = content.original

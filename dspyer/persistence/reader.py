@@ -429,21 +429,19 @@ class HistoryReader:
                 state = entries[parents[0]].state if parents else before
                 # One of an unknown author is shown after the commit before it.
                 step = entries[-1].commit.step + 1 if header.node == UNKNOWN and entries else header.step
-                lost = CommitContent(UnreadablePatch(broken))
-                commit = self._commit(replace(header, step=step), lost, parents, entries)
+                lost, ids = CommitContent(UnreadablePatch(broken)), [entries[parent].commit.id for parent in parents]
+                commit = self.commit(replace(header, step=step), lost, ids)
                 entry = LogEntry(commit, state, parents, _NO_COUNTS)
             entries.append(entry)
-        if not entries and opening is not None and opening[0] != "START":
-            entries.append(self._manual_opening(*opening, before, run_rows))
+        if not entries and opening is not None and opening.node != "START":
+            entries.append(self._manual_opening(opening, before, run_rows))
             last_settled = 0
         return FoldedRun(entries, before, rows, last_settled, broken)
 
-    def opening(self, rows: Iterable[Row]) -> tuple[str, CommitContent] | None:
-        """Return the author of a run's first commit, and its content in the open row; None without one."""
-        for row in rows:
-            if row.kind == RowKind.OPEN:
-                return OpenRow.of(row).node, read_commit_content(row.content, self.fetch, self.decode)
-        return None
+    def opening(self, rows: Iterable[Row]) -> OpenRow | None:
+        """Return the open row of a run, which has the author and the patch of its first commit; None without one."""
+        found = next((row for row in rows if row.kind == RowKind.OPEN), None)
+        return None if found is None else OpenRow.read(found, self.fetch, self.decode)
 
     def schema_of(self, fingerprint: str) -> Schema:
         """Return the schema that folds what a graph has written, by the id of its fingerprint; "" is this graph."""
@@ -472,7 +470,7 @@ class HistoryReader:
         parents: tuple[int, ...],
         entries: list[LogEntry],
         before: ImmutableState,
-        opening: tuple[str, CommitContent] | None,
+        opening: OpenRow | None,
         run_rows: RunRows,
         schema: Schema,
     ) -> LogEntry:
@@ -480,12 +478,11 @@ class HistoryReader:
             CommitRow.of(row)  # raises what is wrong with it
         content = read_commit_content(row.content, self.fetch, self.decode)
         if content.patch is None:
-            if opening is None:
-                self.opening(run_rows.rows)  # raises what is wrong with it
-            content = replace(content, patch=opening[1].patch, made=opening[1].made) if opening else CommitContent()
-            header = _with_creation_time(header, run_rows.rows)
+            opening = opening or self.opening(run_rows.rows)  # which raises what is wrong with it
+            content = replace(content, patch=opening.patch, made=opening.made) if opening else CommitContent()
+            header = _with_creation_time(header, opening)
         state = entries[parents[0]].state if parents else before
-        commit = self._commit(header, content, parents, entries)
+        commit = self.commit(header, content, [entries[parent].commit.id for parent in parents])
         if row.kind in (RowKind.JOIN, RowKind.MERGE):
             after = apply(state, content.made)
             commit = schema.with_sizes(commit, state, content.made, after, folded=False)
@@ -497,18 +494,13 @@ class HistoryReader:
         commit = schema.with_sizes(commit, state, patch, after)
         return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.sent)
 
-    def _manual_opening(self, node: str, content: CommitContent, before: ImmutableState, run_rows: RunRows) -> LogEntry:
+    def _manual_opening(self, opening: OpenRow, before: ImmutableState, run_rows: RunRows) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
-        patch, schema = content.patch or {}, self.schema_of(run_rows.fingerprint)
-        header = _with_creation_time(CommitRow(id=FIRST, node=node, step=0, visit=1), run_rows.rows)
-        after = schema.replay(before, patch, content.made)
-        commit = schema.with_sizes(self._commit(header, content, (), []), before, patch, after)
+        patch, schema = opening.patch or {}, self.schema_of(run_rows.fingerprint)
+        header = _with_creation_time(CommitRow(id=FIRST, node=opening.node, step=0, visit=1), opening)
+        after = schema.replay(before, patch, opening.made)
+        commit = schema.with_sizes(self.commit(header, opening, ()), before, patch, after)
         return LogEntry(commit, after, (), _NO_COUNTS)
-
-    def _commit(
-        self, header: CommitRow, content: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
-    ) -> Commit:
-        return self.commit(header, content, [log[parent].commit.id for parent in parents])
 
     @staticmethod
     def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
@@ -533,10 +525,10 @@ class HistoryReader:
         )
 
 
-def _with_creation_time(header: CommitRow, rows: Iterable[Row]) -> CommitRow:
+def _with_creation_time(header: CommitRow, opening: OpenRow | None) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
-    created = next((OpenRow.of(row).created for row in rows if row.kind == RowKind.OPEN), None)
-    return header if created is None else replace(header, times=(created, 0))
+    made = None if opening is None else opening.created
+    return header if made is None else replace(header, times=(made, 0))
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

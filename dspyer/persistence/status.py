@@ -80,16 +80,11 @@ def thread_redactor(
 def shown_questions(
     reader: HistoryReader, thread: str, redactor: Callable[[], Redactor | None]
 ) -> tuple[Question, ...]:
-    """The open questions, without what `redactor` hides; it is made only if there are some."""
-    questions = open_questions(reader, thread)
+    """The open questions of the last run, without what `redactor` hides; it is made only if there are some."""
+    row = reader.store.thread(thread)
+    questions = () if row is None or row.head is None else questions_at(reader, row.head)
     hiding = redactor() if questions else None
     return questions if hiding is None else cast("tuple[Question, ...]", hiding.redact(questions))
-
-
-def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
-    """The questions of the last run that have no answer."""
-    row = reader.store.thread(thread)
-    return () if row is None or row.head is None else questions_at(reader, row.head)
 
 
 def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:

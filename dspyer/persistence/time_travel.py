@@ -291,25 +291,25 @@ class HistoryCache:
     """
 
     def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
-        self.history = History(reader)
-        self.root: Point | None = None
         self._reader = reader
         self._bounds = bounds
-        self._listed = CommitListing(self.history, ())
         self._lock = Lock()
+        self.history: History
+        self.root: Point | None
+        self._listed: CommitListing
+        self._drop(None)
 
     def up_to(self, at: Point) -> CommitListing:
         """The commits up to a row of the thread."""
         _, root = self._bounds()
         with self._lock:
-            self._begin_at(root)
-            self.history.read([at], root)
-            return CommitListing(self.history, [at])
+            return self._listing((at,), root)
 
     def extended(self, *rows: ThreadRow) -> History:
         """The history up to the heads of some threads, the first of which is this one."""
         with self._lock:
-            self._begin_at(rows[0].root)
+            if rows[0].root != self.root:
+                self._drop(rows[0].root)
             for row in rows:
                 self.history.read([] if row.head is None else [row.head], row.root)
         return self.history
@@ -319,16 +319,16 @@ class HistoryCache:
         head, root = self._bounds()
         heads = () if head is None else (head,)
         with self._lock:
-            self._begin_at(root)
-            if heads != self._listed.heads:
-                self.history.read(heads, root)
-                self._listed = CommitListing(self.history, heads)
+            if heads != self._listed.heads or root != self.root:
+                self._listed = self._listing(heads, root)
             return self._listed
 
-    def _begin_at(self, root: Point | None) -> None:
-        """Drop what was read, if older history was pruned since."""
+    def _listing(self, heads: Sequence[Point], root: Point | None) -> CommitListing:
+        """Read up to some rows; what was read is dropped, if older history was pruned since."""
         if root != self.root:
             self._drop(root)
+        self.history.read(heads, root)
+        return CommitListing(self.history, heads)
 
     def forget(self) -> None:
         """Drop what was read."""

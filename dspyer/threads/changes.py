@@ -218,7 +218,7 @@ class ManualCommit(NamedTuple):
 def _only_made_as(starter: RunStarter, prefix: HistoryPrefix) -> str | None:
     """The node as which the only commit of an open run was made, manually; None if a node was called since."""
     opening = None if any(prefix.run.own_commits()) else starter.reader.opening(prefix.run.rows)
-    return opening[0] if opening is not None and opening[0] != START and prefix.unfinished else None
+    return opening.node if opening is not None and opening.node != START and prefix.unfinished else None
 
 
 def commit_alone(

@@ -324,7 +324,7 @@ class RunStarter:
                 f"the log of the last run of thread {self.thread!r} lacks its first commit: abandon the run with "
                 "thread.run(..., abandon=True)"
             )
-        node, patch, made = opening[0], opening[1].patch or {}, opening[1].made
+        node, patch, made = opening.node, opening.patch or {}, opening.made
         if node != START and node not in self.graph.nodes:
             why = f"its first commit was made as node {node!r}, which is gone: map it to its new name"
             raise ChangedGraphError(f"thread {self.thread!r}: {why}", [f"node {node!r} is gone"])
