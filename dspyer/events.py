@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dspyer.errors import brief, error_text
 from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
-from dspyer.record_codec import JsonRecord, Update, encode, fast
+from dspyer.record_codec import JsonRecord, Update, changed, encode, fast
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.types import register_value_type
 
@@ -301,21 +300,7 @@ _PLACE = (*_STAMPS, "node", "branch", "execution")
 """The fields that say where and when an event happened: what shows events shows them beside the label."""
 
 
-def stamp(event: Event, scope: tuple[str, ...], at: float) -> None:
-    """Give an event its scope and time, unless it has them. It is changed in place: no reader has it yet.
-
-    A copy would take longer than the rest of publishing it. An event that a user has made is a copy already.
-    """
-    if scope and not event.scope:
-        _set(event, "scope", scope)
-    if not event.at:
-        _set(event, "at", at)
-
-
-_set = object.__setattr__
-
-
-def own_copy(event: Event) -> Event:
+def own_copy(event: Event, **changes: Any) -> Event:
     """Return a copy of an event that a user has made: it gets a scope and a time, and the user may publish it again.
 
     Raises `TypeError` if its class is no dataclass, or takes the place of a label, scope or time.
@@ -328,7 +313,7 @@ def own_copy(event: Event) -> Event:
         raise TypeError(f"the event class {cls.__name__} has a field {taken[0]!r}, which every event has: rename it")
     if not callable(cls.label):
         raise TypeError(f"the event class {cls.__name__} has a label that is no method: write def label(self)")
-    return copy(event)
+    return changed(event, **changes)
 
 
 def is_built_in(event: Event) -> bool:

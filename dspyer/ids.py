@@ -28,6 +28,7 @@ _OWN = re.compile(
     rf"(?:trunk|(?P<path>{_NUMBER}(?:\.{_NUMBER})*)):(?P<index>{_NUMBER})(?P<part>\+[1-9][0-9]{{0,17}}|(?:\[[^][/]*\])*)"
 )
 _KEY = re.compile(r"\[([^][]*)\]")
+_PART = re.compile(r"[/\[]")  # where the id of an execution goes on from that of the one around it
 _DIGITS = re.compile(r"([0-9]+)")
 FIRST = "trunk:0"
 """The id of the first commit of a run."""
@@ -50,15 +51,16 @@ def commit_name(name: object) -> int | str:
 
 
 def new_run_id(of: bytes | None = None) -> str:
-    """The id of a run, 16 characters: random, or, for a run with a key, a hash of what makes it that run.
+    """The id of a run, 12 characters: random, or, for a run with a key, a hash of what makes it that run.
 
-    It is repeated in each row of the run, so it is as short as 96 bits can be.
+    It is repeated in each row of the run, so it is as short as 72 bits can be: that two of a hundred million runs in a
+    store have the same one has a probability of one in a million.
 
     Example:
         >>> new_run_id(b"t-42")
-        'NSgeKu_O8JkU_Fyf'
+        '7l__OnkbJ2xf'
     """
-    digest = token_bytes(12) if of is None else blake2b(of, digest_size=12).digest()
+    digest = token_bytes(9) if of is None else blake2b(of, digest_size=9).digest()
     return urlsafe_b64encode(digest).decode()
 
 
@@ -206,6 +208,16 @@ def path_of_id(execution: str) -> tuple[int, ...]:
         ((1, 0), (1, 0), ())
     """
     return Address.parse(outermost_execution(execution)).path
+
+
+def ids_around(execution: str) -> list[str]:
+    """The ids of the executions of which another one is a part, outermost first.
+
+    Example:
+        >>> ids_around("trunk:2[0]/trunk:1")
+        ['trunk:2', 'trunk:2[0]']
+    """
+    return [execution[: mark.start()] for mark in _PART.finditer(execution)]
 
 
 def is_within(execution: str, outer: str) -> bool:

@@ -47,10 +47,14 @@ MALFORMED = (DspyerError, ValueError, TypeError, LookupError, AttributeError, Ar
 
 
 class _Codec(NamedTuple):
-    """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state."""
+    """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state.
+
+    A value of the type `plain` comes back as it is: most fields hold one, and a call for each costs most of reading.
+    """
 
     encode: Convert
     decode: Callable[[Any, DecodeValue], Any]
+    plain: type | None = None
 
 
 class _Field(NamedTuple):
@@ -60,6 +64,7 @@ class _Field(NamedTuple):
     key: str
     encode: Convert
     decode: Callable[[Any, DecodeValue], Any] | None
+    plain: type | None = None
     default: Any = MISSING
     marks: tuple[Any, ...] = ()
 
@@ -93,7 +98,7 @@ def short_encoder(cls: Any, omit: tuple[str, ...] = ()) -> Callable[[Any], dict[
     """
     names: dict[str, Any] = {"_Mapping": Mapping}
     lines = ["def encode(record):", "    found = {}"]
-    for name, key, convert, decoder, default, _ in fields_of(cls):
+    for name, key, convert, decoder, _, default, _ in fields_of(cls):
         if name in omit or decoder is None:
             continue
         names |= {f"_encode_{name}": convert, f"_default_{name}": default, f"_class_{name}": type(default)}
@@ -141,7 +146,10 @@ def decode_fields(
     for key, value in data.items():
         if key not in known:
             raise ValueError(f"{cls.__name__}: the key {brief(key)} is unknown")
-        name, read = known[key]
+        name, read, plain = known[key]
+        if type(value) is plain:
+            given[name] = value
+            continue
         if read is None:
             continue
         try:
@@ -257,8 +265,8 @@ def fields_of(cls: Any) -> tuple[_Field, ...]:
 
 
 @cache
-def _by_key(cls: Any, omit: tuple[str, ...]) -> dict[str, tuple[str, Callable[[Any, DecodeValue], Any] | None]]:
-    return {field.key: (field.name, field.decode) for field in fields_of(cls) if field.name not in omit}
+def _by_key(cls: Any, omit: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    return {field.key: (field.name, field.decode, field.plain) for field in fields_of(cls) if field.name not in omit}
 
 
 def _properties_of(cls: Any) -> dict[str, property]:
@@ -330,7 +338,7 @@ def _scalar(cls: type) -> _Codec:
             raise TypeError(f"it is no {cls.__name__}")
         return value
 
-    return _Codec(write, read)
+    return _Codec(write, read, cls)
 
 
 def _read_float(value: Any, _: DecodeValue) -> float:
@@ -343,18 +351,21 @@ def _read_float(value: Any, _: DecodeValue) -> float:
 
 
 def _optional(inner: _Codec) -> _Codec:
-    write, read = inner
+    write, read, plain = inner
     return _Codec(
         lambda value: None if value is None else write(value),
         lambda value, decode_value: None if value is None else read(value, decode_value),
+        plain,
     )
 
 
 def _items(item: _Codec) -> _Codec:
-    write, read = item
+    write, read, plain = item
     return _Codec(
         lambda values: [write(value) for value in values],
-        lambda values, decode_value: tuple([read(value, decode_value) for value in _list(values)]),
+        lambda values, decode_value: tuple(
+            [value if type(value) is plain else read(value, decode_value) for value in _list(values)]
+        ),
     )
 
 
@@ -362,13 +373,16 @@ def _members(members: list[_Codec]) -> _Codec:
     return _Codec(
         lambda values: [member.encode(value) for member, value in zip(members, values, strict=True)],
         lambda values, decode_value: tuple(
-            [member.decode(value, decode_value) for member, value in zip(members, _list(values), strict=True)]
+            [
+                value if type(value) is member.plain else member.decode(value, decode_value)
+                for member, value in zip(members, _list(values), strict=True)
+            ]
         ),
     )
 
 
 def _mapping(item: _Codec, cls: Any) -> _Codec:
-    write, read = item
+    write, read, _ = item
 
     def pairs(values: Mapping[Any, Any]) -> dict[str, Any]:
         return {str(key): write(value) for key, value in _raw_items(values)}

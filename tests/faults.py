@@ -375,7 +375,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",
-        file="dspyer/persistence/lm_call_log.py",
+        file="dspyer/persistence/lm_calls.py",
         old="return usage_alone(call) if written is None or self._hidden else written",
         new="return usage_alone(call) if written is None else written",
         loss="with redact= and record_lm_calls='full' run.lm_calls shows prompts and responses",
@@ -496,8 +496,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="lease_renewed_too_late",
         file="dspyer/persistence/leases.py",
-        old='clock.now() + self._all.lease / 3, "lease"',
-        new='clock.now() + self._all.lease, "lease"',
+        old='clock.now() + self.lease / 3, "lease"',
+        new='clock.now() + self.lease, "lease"',
         loss="a lease ends before it is renewed: another host takes a thread over from a living run",
         tests=("tests/threads/test_leases.py", "tests/threads"),
     ),

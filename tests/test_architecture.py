@@ -247,7 +247,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
     "nodes.view_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",
-    "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }
 
@@ -374,15 +373,13 @@ def takes_ids_apart(node: ast.AST) -> bool:
 TAKEN_APART = re.compile(
     r"""(partition|split)\(["'][][/:+]|(swith|prefix|suffix)\(\(?f|\[/|"[][/:+]" (not )?in|["/]trunk:"""
 )
-# They still take ids apart.
-LEFT = {"persistence.execution_records", "persistence.lm_call_reader"}
 
 
 def test_ids_are_taken_apart_in_one_place() -> None:
     found = {
         (name, ast.unparse(node))
         for name, path in NAMES.items()
-        if name not in {"ids", *LEFT} and TAKEN_APART.search(path.read_text())
+        if name != "ids" and TAKEN_APART.search(path.read_text())
         for node in ast.walk(tree_of(path))
         if takes_ids_apart(node)
     }

@@ -189,7 +189,7 @@ class ArchivedThread:
         """The commit that last wrote a path of the state.
 
         Args:
-            path: segments with dots between them, or a tuple of keys.
+            path: segments with dots between them, or a tuple of keys; items as in `run.blame`.
             at: version or id of a commit: the last writer up to there; None for the state of the thread now.
 
         Raises:

@@ -201,6 +201,5 @@ def last_time(store: Store, at: Point, started: float) -> float:
     """When the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
         if row.kind in COMMITS and is_readable(row):
-            header = CommitRow.of(row)
-            return header.started / 1_000 + header.duration / 1_000_000
+            return sum(CommitRow.of(row).seconds)
     return started

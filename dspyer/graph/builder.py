@@ -42,7 +42,7 @@ from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
-from dspyer.persistence.lm_call_log import Choose, Recorded, check_recorded
+from dspyer.persistence.lm_calls import Choose, Recorded, check_recorded
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit

@@ -27,7 +27,7 @@ from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
-from dspyer.persistence.lm_call_log import Choose, LMCallLog, Recorded
+from dspyer.persistence.lm_calls import Choose, LMCallLog, Recorded
 from dspyer.scheduler.topology import Topology
 
 Exit = str | Router

@@ -462,7 +462,7 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
-        at_each_step: whether one of those around all nodes has something to do there.
+        per_step: whether one of those around all nodes has something to do there.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
         writes: whether one has rows for commits.
@@ -476,8 +476,8 @@ class RunLayers:
         "_showing",
         "around",
         "asked",
-        "at_each_step",
         "events",
+        "per_step",
         "runs",
         "writes",
     )
@@ -489,7 +489,7 @@ class RunLayers:
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
-        self.at_each_step = False
+        self.per_step = False
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
@@ -505,7 +505,7 @@ class RunLayers:
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
         kinds = [type(part) for part in self.around]
-        self.at_each_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
+        self.per_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
         own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]

@@ -485,8 +485,8 @@ class Attempt:
     def _check_all_asked(self, instead: str) -> None:
         """Refuse an attempt that has left out a question which an earlier attempt asked and which was answered."""
         used = self._used or {}
-        missing = [key for key in self.host.records.answered_keys(self.local_id) if ("interrupt", key) not in used]
-        missing = [key for key in missing if key not in RESERVED_KEYS]
+        answered = self.host.records.questions_of(self.local_id, answered=True)
+        missing = [one.key for one in answered if ("interrupt", one.key) not in used and one.key not in RESERVED_KEYS]
         if missing:
             self._refuse(
                 f"{self.who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
@@ -662,7 +662,7 @@ class Attempt:
         if records.questions:
             waits = [
                 question
-                for question in records.open_questions_of(self.local_id)
+                for question in records.questions_of(self.local_id, answered=False)
                 if not records.ask(question, self.host.answer)
             ]
             if waits:

@@ -6,7 +6,6 @@ answered question is not asked again, and a map calls only the items that have n
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import InputError, StateError
 from dspyer.events import Question
-from dspyer.ids import is_within
+from dspyer.ids import ids_around, is_within
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.lm_call_log import LMCallLog
-from dspyer.persistence.lm_calls import calls_in
+from dspyer.persistence.lm_calls import LMCallLog, calls_in
 from dspyer.persistence.row_codec import DraftRow, StoredRow
 from dspyer.persistence.rows import (
     COMMITS,
@@ -51,10 +49,6 @@ def no_answer(question: Question) -> Any:
     """Answer no question."""
     del question
     return MISSING
-
-
-_INSIDE = re.compile(r"[/\[]")
-"""Where the id of an execution goes on from that of the execution around it: in a graph, an item, a called program."""
 
 
 class RecordKey(NamedTuple):
@@ -145,7 +139,6 @@ class ExecutionRecords:
         self.journal: Journal | None = None
         self.fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
-        self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
         self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
         self._unwritten: deque[DraftRow] = deque()
 
@@ -162,8 +155,9 @@ class ExecutionRecords:
                 self._ended.add(head.execution)
             elif kind == RowKind.ASK:
                 ask = QuestionRow.read(row, fetch)
-                self._add_question(
-                    Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run)
+                key = RecordKey(ask.execution, ask.key)
+                self.questions[key] = Question(
+                    ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run
                 )
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
@@ -246,7 +240,7 @@ class ExecutionRecords:
         if key in self.answers:
             return True
         if key not in self.questions:
-            self._add_question(question)
+            self.questions[key] = question
             self._unwritten.append(
                 QuestionRow(
                     question.execution,
@@ -270,10 +264,6 @@ class ExecutionRecords:
         self._unwritten.append(AnswerRow(*key, frozen).row())
         return True
 
-    def _add_question(self, question: Question) -> None:
-        self.questions[RecordKey(question.execution, question.key)] = question
-        self._question_keys.setdefault(question.execution, []).append(question.key)
-
     def retract_answer(self, key: RecordKey) -> None:
         """Remove an answer that does not fit its question: the question is open again."""
         if self.answers.pop(key, MISSING) is not MISSING:
@@ -289,24 +279,19 @@ class ExecutionRecords:
 
     def open_questions(self) -> tuple[Question, ...]:
         """Return the questions without an answer whose executions have not ended."""
-        waiting = [(key, question) for key, question in list(self.questions.items()) if key not in self.answers]
-        return tuple([question for key, question in waiting if not self._has_ended(key)])
+        asked = list(self.questions.items())
+        return tuple([one for key, one in asked if key not in self.answers and not self._has_ended(key)])
 
     def _has_ended(self, asked: RecordKey) -> bool:
-        execution, key = asked
-        around = {execution[: mark.start()] for mark in _INSIDE.finditer(execution)}
-        if key != "after":  # which is asked when its execution has committed
-            around.add(execution)
-        return not around.isdisjoint(self._ended)
+        around = ids_around(asked.execution)
+        if asked.key != "after":  # which is asked when its execution has committed
+            around.append(asked.execution)
+        return not self._ended.isdisjoint(around)
 
-    def open_questions_of(self, execution: str) -> tuple[Question, ...]:
-        """Return the questions of one execution without an answer."""
-        keys = [RecordKey(execution, key) for key in self._question_keys.get(execution, ())]
-        return tuple([self.questions[key] for key in keys if key not in self.answers])
-
-    def answered_keys(self, execution: str) -> list[str]:
-        """Return the keys of the answered questions of one execution."""
-        return [key for key in self._question_keys.get(execution, ()) if RecordKey(execution, key) in self.answers]
+    def questions_of(self, execution: str, answered: bool) -> list[Question]:
+        """Return the questions of one execution that have an answer, or that have none, in the order of asking."""
+        asked = [(key, one) for key, one in list(self.questions.items()) if key.execution == execution]
+        return [one for key, one in asked if (key in self.answers) is answered]
 
     # --- Rows to write
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit, MergedConflict
 from dspyer.ids import Address, commit_name, full_id, is_within
-from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, read_runs
+from dspyer.persistence.reader import PRUNED, HistoryReader, RunRows, parents_first, read_runs
 from dspyer.persistence.rows import (
     COMMITS,
     CommitRow,
@@ -27,7 +28,8 @@ from dspyer.persistence.rows import (
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.writers import NOT_WRITTEN, Writers
+from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField
+from dspyer.scheduler.writers import Writers
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
 from dspyer.values.frozen import FrozenDict
@@ -123,18 +125,7 @@ class History:
 
     def runs_behind(self, heads: Iterable[Point]) -> list[Point]:
         """Return the last rows of the runs behind some rows, parents first, as `read_runs` orders them."""
-        found: set[Point] = set()
-        order: list[Point] = []
-        stack = [(head, False) for head in reversed(list(heads))]
-        while stack:
-            at, done = stack.pop()
-            if done:
-                order.append(at)
-            elif at not in found:
-                found.add(at)
-                stack.append((at, True))
-                stack.extend((parent, False) for parent in reversed(self.runs[at].parents))
-        return order
+        return parents_first(self.reader.store, list(heads), lambda at: self.runs[at].parents)
 
     def canonical_order(self, at: Point) -> list[int]:
         """Return the log indexes of a run's commits in canonical order, those of forks that have not joined last."""
@@ -162,19 +153,20 @@ class History:
         before = [self.runs[parent].trunk_index for parent in parents]
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
         first, snapshot = first_version(run_rows.run), run_rows.snapshot
-        own = [(row, point) for row, point, _ in run_rows.own_commits()]
         rows = zip(run_rows.rows, run_rows.points, strict=True)
         opened = next(((row, point) for row, point in rows if row.kind == RowKind.OPEN), None)
         if snapshot is not None:
             first += snapshot.content.commit_index
-            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
             if snapshot.at == root:
                 content = snapshot.content._replace(commit=full_id(run_rows.labels[root.run], PRUNED))
                 run_rows = run_rows._replace(snapshot=snapshot._replace(content=content))
             if snapshot.at not in self.roots:
                 self.snapshot_at = snapshot.at
         folded = self.reader.fold(run_rows, self.state(before[0] if before else None), broken)
-        if snapshot is None and opened is not None and folded.entries:
+        own = folded.rows
+        if snapshot is not None:
+            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
+        elif opened is not None and folded.entries:
             # The open row and the first commit row are one commit, and its point is that of the open row: a manual
             # commit had this point already before its run was resumed, when there was no commit row.
             self.ends_open = not own
@@ -290,6 +282,8 @@ class CommitListing:
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
         self._places: dict[int, int] = {}  # the index of each commit by its log index
+        self._indexes: dict[str, FieldIndexes | None] = {}
+        self._lock = Lock()
         for at in runs:
             self._add(at)
 
@@ -385,11 +379,23 @@ class CommitListing:
         return self.first - 1 if version is None else version
 
     @cached_property
-    def _writers(self) -> Writers:
-        return Writers(self.history.log, [] if self.history.snapshot_at is None else [0])
+    def writers(self) -> Writers:
+        """The index of who wrote what."""
+        return Writers(self.history.log, [] if self.history.snapshot_at is None else [0], self._parts)
 
     def last_writers(self, paths: Iterable[KeyPath], last: int | None) -> dict[KeyPath, Commit]:
         """Return by path the commit, up to one at a log index, that last wrote it; without those that none has."""
-        written = NOT_WRITTEN if last is None else self._writers.at(last)
-        writers = {path: written.under(*path).writer for path in paths}
+        writers = {} if last is None else {path: self.writers.of(last, path) for path in paths}
         return {path: self.commits[self._places[at]] for path, at in writers.items() if at is not None}
+
+    def _parts(self, field: str, at: int) -> tuple[IndexedField, FieldIndex] | None:
+        """The parts of a field; None if it has none, or graphs of these runs have folded it in different ways."""
+        with self._lock:
+            if field not in self._indexes:
+                graphs = {graph for run in self.history.runs.values() for graph in run.fingerprints}
+                found = [self.history.reader.schema_of(graph).fields.get(field) for graph in graphs]
+                alike = all(one is not None and found[0] is not None and one.folds_like(found[0]) for one in found)
+                of = IndexedField.of(found[0]) if found and alike else None
+                self._indexes[field] = None if of is None else FieldIndexes(of)
+            indexes = self._indexes[field]
+            return None if indexes is None else (indexes.of, indexes.at(self.history.log, at))

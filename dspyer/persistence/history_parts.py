@@ -22,9 +22,10 @@ from dspyer.persistence.reader import (
     newest_rows,
     own_commit,
     read_run,
+    rows_of_part,
     with_map_results,
 )
-from dspyer.persistence.recovery import read_back, rows_of_part
+from dspyer.persistence.recovery import read_back
 from dspyer.persistence.rows import (
     COMMITS,
     CommitRow,
@@ -81,15 +82,21 @@ def runs_back(store: Store, head: Point | None, root: Point | None = None) -> It
 # --- Parts
 
 
+def rows_from(store: Store, run: str, first: int, last: int) -> Iterator[Row]:
+    """Yield rows of a run from one number to another, read in pages of doubling length: callers mostly need a few."""
+    count = PAGE
+    while first <= last:
+        yield from store.rows(run, first, min(first + count - 1, last))
+        first, count = first + count, 2 * count
+
+
 def commit_row(store: Store, last: Point, execution: str) -> Point | None:
     """Return the row of a commit. In a whole run it has at least as many rows before it as its id says."""
     index = Address.parse(outermost_execution(execution)).index
-    first, count = 0 if load_run(store, last.run).header.get("continues") else max(index, 0), PAGE
-    while first <= last.seq:
-        for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
-            if row.kind in COMMITS and commit_header(row).execution == execution:
-                return Point(last.run, row.seq)
-        first, count = first + count, 2 * count
+    first = 0 if load_run(store, last.run).header.get("continues") else max(index, 0)
+    for row in rows_from(store, last.run, first, last.seq):
+        if row.kind in COMMITS and commit_header(row).execution == execution:
+            return Point(last.run, row.seq)
     return None
 
 
@@ -167,15 +174,12 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, least: int,
     With `from_snapshot` the first row is that of a snapshot, whose commit does not count.
     """
     rows: list[Row] = store.rows(begin.run, begin.seq, begin.seq) if from_snapshot else []
-    first, count = begin.seq + len(rows), PAGE
-    while first <= last:
-        for row in store.rows(begin.run, first, min(first + count - 1, last)):
-            rows.append(row)
-            header = own_commit(row)
-            commits -= header is not None and row.seq >= least
-            if header is not None and header.settled and commits <= 0 and row.seq >= least:
-                return rows
-        first, count = first + count, 2 * count
+    for row in rows_from(store, begin.run, begin.seq + len(rows), last):
+        rows.append(row)
+        header = own_commit(row)
+        commits -= header is not None and row.seq >= least
+        if header is not None and header.settled and commits <= 0 and row.seq >= least:
+            break
     return rows
 
 

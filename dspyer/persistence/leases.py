@@ -130,6 +130,9 @@ def _process_exists(pid: int) -> bool:
 
 # --- renewal of leases
 
+_Place = tuple[int, int]
+"""A store and the clock that its leases are renewed by, as their `id()`."""
+
 
 class Leases:
     """Renews the leases of the runs that this process owns, with one background thread per store.
@@ -143,88 +146,74 @@ class Leases:
 
     def hold(self, token: str, journal: Journal) -> None:
         """Renew the lease of an owner until `let_go`."""
-        store = id(journal.store.store), id(clock.current())  # a renewer waits by one clock
+        place = id(journal.store.store), id(clock.current())
         with self._lock:
-            renewer = self._renewers.get(store)
-            if renewer is None:
-                renewer = self._renewers[store] = _Renewer(self, store)
-                Thread(target=renewer.run, name="dspyer-leases", daemon=True).start()
-            renewer.held[token] = journal
-            self._tokens[token] = renewer
+            self._held[token] = place, journal
+            if place not in self._renewing:
+                self._renewing.add(place)
+                Thread(target=self._keep_renewing, args=(place,), name="dspyer-leases", daemon=True).start()
 
     def holds(self, token: str) -> bool:
         """Whether the owner is a run of this process that has not ended."""
-        return token in self._tokens
+        return token in self._held
 
     def renew_now(self, token: str) -> None:
         """Renew the lease of an owner in this process now, by which it finds out whether it still owns its thread."""
-        renewer = self._tokens.get(token)
-        journal = None if renewer is None else renewer.held.get(token)
-        if journal is not None:
-            journal.renew(self.lease)
+        held = self._held.get(token)
+        if held is not None:
+            held[1].renew(self.lease)
 
     def let_go(self, token: str) -> None:
         """Stop renewing the lease of an owner."""
         with self._lock:
-            renewer = self._tokens.pop(token, None)
-            if renewer is not None:
-                renewer.held.pop(token, None)
+            self._held.pop(token, None)
 
     def renew(self) -> None:
         """Renew all leases now. A run whose owner was replaced finds out at its next write."""
-        for renewer in list(self._renewers.values()):
-            renewer.renew()
-
-    def forget_idle(self, store: tuple[int, int], renewer: _Renewer) -> bool:
-        """Drop a renewer that has nothing to renew; return whether it was dropped, so that its thread can end.
-
-        The check and the removal are under one lock: else `hold` could add a run to a renewer whose thread is ending.
-        The next run in the store gets a new renewer.
-        """
-        with self._lock:
-            idle = self._renewers.get(store) is not renewer or not renewer.held
-            if idle and self._renewers.get(store) is renewer:
-                del self._renewers[store]
-        return idle
+        for place in list(self._renewing):
+            self._renew(place)
 
     def forget(self) -> None:
         """Drop all leases, and the lock, which may be held. For a forked process: the runs are its parent's."""
         self._lock = Lock()
-        self._renewers: dict[tuple[int, int], _Renewer] = {}
-        self._tokens: dict[str, _Renewer] = {}
-
-
-class _Renewer:
-    """The background thread that renews the leases in one store; store and clock are identified by their `id()`."""
-
-    def __init__(self, all_leases: Leases, store: tuple[int, int]) -> None:
-        self.held: dict[str, Journal] = {}
-        self._all = all_leases
-        self._store = store
+        self._held: dict[str, tuple[_Place, Journal]] = {}
+        self._renewing: set[_Place] = set()  # those that have a background thread
         self._unfinished: set[str] = set()  # tokens of owners whose last renewal has not returned
 
-    def run(self) -> None:
+    def _keep_renewing(self, place: _Place) -> None:
         """Renew every third of a lease, so that one failed renewal ends no lease; until there is nothing to renew."""
         nothing: SimpleQueue[None] = SimpleQueue()
-        while not self._all.forget_idle(self._store, self):
-            clock.get(nothing, clock.now() + self._all.lease / 3, "lease")
-            self.renew()
+        while not self._is_idle(place):
+            clock.get(nothing, clock.now() + self.lease / 3, "lease")
+            self._renew(place)
 
-    def renew(self) -> None:
-        """Renew all leases in a worker thread; if a write hangs for a 30th of a lease, another one renews the rest."""
-        queue = deque(item for item in list(self.held.items()) if item[0] not in self._unfinished)
-        while queue:
-            worker = Thread(target=self._work, args=(queue,), name="dspyer-lease", daemon=True)
+    def _is_idle(self, place: _Place) -> bool:
+        """Return whether a store has no lease to renew; then its thread ends, and the next run there starts another.
+
+        Under the lock: else `hold` could rely on a thread that is ending.
+        """
+        with self._lock:
+            idle = all(at != place for at, _ in self._held.values())
+            if idle:
+                self._renewing.discard(place)
+        return idle
+
+    def _renew(self, place: _Place) -> None:
+        """Renew the leases of a store in a worker; if a write hangs for a 30th of one, another goes on."""
+        held = list(self._held.items())
+        due = deque((token, journal) for token, (at, journal) in held if at == place and token not in self._unfinished)
+        while due:
+            worker = Thread(target=self._work, args=(due,), name="dspyer-lease", daemon=True)
             worker.start()
-            worker.join(self._all.lease / 30)
+            worker.join(self.lease / 30)
 
-    def _work(self, queue: deque[tuple[str, Journal]]) -> None:
-        while queue:
+    def _work(self, due: deque[tuple[str, Journal]]) -> None:
+        while due:
             with suppress(IndexError):  # another worker has removed the last item
-                token, journal = queue.popleft()
+                token, journal = due.popleft()
                 self._unfinished.add(token)
                 try:
-                    journal.renew(self._all.lease)
+                    journal.renew(self.lease)
                 finally:
                     self._unfinished.discard(token)
 

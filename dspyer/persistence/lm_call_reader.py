@@ -1,4 +1,4 @@
-"""Stored LM calls of a thread: those of one execution, those of all, and what they sum up to."""
+"""Stored LM calls of a thread: those of one execution, those of a page of commits, those of all runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from dspyer.events import Commit, LMCall
-from dspyer.ids import Address, full_id, outermost_execution
-from dspyer.persistence.history_parts import PAGE, commit_row
-from dspyer.persistence.lm_calls import calls_in, calls_of
-from dspyer.persistence.reader import RunRows, commit_header, load_run, read_runs
+from dspyer.ids import Address, full_id, is_within, outermost_execution
+from dspyer.persistence.history_parts import commit_row, rows_from
+from dspyer.persistence.lm_calls import calls_in
+from dspyer.persistence.reader import RunRows, commit_header, load_run, newest_rows, read_runs
 from dspyer.persistence.rows import COMMITS, run_label
 from dspyer.persistence.status import failures_in, last_end
-from dspyer.stores.base import Point, RunQuery, Store, ThreadRow
+from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 
 
 def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
@@ -29,17 +29,42 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
         LookupError: if there is no such execution.
     """
     row = store.thread(thread)
-    found = _run_of(store, row, name, _labels(store, thread))
-    if found is not None and Address.parse(outermost_execution(found[1])).is_commit:
-        last, execution = found
+    address = Address.parse(name)
+    last = _last_row(store, row, address.run, _labels(store, thread))
+    execution = _in_run(address)
+    if last is not None and Address.parse(outermost_execution(execution)).is_commit:
         at = commit_row(store, last, execution)
-        calls = calls_of(store, at or last, execution, root=None if row is None else row.root)
+        calls = _calls_back(store, at or last, execution, None if row is None else row.root)
         if at is not None or calls or _has_failed(store, last, execution):
             return tuple(calls)
     raise LookupError(
         f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
         "ids are those of thread.history(), and Failure.execution"
     )
+
+
+def _calls_back(store: Store, at: Point, execution: str, root: Point | None) -> list[LMCall]:
+    """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
+
+    Read back from the row of its commit, or from the end of the run, to the last commit before it on its branch.
+    """
+    path = Address.parse(outermost_execution(execution)).path
+    found: list[LMCall] = []
+    for index, row in enumerate(_rows_back(store, at, root)):
+        if row.kind in COMMITS:
+            header = commit_header(row)
+            if index and not header.scope and header.branch == path[: len(header.branch)]:
+                break
+        found[:0] = [call for call in calls_in(row, store.blobs) if is_within(call.execution, execution)]
+    return found
+
+
+def _rows_back(store: Store, at: Point, root: Point | None) -> Iterator[Row]:
+    """Yield the rows of a run up to one of them, newest first, back to pruned history at `root`."""
+    for run, row in newest_rows(store, at):
+        yield row
+        if Point(run.id, row.seq) == root:
+            return
 
 
 def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
@@ -49,80 +74,69 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
     begins after its parents.
     """
     found: dict[str, list[LMCall]] = {}
-    left = list(commits)
-    row = store.thread(thread) if left else None
+    by_run: dict[str, dict[str, Commit]] = {}
+    for one in commits:
+        address = Address.parse(one.id)
+        by_run.setdefault(address.run, {})[_in_run(address)] = one
+        found[one.id] = []
+    row = store.thread(thread)
     own = _labels(store, thread)
-    while left:
-        place = _run_of(store, row, left[0].id, own)
-        here: dict[str, Commit] = {}
-        if place is not None:
-            label = left[0].id.removesuffix(place[1])
-            here = {one.id.removeprefix(label): one for one in left if one.id.startswith(label)}
+    for label, here in by_run.items():
+        last = _last_row(store, row, label, own)
+        if row is None or last is None:
+            continue
+        rows: Iterator[Row]
+        if load_run(store, last.run).header.get("continues"):  # they may have begun, and failed, in the part before
+            rows = reversed([*_rows_back(store, last, row.root)])
+        else:
             before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
-            starts = {parent: commit_row(store, place[0], parent.removeprefix(label)) for parent in before}
+            starts = [
+                commit_row(store, last, _in_run(parent)) if parent.run == label else None
+                for parent in map(Address.parse, before)
+            ]
             # Without a parent in this part of the run, executions may have begun with its first row.
-            first = min([start.seq if start is not None else 0 for start in starts.values()], default=0)
-            _read_calls(store, Point(place[0].run, first), here, found)
-            if load_run(store, place[0].run).header.get("continues"):
-                # They may have begun, and failed, in the part before.
-                for execution, one in here.items():
-                    at = None
-                    if not all(starts.get(parent, True) for parent in one.parents):
-                        at = commit_row(store, place[0], execution)
-                    if at is not None:
-                        found[one.id] = calls_of(store, at, execution, with_texts=False)
-        left = [one for one in left[1:] if one.id not in found]
+            rows = rows_from(store, last.run, min([0 if at is None else at.seq for at in starts], default=0), last.seq)
+        missing = set(here)
+        for stored in rows:
+            for call in calls_in(stored):
+                commit = here.get(outermost_execution(call.execution))
+                if commit is not None:
+                    found[commit.id].append(call)
+            if stored.kind in COMMITS:
+                missing.discard(commit_header(stored).execution)
+            if not missing:
+                break
     return found
 
 
-def _read_calls(store: Store, at: Point, commits: Mapping[str, Commit], found: dict[str, list[LMCall]]) -> None:
-    """Add the calls of commits, which are given by their local ids, from a row on to the last of these commits."""
-    found |= {commit.id: [] for commit in commits.values()}
-    missing, first, count = set(commits), at.seq, PAGE
-    while missing and (rows := store.rows(at.run, first, first + count - 1)):
-        for row in rows:
-            for call in calls_in(row):
-                commit = commits.get(outermost_execution(call.execution))
-                if commit is not None:
-                    found[commit.id].append(call)
-            if row.kind in COMMITS:
-                missing.discard(commit_header(row).execution)
-            if not missing:
-                break
-        first, count = first + count, 2 * count
+def _in_run(address: Address) -> str:
+    return str(replace(address, run=""))
 
 
 def _labels(store: Store, thread: str) -> dict[str, str]:
-    """Return the labels of the runs that were made for a thread, by id."""
-    return {run.id: run_label(run) for run in store.runs(thread)}
+    """Return the ids of the runs that were made for a thread, by label."""
+    return {run_label(run): run.id for run in store.runs(thread)}
 
 
-def _run_of(store: Store, row: ThreadRow | None, name: str, runs: Mapping[str, str]) -> tuple[Point, str] | None:
-    """Return the last row of the run of an execution, and the execution's id in that run; `runs` are the own labels."""
+def _last_row(store: Store, row: ThreadRow | None, label: str, own: Mapping[str, str]) -> Point | None:
+    """Return the last row of the run with a label, "" for the last one; `own` are those of the thread."""
     if row is None or row.head is None:
         return None
-    # Ids are compared by prefix and never split: the name of a thread may hold any character.
-    for run, label in runs.items():
-        if name.startswith(f"{label}/"):
-            return _last_row(store, run, row.head), name.removeprefix(f"{label}/")
-    if outermost_execution(name) == name or "/" not in name.partition(":")[0]:
-        own = row.head, name
-        if commit_row(store, *own) is not None or ":" in name.partition("/")[0]:
-            return own
-    for one in read_runs(store, [row.head], row.root):  # of a copy: the history of another thread
-        for run, label in one.labels.items():
-            if name.startswith(f"{label}/"):
-                return _last_row(store, run, one.points[-1]), name.removeprefix(f"{label}/")
-    return None
-
-
-def _last_row(store: Store, run: str, head: Point) -> Point:
-    """Return the last row of a run: up to `head`, if that is in it."""
-    if head.run == run:
-        return head
+    run, last = own.get(label), row.head
+    if not label:
+        return last
+    if run is None:  # of a copy: the history of another thread
+        named = ((run, one.points[-1]) for one in read_runs(store, [last], row.root) for run in _named(one, label))
+        run, last = next(named, (None, last))
+    if run is None or last.run == run:
+        return None if run is None else last
     # A list knows the last row without reading the others; it lacks the runs of deleted threads.
     (listed,) = store.list_runs(RunQuery(run=run, limit=1)) or (None,)
     return Point(run, store.rows(run)[-1].seq if listed is None else listed.last)
+
+
+def _named(run: RunRows, label: str) -> list[str]:
+    return [part for part, name in run.labels.items() if name == label]
 
 
 def _has_failed(store: Store, last: Point, execution: str) -> bool:

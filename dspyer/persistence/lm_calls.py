@@ -1,4 +1,4 @@
-"""LM calls in the rows of a run: their compact form, and how to find those of an execution.
+"""LM calls in the rows of a run: those that are not written yet, and the compact form of those that are.
 
 The calls of an execution that committed are in the content of its commit's row, so that they go where the commit goes:
 into copies, reruns, exports; and the row numbers of commits stay what they are without LM calls. Calls of an execution
@@ -10,28 +10,162 @@ for: the content names them in another form than `Content.value` looks for.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from threading import Lock
+from typing import Any, Literal, get_args
 
-from dspyer.errors import StoreError, brief
+from dspyer.errors import LMCallError, StoreError, brief, with_article
 from dspyer.events import LMCall
-from dspyer.ids import is_within, path_of_id
-from dspyer.persistence.reader import commit_header, newest_rows
-from dspyer.persistence.row_codec import CHANGED, is_readable
+from dspyer.ids import is_within
+from dspyer.persistence.row_codec import CHANGED, DraftRow, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
 from dspyer.record_codec import MALFORMED, decode, encode
-from dspyer.stores.base import Point, Row, Store
+from dspyer.stores.base import Row
 from dspyer.stores.content import Fetch, ReadBudget, blob_id
+
+# --- Calls on their way to a row
+
+Choose = Callable[[LMCall], LMCall | None]
+"""Decides what is written of an LM call; None for nothing."""
+
+Recorded = Literal["usage", "full", "none"]
+"""How much of LM calls is written."""
+
+
+def check_recorded(given: Any) -> Recorded | Choose:
+    """Return what an option `record_lm_calls=` means; raise `TypeError` or `ValueError` for anything else."""
+    if isinstance(given, str) and given in get_args(Recorded):
+        level: Recorded = given  # type: ignore[assignment]  # it is one of them
+        return level
+    form = (
+        "give 'usage' (models, tokens, cost and times), 'full' (messages and responses, too), 'none', or a function "
+        "that gets each LMCall and returns what to write, or None"
+    )
+    if isinstance(given, str):
+        raise ValueError(f"record_lm_calls={given!r} is unknown: {form}")  # noqa: TRY004 - the type is right
+    if not callable(given) or isinstance(given, type):
+        raise TypeError(f"record_lm_calls={brief(given)}: {form}")
+    if inspect.iscoroutinefunction(given):
+        raise TypeError(f"record_lm_calls={brief(given)} is async: {form}. It is called while a node runs")
+    function: Choose = given
+    return function
+
+
+class LMCallLog:
+    """LM calls on their way to the rows of a run. May be used from several threads.
+
+    Args:
+        recorded: how much of them is written, or what decides it.
+        redacts: whether the graph hides values. Then readers show messages and responses only if a function has
+            decided about them.
+    """
+
+    def __init__(self, recorded: Recorded | Choose, redacts: bool) -> None:
+        self.wants_texts = recorded not in ("usage", "none")
+        self._choose = None if isinstance(recorded, str) else recorded
+        self._hidden = redacts and self._choose is None
+        self._waiting: dict[str, list[LMCall]] = {}
+        self._lock = Lock()
+        self._failed: tuple[LMCall, Exception] | None = None
+
+    def add(self, call: LMCall) -> LMCall:
+        """Take a call to be written; return it as the run shows it."""
+        written: LMCall | None = call
+        if self._choose is not None:
+            try:
+                written = _checked(self._choose(call), call)
+            except Exception as error:  # noqa: BLE001 - raised by the next write: DSPy drops what a callback raises
+                written = usage_alone(call)
+                self._failed = self._failed or (written, error)
+        if written is not None:
+            with self._lock:
+                self._waiting.setdefault(written.execution, []).append(written)
+        return usage_alone(call) if written is None or self._hidden else written
+
+    def take_error(self) -> LMCallError | None:
+        """Return, once, the error of a function that has raised, or has returned neither a call nor None."""
+        failed, self._failed = self._failed, None
+        if failed is None:
+            return None
+        error = LMCallError(*failed)
+        error.__cause__ = failed[1]
+        return error
+
+    @property
+    def waits(self) -> bool:
+        """Whether calls wait for a row."""
+        return bool(self._waiting)
+
+    def calls_of(self, execution: str, taken: list[LMCall]) -> StoredCalls:
+        """Take the calls of an execution for its commit, and add them to `taken`."""
+        with self._lock:
+            calls = self._waiting.pop(execution, [])
+        taken += calls
+        return self._encoded(calls)
+
+    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[DraftRow]:
+        """Take the calls that were made inside of an execution and have no row yet: of attempts that failed there."""
+        return self._rows(lambda name: name != execution and is_within(name, execution), taken)
+
+    def put_back(self, taken: list[LMCall]) -> None:
+        """Let calls wait again that were taken with commits whose rows were not written."""
+        with self._lock:
+            for call in taken:
+                self._waiting.setdefault(call.execution, []).append(call)
+        taken.clear()
+
+    def rows_of(self, execution: str) -> list[DraftRow]:
+        """Take the calls of an execution, and of those inside of it."""
+        return self._rows(lambda name: is_within(name, execution))
+
+    def all_rows(self) -> list[DraftRow]:
+        """Take all calls."""
+        return self._rows(lambda _: True)
+
+    def _rows(self, wanted: Callable[[str], bool], taken: list[LMCall] | None = None) -> list[DraftRow]:
+        with self._lock:
+            waiting = [self._waiting.pop(name) for name in [*self._waiting] if wanted(name)]
+        rows = []
+        for calls in waiting:
+            if taken is not None:
+                taken += calls
+            stored, texts = self._encoded(calls)
+            rows.append(LMCallsRow(calls[0].execution, calls[0].node, stored).row(texts))
+        return rows
+
+    def _encoded(self, calls: Iterable[LMCall]) -> StoredCalls:
+        texts: dict[str, bytes] = {}
+        return [encode_call(call, texts, self._hidden) for call in calls], texts
+
+
+def _checked(chosen: Any, call: LMCall) -> LMCall | None:
+    """Return what a function has chosen to write; the place of the call stays what it is."""
+    if chosen is None:
+        return None
+    if not isinstance(chosen, LMCall):
+        if inspect.iscoroutine(chosen):
+            chosen.close()  # else Python warns of a coroutine that was never awaited
+        kind = with_article(type(chosen).__name__)
+        raise TypeError(f"it returned {kind}, not an LMCall (such as dataclasses.replace(call, messages=None)) or None")
+    kept: LMCall = replace(chosen, execution=call.execution, node=call.node)
+    encode_call(kept, {})
+    return kept
+
 
 INLINE = 256
 """The longest text of a message that stays in its row; longer ones become blobs."""
 
+# --- The form of a call
+
 StoredCall = dict[str, Any]
 """The JSON form of an LM call."""
 
-# --- Writing
+StoredCalls = tuple[Sequence[StoredCall], Mapping[str, bytes]]
+"""LM calls on their way to a row, and the long texts in them by id."""
 
 
 def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> StoredCall:
@@ -48,7 +182,8 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         found["cost"] = round(call.cost, 12)
     for name in _TEXTS:
         if (said := getattr(call, name)) is not None:
-            found[name] = _with_short_texts(_plain(said), blobs)
+            plain = json.loads(json.dumps(said, ensure_ascii=False, default=str))  # of an object its text
+            found[name] = _mapped(plain, lambda text: _stored_text(text, blobs))
     if hidden and found.keys() & {*_TEXTS, "failed"}:
         found["hidden"] = True
     return found
@@ -57,41 +192,43 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
 _TEXTS = ("messages", "response")
 """The attributes of a call that hold what was said."""
 
-_TEXT = "$text"
-"""The key of a long text, by which it is replaced; its value is the id of the blob."""
+_MARK = "$"
+"""What the reference to a long text begins with, before the id of the blob; any other such text has it twice."""
 
-_AS_IT_IS = "$"
-"""The key around a mapping that has the key of a long text itself, or this one."""
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back; of an object its text."""
-    return json.loads(json.dumps(value, ensure_ascii=False, default=str))
+_REFERENCE = re.compile(r'"\$([0-9A-F]{32})"(?!:)')  # no key
 
 
-def _with_short_texts(value: Any, blobs: dict[str, bytes]) -> Any:
-    """Return JSON values with references in the place of long texts, which are added to `blobs`."""
-    if isinstance(value, list):
-        return [_with_short_texts(item, blobs) for item in value]
+def _mapped(value: Any, of: Callable[[str], str]) -> Any:
+    """Return JSON values with other texts."""
+    if isinstance(value, str):
+        return of(value)
     if isinstance(value, dict):
-        found = {_short(key): _with_short_texts(item, blobs) for key, item in value.items()}
-        return {_AS_IT_IS: found} if found.keys() & {_TEXT, _AS_IT_IS} else found
-    if not isinstance(value, str):
-        return value
-    data = value.encode("utf-8", "backslashreplace")  # of a text with half a surrogate pair, which no file can hold
+        return {_encodable(key): _mapped(item, of) for key, item in value.items()}
+    return [_mapped(item, of) for item in value] if isinstance(value, list) else value
+
+
+def _encodable(text: str) -> str:
+    """Return a text; half a surrogate pair, which no file can hold, is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _stored_text(text: str, blobs: dict[str, bytes]) -> str:
+    """Return a text, or a reference to a long one, which is added to `blobs`."""
+    text = _encodable(text)
+    data = text.encode()
     if len(data) <= INLINE:
-        return data.decode()
+        return _MARK + text if text.startswith(_MARK) else text
     name = blob_id(data)
     blobs[name] = data
     # In capitals: `Content.value` looks for the ids of blobs in the bytes, and reads those that it finds.
-    return {_TEXT: name.upper()}
+    return _MARK + name.upper()
 
 
-def _short(key: str) -> str:
-    return key.encode("utf-8", "backslashreplace").decode()
-
-
-# --- Reading
+def _said_text(stored: str, blobs: Mapping[str, bytes]) -> str:
+    if not stored.startswith(_MARK):
+        return stored
+    text = stored[1:]
+    return text if text.startswith(_MARK) else blobs[text.lower()].decode()
 
 
 def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fetch | None = None) -> LMCall:
@@ -108,36 +245,15 @@ def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fet
         if hidden:
             return usage_alone(call)
         if fetch is not None and texts:
-            names: set[str] = set()
-            _names_in(texts, names)
+            names = {name.lower() for name in _REFERENCE.findall(json.dumps(texts))}
             blobs = fetch(names) if names else {}
-            call = replace(call, **{name: _with_texts(value, blobs) for name, value in texts.items()})
+            call = replace(call, **_mapped(texts, lambda text: _said_text(text, blobs)))
     except MALFORMED as error:
         raise StoreError(
             f"an LM call of execution {execution!r} is stored as {brief(stored)}, which cannot be read ({error}): "
             f"{CHANGED}"
         ) from error
     return call
-
-
-def _names_in(value: Any, names: set[str]) -> None:
-    """Add the ids of the long texts in a value to `names`."""
-    if isinstance(value, dict) and _TEXT in value:
-        names.add(value[_TEXT].lower())
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            _names_in(item, names)
-
-
-def _with_texts(value: Any, blobs: Mapping[str, bytes]) -> Any:
-    if isinstance(value, list):
-        return [_with_texts(item, blobs) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _TEXT in value:
-        return blobs[value[_TEXT].lower()].decode()
-    inner = value.get(_AS_IT_IS, value)
-    return {key: _with_texts(item, blobs) for key, item in inner.items()}
 
 
 def usage_alone(call: LMCall) -> LMCall:
@@ -152,23 +268,7 @@ def usage_alone(call: LMCall) -> LMCall:
     return replace(call, messages=None, response=None, failed=failed)
 
 
-def stored_calls(row: Row) -> Sequence[Mapping[str, Any]]:
-    """Return the JSON forms of the LM calls that a row holds; none for a row of another kind."""
-    content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
-    if not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row) or content is None:
-        return ()
-    if content.original is not None:  # of a store in memory
-        found: CommitContent | LMCallsRow = content.original
-        return found.lm_calls
-    data = content.data
-    # Not `content.value`, which reads the long values of the patch, too.
-    if b'"lm_calls":' not in data:
-        return ()
-    try:
-        calls: Sequence[Mapping[str, Any]] = json.loads(ReadBudget().spend(data)).get("lm_calls", ())
-    except MALFORMED as error:
-        raise StoreError(f"row {row.seq} has a content that cannot be read ({error}): {CHANGED}") from error
-    return calls
+# --- Rows with calls
 
 
 def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
@@ -178,36 +278,20 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         row: the row.
         fetch: loads blobs by id, as `Store.blobs` does; None for calls without messages and responses.
     """
-    found = stored_calls(row)
+    content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
+    if content is None or not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row):
+        return []
+    if content.original is not None:  # of a store in memory
+        record: CommitContent | LMCallsRow = content.original
+        found: Sequence[Mapping[str, Any]] = record.lm_calls
+    elif b'"lm_calls":' in content.data:  # not `content.value`, which reads the long values of the patch, too
+        try:
+            found = json.loads(ReadBudget().spend(content.data)).get("lm_calls", ())
+        except MALFORMED as error:
+            raise StoreError(f"row {row.seq} has a content that cannot be read ({error}): {CHANGED}") from error
+    else:
+        found = ()
     if not found:
         return []
     header = LMCallsRow.of(row) if row.kind == RowKind.LM_CALL else CommitRow.of(row)
     return [decode_call(one, header.execution, header.node, fetch) for one in found]
-
-
-def calls_of(
-    store: Store, at: Point, execution: str, with_texts: bool = True, root: Point | None = None
-) -> list[LMCall]:
-    """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
-
-    Read back from its commit, or from the end of the run, to the last commit before it on its branch.
-
-    Args:
-        store: the store.
-        at: the row of its commit; of an execution without one, the last row of the run.
-        execution: its id in the run.
-        with_texts: whether to read messages and responses.
-        root: the row at which a pruned history begins: nothing before it is there.
-    """
-    path = path_of_id(execution)
-    fetch = store.blobs if with_texts else None
-    found: list[LMCall] = []
-    for index, (run, row) in enumerate(newest_rows(store, at)):
-        if row.kind in COMMITS:
-            header = commit_header(row)
-            if index and not header.scope and header.branch == path[: len(header.branch)]:
-                break
-        found[:0] = [call for call in calls_in(row, fetch) if is_within(call.execution, execution)]
-        if Point(run.id, row.seq) == root:
-            break
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from dspyer.events import LMCall
@@ -27,27 +28,20 @@ def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
             total[name] = total.get(name, 0) + value
 
 
-def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the usage of language models to that of others, in place; a cost that is not known makes the sum unknown.
+def sum_usage(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, LMUsage]:
+    """The sum of several usages of language models; a cost that is not known makes the sum unknown.
 
     Example:
-        >>> total = {"lm": {"total_tokens": 1, "requests": 1, "cost": 0.5}}
-        >>> add_usage(total, {"lm": {"total_tokens": 1, "requests": 1, "cost": None}})
-        >>> total
+        >>> one = {"lm": {"total_tokens": 1, "requests": 1, "cost": 0.5}}
+        >>> sum_usage([one, {"lm": {"total_tokens": 1, "requests": 1, "cost": None}}])
         {'lm': {'total_tokens': 2, 'requests': 2, 'cost': None}}
     """
-    for model, used in more.items():
+    total: dict[str, LMUsage] = {}
+    for model, used in chain.from_iterable(part.items() for part in parts):
         into = total.setdefault(model, {})
         costs = into.get("cost", 0.0), used.get("cost")
         add_tokens(into, {name: value for name, value in used.items() if name != "cost"})
         into["cost"] = None if None in costs else sum(costs)
-
-
-def sum_usage(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, LMUsage]:
-    """The sum of several usages of language models."""
-    total: dict[str, LMUsage] = {}
-    for part in parts:
-        add_usage(total, part)
     return total
 
 
@@ -60,17 +54,18 @@ def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
         >>> usage_of_calls([call, replace(call, requests=0, cached=True, cost=0.0)])["lm"]
         {'prompt_tokens': 6, 'completion_tokens': 2, 'total_tokens': 8, 'requests': 1, 'cost': 0.5}
     """
-    total: dict[str, LMUsage] = {}
-    for call in calls:
-        used = {
-            "prompt_tokens": call.prompt_tokens,
-            "completion_tokens": call.response_tokens,
-            "total_tokens": call.tokens,
-            "requests": call.requests,
-            "cost": call.cost,
+    return sum_usage(
+        {
+            call.model: {
+                "prompt_tokens": call.prompt_tokens,
+                "completion_tokens": call.response_tokens,
+                "total_tokens": call.tokens,
+                "requests": call.requests,
+                "cost": call.cost,
+            }
         }
-        add_usage(total, {call.model: used})
-    return total
+        for call in calls
+    )
 
 
 def total_cost(usage: Mapping[str, Mapping[str, Any]]) -> float | None:

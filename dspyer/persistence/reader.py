@@ -129,7 +129,7 @@ def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
     Of the run that ends at `root`, where a pruned history begins, this row alone is read.
     """
     if at == root:
-        return _read_root(store, at)
+        return rows_of_part(load_run(store, at.run), store.rows(at.run, at.seq, at.seq))._replace(parents=())
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
@@ -308,27 +308,38 @@ def read_runs(
         known: last rows of runs that are not read again, nor what is behind them.
     """
     found: dict[Point, RunRows] = {}
-    stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
-    order: dict[Point, None] = {}
-    while stack:  # depth first, in postorder: `done` marks a run whose parents are in `order`
-        at, done = stack.pop()
-        if done:
-            order[at] = None
-        elif at in found and at not in order:
-            raise cyclic_history(store, at.run)
-        elif at not in found and at not in known:
-            found[at] = read_run(store, at, root)
-            stack.append((at, True))
-            if at != root:
-                stack.extend((parent, False) for parent in reversed(found[at].parents))
+
+    def parents_of(at: Point) -> Sequence[Point]:
+        found[at] = read_run(store, at, root)
+        return [parent for parent in found[at].parents if parent not in known]
+
+    order = parents_first(store, [head for head in heads if head not in known], parents_of)
     return [found[at] for at in order]
 
 
-def _read_root(store: Store, at: Point) -> RunRows:
-    """Read only the last row of a run: what is before it was pruned."""
-    run = load_run(store, at.run)
-    rows, labels = tuple(store.rows(at.run, at.seq, at.seq)), {run.id: str(run.header.get("label", ""))}
-    return RunRows(run, (), rows, (at,), labels)
+def parents_first(store: Store, heads: Sequence[Point], parents_of: Callable[[Point], Sequence[Point]]) -> list[Point]:
+    """Return the last rows of the runs behind some rows: depth first, in postorder."""
+    stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
+    begun: set[Point] = set()
+    order: dict[Point, None] = {}
+    while stack:  # `done` marks a run whose parents are in `order`
+        at, done = stack.pop()
+        if done:
+            order[at] = None
+        elif at not in begun:
+            begun.add(at)
+            stack.append((at, True))
+            stack.extend((parent, False) for parent in reversed(parents_of(at)))
+        elif at not in order:
+            raise cyclic_history(store, at.run)
+    return list(order)
+
+
+def rows_of_part(run: RunRow, rows: Sequence[Row], snapshot: LoadedSnapshot | None = None) -> RunRows:
+    """Return some rows of one part of a run, with its label and fingerprint."""
+    points = tuple([Point(run.id, row.seq) for row in rows])
+    labels, fingerprints = {run.id: run_label(run)}, {run.id: fingerprint_id(run)}
+    return RunRows(run, run.parents, tuple(rows), points, labels, fingerprints, snapshot)
 
 
 # --- Folding rows to commits and states
@@ -341,12 +352,14 @@ class FoldedRun(NamedTuple):
         entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
             their parent.
         before: the state before them.
+        rows: the row of each, without that of a snapshot, and of a manual commit that only the open row has.
         last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
     """
 
     entries: list[LogEntry]
     before: ImmutableState
+    rows: list[tuple[Row, Point]]
     last_settled: int
     broken: str = ""
 
@@ -391,6 +404,7 @@ class HistoryReader:
             opening = self.opening(run_rows.rows)
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
+        rows: list[tuple[Row, Point]] = []
         last_settled = -1
         offset = 0
         if run_rows.snapshot is not None:
@@ -398,7 +412,8 @@ class HistoryReader:
             patch = seal({field: Replace(value) for field, value in before.raw_items()})
             entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
             last_settled = 0
-        for index, (row, _, header) in enumerate(run_rows.own_commits(), len(entries)):
+        for index, (row, point, header) in enumerate(run_rows.own_commits(), len(entries)):
+            rows.append((row, point))
             parents: tuple[int, ...] = (index - 1,) if index else ()
             if header.parents is not None:
                 parents = tuple([parent - offset for parent in header.parents])
@@ -421,7 +436,7 @@ class HistoryReader:
         if not entries and opening is not None and opening[0] != "START":
             entries.append(self._manual_opening(*opening, before, run_rows))
             last_settled = 0
-        return FoldedRun(entries, before, last_settled, broken)
+        return FoldedRun(entries, before, rows, last_settled, broken)
 
     def opening(self, rows: Iterable[Row]) -> tuple[str, CommitContent] | None:
         """Return the author of a run's first commit, and its content in the open row; None without one."""
@@ -498,6 +513,7 @@ class HistoryReader:
     @staticmethod
     def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
+        started, duration = header.seconds
         return Commit(
             header.id,
             None,
@@ -509,8 +525,8 @@ class HistoryReader:
             tuple(parents),
             route=header.route,
             reason=content.reason,
-            started=header.started / 1_000,
-            duration=header.duration / 1_000_000,
+            started=started,
+            duration=duration,
             live=header.live,
             calls=header.calls,
             **attempts_of(header, content),
@@ -520,7 +536,7 @@ class HistoryReader:
 def _with_creation_time(header: CommitRow, rows: Iterable[Row]) -> CommitRow:
     """Return the header of a run's first commit; a manual one has the time at which it was made."""
     created = next((OpenRow.of(row).created for row in rows if row.kind == RowKind.OPEN), None)
-    return header if created is None else replace(header, started=created, duration=0)
+    return header if created is None else replace(header, times=(created, 0))
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

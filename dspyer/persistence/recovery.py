@@ -8,7 +8,6 @@ Then it is folded forwards. A lost snapshot makes it longer and changes nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from dspyer.persistence.history import History
@@ -18,13 +17,13 @@ from dspyer.persistence.reader import (
     RunRows,
     load_run,
     read_run,
+    rows_of_part,
     rows_through,
     with_map_results,
 )
-from dspyer.persistence.rows import fingerprint_id, run_label
 from dspyer.persistence.snapshots import LoadedSnapshot, SinceSnapshot, latest_snapshot
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.base import Point, RunRow, Store
 
 
 class RecoveredState(NamedTuple):
@@ -90,10 +89,3 @@ def rows_from_snapshot(store: Store, run: RunRow, snapshot: LoadedSnapshot, last
     rows = rows_through(store, run, snapshot.at.seq, last)
     rows = with_map_results(rows, lambda: read_run(store, snapshot.at).rows)
     return rows_of_part(run, rows, snapshot)
-
-
-def rows_of_part(run: RunRow, rows: Sequence[Row], snapshot: LoadedSnapshot | None = None) -> RunRows:
-    """Return some rows of one part of a run, with its label and fingerprint."""
-    points = tuple([Point(run.id, row.seq) for row in rows])
-    labels, fingerprints = {run.id: run_label(run)}, {run.id: fingerprint_id(run)}
-    return RunRows(run, run.parents, tuple(rows), points, labels, fingerprints, snapshot)

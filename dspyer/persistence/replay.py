@@ -99,10 +99,8 @@ def _replay_commit(run: RunState, header: CommitRow, content: CommitContent, ope
         )
     overlays = content.sent or (None,) * len(header.route)
     targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
-    times = (header.started / 1_000, header.duration / 1_000_000)
-    transition = Transition(
-        patch, state, targets, content.reason, *times, header.live, header.calls, **attempts_of(header, content)
-    )
+    times, attempts = header.seconds, attempts_of(header, content)
+    transition = Transition(patch, state, targets, content.reason, *times, header.live, header.calls, **attempts)
     return advance(run, execution.id, transition)[0]
 
 
@@ -152,8 +150,7 @@ def _replay_update(run: RunState, header: CommitRow, content: CommitContent) -> 
         raise _impossible(header)
     (branch,) = branches
     patch = content.patch or {}
-    times = (header.started / 1_000, header.duration / 1_000_000)
-    commit = update_commit(branch, run.first + len(run.log), header.node, patch, *times)
+    commit = update_commit(branch, run.first + len(run.log), header.node, patch, *header.seconds)
     return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, content.made))
 
 

@@ -210,8 +210,7 @@ class CommitRow(CommitContent):
         id: branch path and index.
         node: its author.
         route: the nodes that its branch continues to.
-        started: when the node began, milliseconds since the Unix epoch.
-        duration: microseconds.
+        times: when the node began, milliseconds since the Unix epoch, and how many microseconds it took.
         step: length of the longest chain of commits up to it; -1 for the index in its id.
         visit: how often the node has committed in its lineage; -1 for that index.
         settled: whether no other branch was active.
@@ -228,8 +227,7 @@ class CommitRow(CommitContent):
     id: str
     node: str
     route: tuple[str, ...] = declared(default=(), metadata={"key": "to"})
-    started: int = declared(default=0, metadata=AT)
-    duration: int = declared(default=0, metadata={"key": "took"})
+    times: tuple[int, int] = declared(default=(0, 0), metadata=AT)
     step: int = -1
     visit: int = -1
     settled: bool = True
@@ -256,6 +254,12 @@ class CommitRow(CommitContent):
         if self.visit == index:
             del found["visit"]
         return found
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """When the node began, seconds since the Unix epoch, and how many seconds it took."""
+        began, took = self.times
+        return began / 1_000, took / 1_000_000
 
     @property
     def execution(self) -> str:
@@ -308,8 +312,8 @@ def commit_row(
         id=commit.id,
         node=commit.node,
         route=commit.route,
-        started=int(commit.started * 1_000),
-        duration=round(commit.duration * 1_000_000) or int(commit.duration > 0),  # 0 is said of what took no time
+        # 0 is said of what took no time
+        times=(int(commit.started * 1_000), round(commit.duration * 1_000_000) or int(commit.duration > 0)),
         step=commit.step,
         visit=commit.visit,
         settled=commit.version is not None,
@@ -355,7 +359,7 @@ def manual_commit_row(
         id=commit.id,
         node=commit.node,
         route=commit.route,
-        started=int(commit.started * 1_000),
+        times=(int(commit.started * 1_000), 0),
         step=commit.step,
         visit=commit.visit,
         patch=content.patch,

@@ -416,6 +416,8 @@ class PageReader:
         last = part.trunk_index if at is None else part.log_index_of(at)
         found, before = part.last_writers(paths, last), part.before
         missing = {path for path in paths if path not in found and path not in before}
+        if last is not None and any(part.writers.item(last, path) is not None for path in missing):
+            return None  # an older item: where it was in an older part is not known
         while missing and part.history.snapshot_at is not None:
             fields = {path[0] for path in missing if path}
             part = writing_part(self._reader, part.history.snapshot_at, fields, root)

@@ -1,8 +1,7 @@
 """`ReadSources`: the commits behind what a node and its routers have read, for `Run.sources`.
 
-Of a field whose parts are known (`scheduler.provenance`) these are the commits that brought the parts. The writers of
-any other field are followed from commit to commit, forwards and once per field: by key where the value is a mapping,
-since updates of mappings are merged. A join takes the writers of the branches that hold the joined value.
+Of a view these are the commits that brought the parts that it showed, of any other value those behind it, as the index
+of the log has them (`scheduler.writers`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import fields_of_then, kind_of_parts
 from dspyer.runtime.session_views import Fields
 from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
-from dspyer.scheduler.provenance import FieldPart
 from dspyer.scheduler.writers import Writers
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -46,7 +44,12 @@ class ReadSources:
     """The sources of the commits of a run, computed when asked for. For any thread."""
 
     def __init__(
-        self, graph: GraphSpec, fields: Fields, log: PersistentVector[LogEntry], view_reads: Iterable[ViewRead]
+        self,
+        graph: GraphSpec,
+        fields: Fields,
+        log: PersistentVector[LogEntry],
+        view_reads: Iterable[ViewRead],
+        writers: Writers,
     ) -> None:
         self._graph = graph
         self._schema: Schema = graph.topology.schema
@@ -59,12 +62,11 @@ class ReadSources:
             self._views.setdefault((read.node, read.head), []).append(read)
         self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
         self._posted: dict[str, list[tuple[int, int]]] | None = None
-        self._places: dict[str, int] | None = None
-        self._writers = Writers(log)
+        self._writers = writers
         self._lock = RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReadSources, (self._graph, self._fields, self._log, self._view_reads)
+        return ReadSources, (self._graph, self._fields, self._log, self._view_reads, self._writers)
 
     def of(self, commit: str) -> Sources:
         """What the execution that made a commit has read, given its id."""
@@ -171,33 +173,18 @@ class ReadSources:
     def _shown(self, read: ViewRead) -> set[int]:
         """The commits whose parts a view showed; of a field without parts, all behind its value."""
         view, log = read.view, self._log
-        index = self._fields.index(view.field, log, read.head)
-        if index is None:
+        found = self._fields.parts(log, view.field, read.head)
+        if found is None:
             return self._behind(view.field, read.head)
         news = partial(self._fields.news, view.field, log, read.head, read.node)
-        parts = select_parts(view, kind_of_parts(self._schema, view.field), index, read.node, news)
-        return self._of_parts(view.field, parts)
+        parts = select_parts(view, kind_of_parts(self._schema, view.field), found[1], read.node, news)
+        return self._writers.of_parts(found[0], parts)
 
     # --- who wrote it
 
     def _behind(self, field: str, at: int) -> set[int]:
         """The commits behind the value of a field after the commit at a log index."""
-        index = self._fields.index(field, self._log, at) if field in self._schema.fields else None
-        found = set() if index is None else self._of_parts(field, index.parts)
-        if found:
-            return found
-        folds = self._schema.reducer(field) is not None
-        return self._writers.folded(field, at) if folds else self._writers.behind(field, at)
-
-    def _of_parts(self, field: str, parts: Iterable[FieldPart]) -> set[int]:
-        """The commits of this run that brought parts of a field."""
-        places = self._places
-        if places is None:
-            of = self._fields.indexed(field)
-            assert of is not None
-            places = self._places = {of.global_id(self._log, at): at for at in range(len(self._log))}
-        ids = {commit for part in parts for commit in (part.commit, *part.also_from)}
-        return {places[commit] for commit in ids if commit in places}
+        return self._writers.commits_behind(field, at, self._schema.reducer(field) is not None)
 
 
 def _readable(reader: Node | Router, state: ImmutableState, sent: Iterable[str] = ()) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -125,7 +126,6 @@ class Run:
         )
         self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
         self._read_sources: ReadSources | None = None
-        self._writers: Writers | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @staticmethod
@@ -307,9 +307,11 @@ class Run:
         """The commit that last wrote a path of the state: at, in or above it.
 
         A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
+        In a field with a reducer that adds items, an item belongs to the commit that brought it or last changed it.
 
         Args:
-            path: segments with dots between them, or a tuple of keys.
+            path: segments with dots between them, or a tuple of keys. An item is named by its position, as in
+                `("lines", -1)`, a message by its id too, a member of a set by itself.
 
         Returns:
             The commit; its `node` is the author.
@@ -325,14 +327,15 @@ class Run:
             'rate'
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        if self._writers is None:
-            self._writers = Writers(self._entries)
-        writer = self._writers.at(self._head).under(*keys).writer
+        log = self._log
+        head = next(at for at in reversed(range(len(log))) if log[at].commit.version is not None)
+        writer = self._writers.of(head, keys)
         if writer is not None:
-            return self._entries[writer].commit
+            return self.commits[self._index_of[log[writer].commit.id]]
         known = ", ".join(self.state)
+        is_older = self._writers.item(head, keys) is not None  # an item that an earlier run has brought
         apart = [entry.commit for entry in self._entries if touches(entry.commit.patch, keys)]
-        if apart:
+        if apart and not is_older:
             raise LookupError(
                 f"{'.'.join(map(str, keys))!r} was written by {apart[-1].node!r} (commit {apart[-1].id!r}), but its "
                 "branch never joined: see run.branches and run.at(id)"
@@ -639,10 +642,14 @@ class Run:
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
+    @cached_property
+    def _writers(self) -> Writers:
+        return Writers(self._log, parts=partial(self._fields.parts, self._log))
+
     def _sources(self, commit: str) -> Sources:
         """What the node of a commit has read, and what its routers have read."""
         if self._read_sources is None:
-            self._read_sources = ReadSources(self._graph, self._fields, self._log, self._view_reads)
+            self._read_sources = ReadSources(self._graph, self._fields, self._log, self._view_reads, self._writers)
         return self._read_sources.of(commit)
 
     def _entry(self, version: int | str) -> LogEntry:

@@ -19,9 +19,9 @@ from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
 from dspyer.persistence.heads import Head
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.lm_call_log import LMCallLog, StoredCalls
+from dspyer.persistence.lm_calls import LMCallLog, StoredCalls
 from dspyer.persistence.lm_usage import sum_usage
-from dspyer.persistence.recovery import rows_of_part
+from dspyer.persistence.reader import rows_of_part
 from dspyer.persistence.row_codec import NO_BLOBS, DraftRow
 from dspyer.persistence.rows import COMMITS, CommitRow, MapItems, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState

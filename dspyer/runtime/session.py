@@ -176,11 +176,10 @@ class Session(AttemptHost):
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
         self.layers = RunLayers(layers, self)
-        keeps_events = request.options.keeps_events
-        self.events = SessionEvents(self.layers, request.queue, keeps_events, inside, self.ids, self.log)
+        self.events = SessionEvents(self.layers, request, self.ids, self.log)
         if self.events.heard:
             shapes = graph.topology.schema.field_shapes
-            self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
+            self.events.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
 
     # --- where it is
 
@@ -498,7 +497,7 @@ class Session(AttemptHost):
     def written(self, log: RunLog) -> None:
         """Publishes the events whose rows are now written."""
         for event in log.written(self.run):
-            self.publish(event)
+            self.events.publish(event)
 
     def write_failed(self, log: RunLog, error: BaseException) -> None:
         """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
@@ -544,8 +543,9 @@ class Session(AttemptHost):
         self._show_failures()
         status = self.status
         if self.events.heard:
-            self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
-        error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
+            self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
+        found = (None, ()) if status == "completed" else (self.error(), self.questions())
+        error, questions = [self.layers.shown(one, ends=True) for one in found]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import annotate, brief
-from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy, stamp
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, own_copy
 from dspyer.layers.layer import Layer, RunLayers
 
 if TYPE_CHECKING:
+    from dspyer.runtime.request import Request
     from dspyer.runtime.run_log import RunLog
-    from dspyer.runtime.run_start import Inside, RunIds
+    from dspyer.runtime.run_start import RunIds
 
 logger = logging.getLogger("dspyer")
 
@@ -39,6 +39,8 @@ _watchers: list[Watch] = []
 _lm_watchers: list[WatchLM] = []
 """Those who see what their LM calls use."""
 
+
+_set = object.__setattr__
 
 _NOT_KEPT = (Token, Emitted)
 """A node makes as many of them as it likes: `run.events` must not grow with them."""
@@ -76,9 +78,7 @@ class SessionEvents:
 
     Args:
         layers: those of the run, through which events pass before any reader sees them.
-        queue: where the events of the outermost run wait for their reader; None for no reader.
-        keeps: whether a `Run` will be made, which has the events.
-        inside: where the run is, if it is a part of another one.
+        request: what the call of the run was given: its reader, where the run is, and whether a `Run` will be made.
         ids: the ids of the run.
         log: what a stored run has still to write; None for a run that is not stored.
 
@@ -89,17 +89,10 @@ class SessionEvents:
             who watch the process, who come and go. Nothing else need be published than conflicts, which are logged.
     """
 
-    def __init__(
-        self,
-        layers: RunLayers,
-        queue: EventQueue[Event] | None,
-        keeps: bool,
-        inside: Inside | None,
-        ids: RunIds,
-        log: RunLog | None,
-    ) -> None:
+    def __init__(self, layers: RunLayers, request: Request, ids: RunIds, log: RunLog | None) -> None:
+        inside, keeps = request.inside, request.options.keeps_events
         self.kept: list[Event] = []
-        self.queue = queue
+        self.queue = queue = request.queue
         self._layers = layers
         self._around = around = None if inside is None else inside.around
         self._keeps = keeps
@@ -115,8 +108,11 @@ class SessionEvents:
             return
         if not self.heard and type(event) is not ConflictFound:
             return
-        if self._scope or not event.at:
-            stamp(event, self._scope, time())
+        # It is changed in place, since no reader has it yet: a copy would take longer than the rest.
+        if not event.at:
+            _set(event, "at", time())
+        if self._scope and not event.scope:
+            _set(event, "scope", self._scope)
         for layer in self._layers.events:
             shown = _shown(layer, event)
             if shown is None:
@@ -157,8 +153,7 @@ def _shown(layer: Layer, event: Event) -> Event | None:
     if shown is not None and not isinstance(shown, Event):
         raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
     if shown is not None and not shown.at:
-        shown = own_copy(shown)
-        stamp(shown, event.scope, event.at)
+        shown = own_copy(shown, scope=shown.scope or event.scope, at=event.at)
     return shown
 
 

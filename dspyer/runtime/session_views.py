@@ -155,22 +155,28 @@ class Fields:
 
     def index(self, field: str, log: Log, log_index: int) -> FieldIndex | None:
         """The parts of a field after the commit at `log_index` of a log; None if it has none. For any thread."""
+        found = self.parts(log, field, log_index)
+        return None if found is None else found[1]
+
+    def parts(self, log: Log, field: str, log_index: int) -> tuple[IndexedField, FieldIndex] | None:
+        """The index of a field with the rule by which it was made."""
         with self._lock:
             found = self._indexes.get(field)
             if found is None:
                 of, earlier = self.indexed(field), self._earlier
                 if of is None:
                     return None
-                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
-                found = self._indexes[field] = FieldIndexes(of, base)
-            return found.at(self.log(log, field), log_index)
+                found = self._indexes[field] = FieldIndexes(of)
+                before = None if earlier is None or self._weigh is not None else earlier(field).field_index
+                if before is not None:
+                    found.begin(-1, before)
+            return found.of, found.at(self.log(log, field), log_index)
 
     def news(self, field: str, log: Log, log_index: int, reader: str) -> UnseenParts:
         """The parts of a field that node `reader` has not seen, in a branch whose last commit is at `log_index`."""
-        index, of, spanning = self.index(field, log, log_index), self.indexed(field), self.log(log, field)
-        assert index is not None
-        assert of is not None
-        return unseen_parts(index, spanning, unseen_commits(spanning, [log_index], reader), of)
+        found, spanning = self.parts(log, field, log_index), self.log(log, field)
+        assert found is not None
+        return unseen_parts(found[1], spanning, unseen_commits(spanning, [log_index], reader), found[0])
 
 
 def _not_copied(field: str) -> PriorHistory:

@@ -66,7 +66,7 @@ _NO_PATHS: Paths = {}
 def straight_paths(session: Session) -> Paths:
     """The straight path of each node that has one, by name; none if something surrounds the nodes of the session."""
     graph = session.graph
-    if session.layers.at_each_step or session.records.questions:
+    if session.layers.per_step or session.records.questions:
         return _NO_PATHS
     paths: dict[str, StraightPath | None] = graph.straight
     if not paths:

@@ -65,6 +65,8 @@ def sent_along(commit: Commit, sends: Sequence[FrozenDict[str, Any] | None], pat
 class Log(Protocol):
     """The entries of a run by index."""
 
+    def __len__(self) -> int: ...
+
     def __getitem__(self, index: int, /) -> LogEntry: ...
 
 
@@ -125,29 +127,43 @@ def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = Non
 
 def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
     """The commits that at least one of `heads` contains and at least one does not, in lineage order."""
-    all_heads = (1 << len(heads)) - 1
     masks: dict[int, int] = {}
     for bit, head in enumerate(heads):
         masks[head] = masks.get(head, 0) | 1 << bit
-    heap = [-head for head in masks]  # highest index first: a commit is at a higher index than its parents
+    found = commits_lacking(log, masks, (1 << len(heads)) - 1)
+    return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
+
+
+def commits_lacking(
+    log: Log, masks: dict[int, int], full: int, own: Callable[[int], int] | None = None
+) -> dict[int, int]:
+    """The commits that lack some bits of a full mask, with those that they have.
+
+    `masks` are those of some heads; those of the commits on the way are added. A commit passes its bits, and its `own`
+    one, on to its parents. The walk goes back highest index first, since parents have lower indexes, and ends when no
+    open commit lacks a bit.
+    """
+    heap = [-head for head in masks]
     heapify(heap)
-    partial = sum([mask != all_heads for mask in masks.values()])  # commits in the heap that some head does not contain
+    lacking = sum([mask != full for mask in masks.values()])  # commits in the heap that are known to lack bits
     found: dict[int, int] = {}
-    while partial:
+    while lacking:
         index = -heappop(heap)
         mask = masks[index]
-        if mask != all_heads:
-            partial -= 1
+        lacking -= mask != full
+        if own is not None:
+            mask |= own(index)
+        if mask != full:
             found[index] = mask
         for parent in log[index].parents:
             before = masks.get(parent)
             if before is None:
                 heappush(heap, -parent)
-                partial += mask != all_heads
+                lacking += mask != full
             else:
-                partial -= before != all_heads and before | mask == all_heads
+                lacking -= before != full and before | mask == full
             masks[parent] = (before or 0) | mask
-    return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
+    return found
 
 
 # --- paths

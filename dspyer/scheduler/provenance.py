@@ -17,16 +17,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from heapq import heapify, heappop, heappush, merge
+from heapq import merge
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dspyer.events import Commit
 from dspyer.ids import Address, prefix_at
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, each_update, resets
-from dspyer.reducers import Reducer, Updates
-from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base, unshared_commits
+from dspyer.reducers import Reducer, Updates, add_messages
+from dspyer.scheduler.lineage import (
+    Log,
+    LogEntry,
+    ReachableCommit,
+    ancestry,
+    commits_lacking,
+    merge_base,
+    unshared_commits,
+)
 from dspyer.scheduler.topology import START
 from dspyer.schema.fields import Field
 from dspyer.state import ImmutableState
@@ -75,23 +83,11 @@ class FieldParts(NamedTuple):
 
 def unattributed_parts(value: Any, kind: str = "items") -> FieldParts:
     """The parts of a frozen value whose authors are not known; `kind` is used where the value does not show it."""
-    if isinstance(value, FrozenDict):
-        kind = "keys"
-    parts = [FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]
-    return FieldParts(kind, tuple(_with_calls(parts) if kind == "messages" else parts))
-
-
-def _with_calls(parts: list[FieldPart]) -> list[FieldPart]:
-    """Messages with their slots, each result of a tool with the slot of its call."""
-    calls: dict[Any, int] = {}
-    found = []
-    for slot, part in enumerate(parts):
-        called = -1
-        if isinstance(part.value, FrozenDict):
-            calls.update(dict.fromkeys(_ids_of_calls(part.value), slot))
-            called = calls.get(part.value.raw("tool_call_id", None), -1)
-        found.append(part._replace(slot=slot, call=called))
-    return found
+    if kind == "messages" and isinstance(value, FrozenList):  # the results of tools belong to their calls
+        log = PriorHistory.of_state(ImmutableState({"": value}), "").log
+        return FieldParts(kind, tuple(FieldIndexes(IndexedField("", add_messages)).at(log, 0).parts))
+    kind = "keys" if isinstance(value, FrozenDict) else kind
+    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]))
 
 
 def _ids_of_calls(message: FrozenDict[Any, Any]) -> list[str]:
@@ -158,15 +154,13 @@ class IndexedField(NamedTuple):
             return local
         return prefix_at(index, self.id_prefixes, self.prefix) + local
 
-    def is_whole(self, at: int, number: int) -> bool:
-        """Whether update `number` of the commit at a log index is a whole value: an input of the run."""
-        return self.whole and at == 0 and number == 0
+    def updates(self, log: Log, at: int) -> Iterator[tuple[bool, Iterable[tuple[Any, Any]]]]:
+        """By update of a commit, whether it discards the parts before it, and its own parts as (key, part)."""
+        for number, update in enumerate(each_update(log[at].commit.patch[self.field])):
+            yield self.parts_of_update(update, whole=self.whole and at == 0 and number == 0)  # an input of the run
 
-    def parts_of_update(self, update: Any, whole: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
-        """Whether an update discards the parts before it, and its own parts as (key, part).
-
-        `whole` marks an update that is the whole value of the field.
-        """
+    def parts_of_update(self, update: Any, whole: bool = False) -> tuple[bool, Iterable[tuple[Any, Any]]]:
+        """Whether an update, or a `whole` value, discards the parts before it, and its own parts as (key, part)."""
         if whole or update is DELETE or isinstance(update, Replace):
             value = self.default if update is DELETE else update.value if isinstance(update, Replace) else update
             return True, _parts_of_value(value if value is DELETE else freeze(value), self.reducer)
@@ -205,6 +199,24 @@ class FieldIndex(NamedTuple):
         walks = [parts.backwards() for parts in of_owners]
         return walks[0] if len(walks) == 1 else merge(*walks, key=attrgetter("slot"), reverse=True)
 
+    def item(self, of: IndexedField, value: Any, key: Any) -> FieldPart | None:
+        """The part with a key, or at a position in the frozen list that the parts make up, also from its end."""
+        if isinstance(value, FrozenList) and not (isinstance(key, str) and key in self.keys):
+            at, length = _position(key), len(value)
+            if at is None or not -length <= at < length:
+                return None
+            ((key, _),) = _parts_of_value(FrozenList((value.raw(at),)), of.reducer)
+            if key is None:  # the slots of items without keys are without gaps: a limit drops the first ones
+                return self.parts.get(self.next_slot - length + at % length)
+        return self.parts.get(self.keys.get(key, self.next_slot))
+
+
+def _position(key: Any) -> int | None:
+    """The position in a list that a key of a path names, `3` or `"3"`; None if it names none."""
+    if isinstance(key, str) and key.removeprefix("-").isdecimal():
+        return int(key)
+    return key if isinstance(key, int) else None
+
 
 EMPTY_INDEX = FieldIndex()
 
@@ -212,65 +224,59 @@ EMPTY_INDEX = FieldIndex()
 class FieldIndexes:
     """The indexes of one field after the commits of a run. Not thread-safe.
 
-    An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
-    branches part. Others are made again from the log.
-
-    `base` returns the index after the earlier runs of the thread. If it is None or returns None, the log contains their
-    commits.
+    An index is kept where it may be needed again: after the last commit of each branch that was asked for, where
+    branches part, and before the first commit of the log. Others are made again from the log.
     """
 
-    def __init__(self, of: IndexedField, base: Callable[[], FieldIndex | None] | None = None) -> None:
+    def __init__(self, of: IndexedField) -> None:
         self.of = of
-        self._base = base
         self._known: dict[int, FieldIndex] = {}
 
     def begin(self, at: int, index: FieldIndex) -> None:
-        """Sets the index after a commit."""
+        """Sets the index after a commit, -1 for what comes before the log."""
         self._known[at] = index
 
     def at(self, log: Log, head: int) -> FieldIndex:
         """The index after a commit, given its log index."""
         known = self._known
         chain: list[int] = []  # the commits back to the last known index, along first parents
-        here, index, prior = head, EMPTY_INDEX, None
-        while here not in known:
+        here: int | None = head
+        while here is not None and here not in known:
             chain.append(here)
-            # Index 0 is the first commit of the run: what comes before it is of earlier runs.
-            prior = self._base() if here == 0 and self._base is not None else None
-            parents = () if prior is not None else log[here].parents
-            if not parents:
-                index = prior or EMPTY_INDEX
-                break
-            here = parents[0]
-        else:
-            index = known[here]
+            here = next(iter(log[here].parents), None)
+        index = EMPTY_INDEX if here is None else known[here]
         for here in reversed(chain):
             entry = log[here]
-            parents = () if prior is not None and here == 0 else entry.parents
-            index = self._after(log, here, entry, index, parents)
+            index = self._after(log, here, entry, index)
             # The join of a live field starts again from its merge base, which may be any commit: all are kept.
             if _forks(entry) or self.of.live:
                 known[here] = index
             for parent in entry.parents:
-                if parent in known and not self.of.live and not _forks(log[parent]):
+                if parent in known and parent >= 0 and not self.of.live and not _forks(log[parent]):
                     del known[parent]  # its only child has an index now: nothing asks for this one again
         known[head] = index
         return index
 
-    def _after(self, log: Log, at: int, entry: LogEntry, index: FieldIndex, parents: tuple[int, ...]) -> FieldIndex:
+    def _after(self, log: Log, at: int, entry: LogEntry, index: FieldIndex) -> FieldIndex:
         """The index after a commit, given that after its first parent."""
-        field = self.of.field
+        field, parents = self.of.field, entry.parents
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
             return index
+        value = entry.state.raw(field, DELETE)
+        is_chosen = entry.winners.get((field,), at) != at
+        if is_chosen:  # the value of a branch, or of several that were folded: its parts stay whose they are
+            for parent in parents:
+                if same(log[parent].state.raw(field, DELETE), value):
+                    return self.at(log, parent)
         builder = _IndexBuilder(self.of, index)
         if len(parents) > 1:
             builder = self._joined(log, at, parents, builder)
-        if touched:
+        if touched and not (is_chosen and builder.holds(value)):
             builder.add_commit(log, at)
         if self.of.limited:
             single = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
-            builder.keep(entry.state.raw(field, DELETE), single)
+            builder.keep(value, single)
         return builder.index()
 
     def _joined(self, log: Log, at: int, parents: tuple[int, ...], builder: _IndexBuilder) -> _IndexBuilder:
@@ -297,7 +303,11 @@ class FieldIndexes:
             # the join has decided by a policy: then its patch, which comes next, holds the result.
             if bit and not (left_only and reset):
                 for item in items:
-                    builder.add_commit(log, item.log_index, parallel=True)
+                    entry = log[item.log_index]
+                    if len(entry.parents) > 1 and resets(entry.commit.patch[field]):  # see `_after`
+                        builder = _IndexBuilder(self.of, self.at(log, item.log_index))
+                    else:
+                        builder.add_commit(log, item.log_index, parallel=True)
             before += items
         return builder
 
@@ -319,11 +329,17 @@ class _IndexBuilder:
             *(self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size)
         )
 
+    def holds(self, value: Any) -> bool:
+        """Whether the parts make up a value."""
+        found = [item for _, item in _parts_of_value(value, self._of.reducer)]
+        return len(found) == len(self.parts) and all(
+            same(part.value, item) for part, item in zip(self.parts, found, strict=True)
+        )
+
     def add_commit(self, log: Log, at: int, *, parallel: bool = False) -> None:
         """Adds the parts of a commit's updates."""
-        of = self._of
-        for number, update in enumerate(each_update(log[at].commit.patch[of.field])):
-            self._add(log, at, update, whole=of.is_whole(at, number), parallel=parallel)
+        for reset, parts in self._of.updates(log, at):
+            self._add(log, at, reset, parts, parallel)
 
     def add_by_arrival(self, log: Log, commits: Iterable[int]) -> None:
         """Adds the parts of posts to a live field, in the order in which they arrived."""
@@ -338,11 +354,10 @@ class _IndexBuilder:
                 found.append((seq, at, update))
         found.sort(key=itemgetter(0))
         for _, at, update in found:
-            self._add(log, at, update, parallel=True)
+            self._add(log, at, *self._of.parts_of_update(update), parallel=True)
 
-    def _add(self, log: Log, at: int, update: Any, *, whole: bool = False, parallel: bool = False) -> None:
+    def _add(self, log: Log, at: int, reset: bool, found: Iterable[tuple[Any, Any]], parallel: bool) -> None:
         of = self._of
-        reset, found = of.parts_of_update(update, whole)
         winners, this_commit = log[at].winners, of.global_id(log, at)
         before = {part.key: part for part in self.parts} if reset and winners else {}
         if reset:
@@ -468,34 +483,8 @@ def _forks(entry: LogEntry) -> bool:
 
 
 def unseen_commits(log: Log, heads: Sequence[int], reader: str) -> set[int]:
-    """The commits that `heads` contain and no commit of the node `reader` among them does.
-
-    Walks back from the heads, highest index first (parents have lower indexes), until every open commit has been seen.
-    """
-    heap = [-head for head in set(heads)]
-    heapify(heap)
-    known = dict.fromkeys(heads, False)  # by index: whether the reader has seen the commit
-    unseen_count = len(known)  # commits in the heap that are not known to be seen; the walk ends when there are none
-    found: set[int] = set()
-    while unseen_count:
-        index = -heappop(heap)
-        entry = log[index]
-        seen = known[index]
-        unseen_count -= not seen
-        if not seen and entry.commit.node == reader:
-            seen = True
-        if not seen:
-            found.add(index)
-        for parent in entry.parents:
-            before = known.get(parent)
-            if before is None:
-                heappush(heap, -parent)
-                known[parent] = seen
-                unseen_count += not seen
-            elif seen and not before:
-                known[parent] = True
-                unseen_count -= 1
-    return found
+    """The commits that `heads` contain and no commit of the node `reader` among them does."""
+    return set(commits_lacking(log, dict.fromkeys(heads, 0), 1, lambda index: log[index].commit.node == reader))
 
 
 def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -> list[int]:
@@ -528,15 +517,12 @@ def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: Inde
     found: dict[int, FieldPart] = {}
     unkeyed = 0
     for at in unseen:
-        patch = log[at].commit.patch
-        if of.field not in patch:
-            continue
-        for number, update in enumerate(each_update(patch[of.field])):
-            for key, _ in of.parts_of_update(update, of.is_whole(at, number))[1]:
-                part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
-                if part is not None and is_new(part, commits):
-                    found[part.slot] = part
-                unkeyed += key is None
+        updates = of.updates(log, at) if of.field in log[at].commit.patch else ()
+        for key, _ in itertools.chain.from_iterable(parts for _, parts in updates):
+            part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
+            if part is not None and is_new(part, commits):
+                found[part.slot] = part
+            unkeyed += key is None
     # Parts without keys are found from the end, until all that these commits brought have been found.
     for part in index.backwards() if unkeyed else ():
         if part.key is None and part.commit in commits:
@@ -560,12 +546,6 @@ def is_new(part: FieldPart, unseen: AbstractSet[str]) -> bool:
 # --- the runs before a run
 
 
-class PriorLog(Log, Protocol):
-    """The commits of earlier runs: a log with a length."""
-
-    def __len__(self) -> int: ...
-
-
 class PriorHistory(NamedTuple):
     """The runs before a run.
 
@@ -575,7 +555,7 @@ class PriorHistory(NamedTuple):
         field_index: the index after them of the field that was asked for; None if it must be made from the log.
     """
 
-    log: PriorLog
+    log: Log
     heads: tuple[int, ...]
     field_index: FieldIndex | None = None
 
@@ -592,6 +572,9 @@ class ThreadLog:
     def __init__(self, log: Log, prior: Callable[[], PriorHistory]) -> None:
         self._log = log
         self._prior = prior
+
+    def __len__(self) -> int:
+        return len(self._log)
 
     def __getitem__(self, index: int, /) -> LogEntry:
         if index > 0:

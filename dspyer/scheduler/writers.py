@@ -5,18 +5,19 @@ joined, the branches that hold the joined value count: one that wrote a value an
 nothing. If several hold it, the last of those that have written since they parted counts, in the order of the
 branches. A value that a conflict decided belongs to the commit that won.
 
-The index after a commit is a tree that shares with the one before what the commit did not write. `FieldIndex` adds the
-parts of fields with reducers (`scheduler.provenance`).
+The index after a commit is a tree that shares with the one before what the commit did not write. Of a field with a
+reducer it has the parts too (`scheduler.provenance`): an item belongs to the commit that brought it or last changed it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from dspyer.patch import each_update, resets
 from dspyer.scheduler.lineage import Log, LogEntry, unshared_commits, value_at
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, IndexedField
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap
@@ -55,6 +56,9 @@ class Written(NamedTuple):
 
 NOT_WRITTEN = Written()
 
+FindParts = Callable[[str, int], tuple[IndexedField, FieldIndex] | None]
+"""Finds the parts of a field after a commit of the log; None if it has none."""
+
 
 class Writers:
     """The index of a log. Safe for use by several threads at once.
@@ -62,15 +66,75 @@ class Writers:
     Args:
         log: the commits.
         before: commits whose writes do not count, and so do those that they descend from.
+        parts: finds the parts of a field; None if they are not asked for.
     """
 
-    def __init__(self, log: Log, before: Iterable[int] = ()) -> None:
+    def __init__(self, log: Log, before: Iterable[int] = (), parts: FindParts | None = None) -> None:
         self._log = log
         self._before = tuple(before)
+        self._parts = parts
         self._known = dict.fromkeys(self._before, NOT_WRITTEN)
+        self._by_id: Mapping[str, int] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # it is made again
-        return Writers, (self._log, self._before)
+        return Writers, (self._log, self._before, self._parts)
+
+    def of(self, index: int, path: KeyPath) -> int | None:
+        """The commit that what is at a path after a commit belongs to; None if no commit that counts has written it."""
+        item = self.item(index, path)
+        if item is None:
+            return self.at(index).under(*path).writer
+        place = self._places(item[0]).get(item[1].commit)
+        return None if place in self._before else place
+
+    def item(self, index: int, path: KeyPath) -> tuple[IndexedField, FieldPart] | None:
+        """The item of a list, message or member that a path leads to or into; None if it leads to none."""
+        found = self._parts(path[0], index) if self._parts is not None and len(path) > 1 else None
+        if found is None or found[0].reducer.kind in ("keys", "amount"):
+            return None
+        part = found[1].item(found[0], self._log[index].state.raw(path[0], None), path[1])
+        return None if part is None else (found[0], part)
+
+    def of_parts(self, of: IndexedField, parts: Iterable[FieldPart]) -> set[int]:
+        """The commits of the log that brought parts of a field."""
+        places = self._places(of)
+        ids = {commit for part in parts for commit in (part.commit, *part.also_from)}
+        return {places[commit] for commit in ids if commit in places}
+
+    def commits_behind(self, field: str, index: int, folds: bool) -> set[int]:
+        """All commits that contributed to what a field holds after a commit.
+
+        Of parts these are the commits that brought them, of a mapping those of its keys. `folds`: whether a reducer has
+        made one value of the updates; then all those since it was last replaced count.
+        """
+        parts = None if self._parts is None else self._parts(field, index)
+        if parts is not None and (brought := self.of_parts(parts[0], parts[1].parts)):
+            return brought
+        value, found = self._log[index].state.raw(field, None), set[int]()
+        path: KeyPath = (field,)
+        stack, seen = [(self.at(index).under(field), path, value)], set[tuple[int, KeyPath]]()
+        while stack:
+            one, path, value = stack.pop()
+            if (id(one), path) in seen:
+                continue
+            seen.add((id(one), path))
+            if isinstance(value, FrozenDict) and one.rest is not None and value and not folds:
+                inside = [key for key in one.keys if key in value]
+                stack += [(one.keys[key], (*path, key), value.raw(key)) for key in inside]
+                if len(inside) == len(value):
+                    continue
+                if one.rest.sides:  # several commits may have written the other keys
+                    stack += [(one.rest, (*path, key), value.raw(key)) for key in value if key not in one.keys]
+                elif one.rest.writer is not None:
+                    found.add(one.rest.writer)
+            elif one.sides:
+                stack += [(side.under(*path[one.depth :]), path, value) for side in one.sides]
+            elif one.writer is not None:
+                found.add(one.writer)
+                entry = self._log[one.at]
+                if folds and not resets(entry.commit.patch[field]):
+                    stack += [(self.at(parent).under(field), path, value) for parent in entry.parents]
+        return found
 
     def at(self, index: int) -> Written:
         """Who wrote the state after a commit."""
@@ -96,47 +160,11 @@ class Writers:
         trees, values = zip(*written, strict=True)
         return _Branches(self._log, heads, -1).holding(trees, values, value)[-1].writer
 
-    def behind(self, field: str, index: int) -> set[int]:
-        """All commits that contributed to what a plain field holds after a commit, key by key."""
-        value, found = self._log[index].state.raw(field, None), set[int]()
-        path: KeyPath = (field,)
-        stack, seen = [(self.at(index).under(field), path, value)], set[tuple[int, KeyPath]]()
-        while stack:
-            one, path, value = stack.pop()
-            if (id(one), path) in seen:
-                continue
-            seen.add((id(one), path))
-            if isinstance(value, FrozenDict) and one.rest is not None and value:
-                inside = [key for key in one.keys if key in value]
-                stack += [(one.keys[key], (*path, key), value.raw(key)) for key in inside]
-                if len(inside) == len(value):
-                    continue
-                if one.rest.sides:  # several commits may have written the other keys
-                    stack += [(one.rest, (*path, key), value.raw(key)) for key in value if key not in one.keys]
-                elif one.rest.writer is not None:
-                    found.add(one.rest.writer)
-            elif one.sides:
-                stack += [(side.under(*path[one.depth :]), path, value) for side in one.sides]
-            elif one.writer is not None:
-                found.add(one.writer)
-        return found
-
-    def folded(self, field: str, index: int) -> set[int]:
-        """All commits whose updates a reducer has folded into a field since it was last replaced."""
-        found, stack, seen = set[int](), [self.at(index).under(field)], set[int]()
-        while stack:
-            one = stack.pop()
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            if one.sides:
-                stack += one.sides
-            elif one.writer is not None:
-                found.add(one.writer)
-                entry = self._log[one.at]
-                if not resets(entry.commit.patch[field]):
-                    stack += [self.at(parent).under(field) for parent in entry.parents]
-        return found
+    def _places(self, of: IndexedField) -> Mapping[str, int]:
+        """The log index of each commit by its global id, as parts have it."""
+        if not self._by_id:
+            self._by_id = {of.global_id(self._log, at): at for at in range(len(self._log))}
+        return self._by_id
 
     def _after(self, index: int, entry: LogEntry) -> Written:
         parents = [self._known[parent] for parent in entry.parents]

@@ -74,6 +74,7 @@ class Schema:
     """
 
     __slots__ = (
+        "_defaults",
         "_read_only_class",
         "_reducers",
         "field_shapes",
@@ -105,6 +106,8 @@ class Schema:
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.none_by_default = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
+        fixed = all(field.info.default_factory is None for field in fields.values())
+        self._defaults = self._with_defaults({}) if fixed else None
         self._read_only_class = view
         self._reducers = {name: field.reducer for name, field in fields.items()}
         self.user_folded = frozenset(
@@ -150,13 +153,9 @@ class Schema:
         missing = [name for name in required or () if name not in inputs]
         if missing:
             raise InputError(f"missing inputs: {list_names(missing)} (given: {list_names(inputs)})")
-        state = ImmutableState()
         if self.model is None:
-            return state.apply_patch(_as_whole(inputs))
-        for name, field in self.fields.items():
-            value = valid[name] if name in valid else field.default(state)
-            if value is not DELETE:
-                state = state.set(name, value)
+            return ImmutableState().apply_patch(_as_whole(inputs))
+        state = self._with_defaults(valid) if valid or self._defaults is None else self._defaults
         if valid:
             inputs = {name: value for name, value in inputs.items() if name not in valid}
         _, state = self._commit_exact(state, inputs) or self._commit(
@@ -164,6 +163,15 @@ class Schema:
         )
         names = [name for name in self.fields if name in state._map]
         return state if list(state._map) == names else ImmutableState({name: state.raw(name) for name in names})
+
+    def _with_defaults(self, valid: Mapping[str, Any]) -> ImmutableState:
+        """Return the state with these values, and the defaults of the other fields."""
+        state = ImmutableState()
+        for name, field in self.fields.items():
+            value = valid[name] if name in valid else field.default(state)
+            if value is not DELETE:
+                state = state.set(name, value)
+        return state
 
     def begin(
         self, before: ImmutableState, inputs: Mapping[str, object], *, keep: Collection[str] | None, commit_id: str

@@ -47,7 +47,11 @@ def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = Fal
     if text == ":memory:":
         return Memory()
     if text.startswith(POSTGRES):
-        return _postgres(text, read_only)
+        try:
+            from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
+        except ImportError as error:
+            raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
+        return Postgres(text, read_only=read_only)
     path = text.removeprefix(SQLITE)
     if isinstance(address, str) and "://" in path:
         kind = path.partition("://")[0]
@@ -55,11 +59,3 @@ def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = Fal
     if not path or path == ":memory:" or path.startswith("file:"):
         raise ValueError(f"{text!r} names no file: a store is {KINDS}")
     return SQLite(path, read_only=read_only)
-
-
-def _postgres(address: str, read_only: bool) -> Store:
-    try:
-        from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
-    except ImportError as error:
-        raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
-    return Postgres(address, read_only=read_only)

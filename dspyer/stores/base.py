@@ -437,13 +437,16 @@ class Store(ABC):
             thread = self.thread(name)
             if thread is None:
                 continue
-            heads = [thread.head] if query.last else [Point(run.id, -1) for run in self.runs(name)]
-            for head in heads:
-                run = None if head is None else self.run(head.run)
-                if head is not None and run is not None:
-                    found.append(listed_run(thread, run, self.rows(run.id, 0, head.seq if query.last else None)))
+            head = thread.head if query.last else None
+            one = query.run if not query.last else head.run if head is not None else ""
+            runs = self.runs(name) if one is None else [self.run(one)]
+            last = None if head is None else head.seq
+            found += [self._listed(thread, run, last) for run in runs if run and (head or run.thread == name)]
         chosen = sorted([one for one in found if is_listed(one, query)], key=lambda one: one.place, reverse=True)
         return chosen[: query.limit]
+
+    def _listed(self, thread: ThreadRow, run: RunRow, last: int | None) -> ListedRun:
+        return listed_run(thread, run, self.rows(run.id, 0, last))
 
     @abstractmethod
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:

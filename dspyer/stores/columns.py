@@ -20,19 +20,18 @@ from typing import Any
 
 from dspyer.errors import StateError, brief
 from dspyer.stores.base import END, Owner, Point, Row, ending_of
-from dspyer.stores.content import MAX_JSON_BYTES, Content
+from dspyer.stores.content import MAX_JSON_BYTES, Content, parse_json
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 DICTIONARY = (
-    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"fini'
-    b'sh_reason":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"me'
-    b'ssages":[{"role":"system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":'
-    b'["trunk:"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","v'
-    b'alue":[{"$type":"replace","value":{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents'
-    b'":[0,1]}\n\n{"patch":{"answer":"}},"lm_calls":[{"predictor":""to":["END"],"at":18,"took":1,"step":2,"visit'
-    b'":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assistant","content":"{"role":"user","content":"}]}}"'
-    b'}}{"id":"trunk:1","node":"","to":[""],"at":179,"took":1}\n\n{"patch":{"'
+    b'"conflicts":[{"join":"failed":[{"node":"reason":"sent":[{"value":"prompt_tokens":"response_tokens":"finish_reason'
+    b'":"stop","predictor":"model":"response_model":"cost":0.0,"seconds":0."started":"lm_calls":[{"messages":[{"role":"'
+    b'system","content":{"$text":""attempt":2,"cached":true,"live":"items":{"field":"scope":["trunk:"status":"completed'
+    b'","digest":"","execution":"trunk:2","key":""}\n\n{"made":{"":{"$type":"tail","value":[{"$type":"replace","value":'
+    b'{"id":"0:1","node":"join:","step":1,"visit":1,"settled":false,"parents":[0,1]}\n\n{"patch":{"answer":"}},"lm_call'
+    b's":[{"predictor":""to":["END"],"at":[18,"step":2,"visit":1,"calls":[1,0]}\n\n{"patch":{"messages":[{"role":"assis'
+    b'tant","content":"{"role":"user","content":"}]}}"}}]}\n\n{"patch":{"{"id":"trunk:1","node":"","to":[""],"at":[179'
 )
 """What bodies often hold, the most frequent last. A part of the format: another text is another version of it."""
 
@@ -132,7 +131,7 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
         if rest:
             refs, data = rest
             content = Content.stored(data, refs.decode().split(",") if refs else ())
-        return json.loads(header), content
+        return parse_json(header.decode("utf-8", "surrogatepass")), content
     except (zlib.error, TypeError, ValueError, RecursionError, StateError) as error:  # TypeError: SQLite may hold text
         return {DAMAGED: f"its body {brief(body)} cannot be read: {error}"}, None
 
@@ -154,3 +153,38 @@ def decode_ended(ended: bytes) -> tuple[str, Row]:
 def ended_range(status: str) -> tuple[bytes, bytes]:
     """The columns of the runs that ended with a status: those from the first one on, and below the second one."""
     return encode_text(status) + b"\n", encode_text(status) + b"\x0b"
+
+
+# --- tables
+
+VERSION = 6
+"""The version of the tables, which is in the table `version`."""
+
+TABLES = """
+CREATE TABLE {s}.version (number bigint NOT NULL);
+INSERT INTO {s}.version VALUES ({version});
+CREATE TABLE {s}.fence (largest bigint NOT NULL);
+INSERT INTO {s}.fence VALUES (0);
+CREATE TABLE {s}.thread (name {name} PRIMARY KEY NOT NULL, fencing bigint NOT NULL, head_run {id}, head_seq bigint,
+    root_run {id}, root_seq bigint, owner {bytes}, lease_until {time} NOT NULL, runs bigint NOT NULL) {thread};
+CREATE INDEX thread_head ON {s}.thread (head_run);
+CREATE TABLE {s}.run (id {id} PRIMARY KEY NOT NULL, thread {name} NOT NULL, parents {bytes} NOT NULL,
+    header {bytes} NOT NULL, graph {bytes}, started float8 NOT NULL, ended {bytes}) {keyed};
+CREATE INDEX run_thread ON {s}.run (thread);
+CREATE INDEX run_started ON {s}.run (started, id);
+CREATE TABLE {s}.link (parent {id}, child {id}, PRIMARY KEY (parent, child)) {keyed};
+CREATE INDEX link_child ON {s}.link (child);
+CREATE TABLE {s}.entry (run {id}, seq bigint, kind {id} NOT NULL, body {bytes} NOT NULL,
+    PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.snapshot (run {id}, seq bigint, body {bytes} NOT NULL, PRIMARY KEY (run, seq)) {keyed};
+CREATE TABLE {s}.blob (id {bytes} PRIMARY KEY NOT NULL, body {bytes} NOT NULL) {keyed};
+CREATE TABLE {s}.ref (blob {bytes}, run {id}, seq bigint, PRIMARY KEY (blob, run, seq)) {keyed};
+CREATE INDEX ref_run ON {s}.ref (run, seq)
+"""
+"""The tables, with the names that a database has for types: a run is a row of `run` and rows of `entry`.
+
+`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
+expires, or when the thread was released, which has no owner then. `link` has the parents of runs, and `ref` the uses of
+blobs (`seq` is that of an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null
+until a run has ended.
+"""

@@ -12,7 +12,6 @@ import base64
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
-from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +37,9 @@ _UNCOUNTED = 100_000
 
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Returns blobs by id."""
+
+parse_json = json.JSONDecoder().decode
+"""The value of JSON text. `json.loads` first looks for an encoding and for options, in as much time as a row takes."""
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
@@ -192,7 +194,7 @@ class Content:
         data = self.data
         budget = ReadBudget()
         try:
-            plain = json.loads(budget.spend(data, _UNCOUNTED))
+            plain = parse_json(budget.spend(data, _UNCOUNTED).decode("utf-8", "surrogatepass"))
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]
@@ -242,32 +244,21 @@ def extract_blob(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
     """The reference to a long text or bytes; its blob is added to `blobs`."""
     data, kind = (value.encode(), "text") if isinstance(value, str) else (value, "bytes")
     known = _known_ids.get(id(value))
-    if known is not None and known[0] is value:
-        name = known[1]
-    else:
-        name = blob_id(data)
-        _remember_id(value, name)
-    blobs[name] = data
-    return {TAG: f"blob {kind}", "value": name}
+    if known is None:
+        known = (value, blob_id(data))
+        if len(value) <= REMEMBERED_CHARACTERS:
+            if sum([len(one) for one, _ in list(_known_ids.values())]) + len(value) > REMEMBERED_CHARACTERS:
+                _known_ids.clear()
+            _known_ids[id(value)] = known
+    blobs[known[1]] = data
+    return {TAG: f"blob {kind}", "value": known[1]}
 
 
 REMEMBERED_CHARACTERS = 32 * 1024 * 1024
-"""Length of the most recent long values whose ids are remembered: a value that stays in a state is hashed once."""
+"""Length of the long values whose ids are remembered: a value that stays in a state is hashed once."""
 
 # By the value's `id()`, with the value itself: while it is kept here, no other object can get the same `id()`.
 _known_ids: dict[int, tuple[str | bytes, str]] = {}
-_known_ids_lock = Lock()
-
-
-def _remember_id(value: str | bytes, name: str) -> None:
-    if len(value) > REMEMBERED_CHARACTERS:
-        return
-    with _known_ids_lock:
-        _known_ids.pop(id(value), None)
-        _known_ids[id(value)] = (value, name)
-        size = sum([len(one) for one, _ in _known_ids.values()])
-        while size > REMEMBERED_CHARACTERS:
-            size -= len(_known_ids.pop(next(iter(_known_ids)))[0])
 
 
 def insert_blobs(plain: Any, blobs: Mapping[str, bytes], budget: ReadBudget) -> Any:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import nlargest, nsmallest
+from collections.abc import Callable, Collection, Mapping
+from heapq import nsmallest
 from itertools import islice
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.clock import now
 from dspyer.stores.base import (
-    ENDINGS,
     NO_EPOCHS,
     Change,
     DeletionReport,
@@ -23,19 +22,16 @@ from dspyer.stores.base import (
     Store,
     ThreadRow,
     end_of,
-    is_listed,
     listed_run,
 )
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
     DeletionPlan,
     RunSummary,
-    ThreadBounds,
     plan_delete_unreachable,
     plan_deletion,
-    relevant_subgraph,
 )
-from dspyer.stores.writes import CurrentRows, as_read, check_epochs, check_runs, plan_write, thread_after
+from dspyer.stores.writes import CurrentRows, appended, as_read, check_epochs, check_runs, plan_write, thread_after
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -81,11 +77,13 @@ class Memory(Store):
         self._threads: dict[str, ThreadRow] = {}
         self._runs: dict[str, RunRow] = {}
         self._rows: dict[str, dict[int, Row]] = {}
-        self._ended: dict[str, Row | None] = {}  # by run, the row with which it ended
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
-        self._blobs: dict[str, bytes] = {}
-        self._holders: dict[str, set[_ContentLocation]] = {}  # by blob id, the contents that refer to it
-        self._references = _MemoryReferences(self._threads, self._runs, self._rows)
+        self._blobs: dict[str, bytes] = {}  # of the contents that are there, as far as they are known
+        # What a deletion would have to search for: by thread, the runs that were made for it; by run, those that
+        # continue it, and the threads with their heads in it.
+        self._made: dict[str, dict[str, None]] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        self._threads_at: dict[str, dict[str, None]] = {}
         self._max_deleted_epoch = 0
 
     @property
@@ -111,53 +109,41 @@ class Memory(Store):
                 self._runs[change.run.id] = _copy_run(change.run)
                 self._rows[change.run.id] = {}
                 self._snapshots[change.run.id] = {}
-                self._references.add_run(change.run)
+                if change.run.thread:
+                    self._made.setdefault(change.run.thread, {})[change.run.id] = None
+                for parent in change.run.parents:
+                    self._children.setdefault(parent.run, {})[change.run.id] = None
             if plan.rows:
-                self._rows[change.rows_of].update((row.seq, _copy_row(row)) for row in plan.rows)
-                for row in plan.rows:
-                    self._note_end(change.rows_of, row)
-                    self._add_blobs(row.content, _ContentLocation(change.rows_of, row.seq))
+                self._rows[change.rows_of].update((row.seq, self._kept_row(row)) for row in plan.rows)
             if change.snapshot is not None:
-                snapshots, seq = self._snapshots[change.snapshot.at.run], change.snapshot.at.seq
-                place = _ContentLocation(change.snapshot.at.run, seq, "snapshot")
-                before = snapshots.get(seq)
-                snapshots[seq] = change.snapshot
-                if before is not None:
-                    self._drop_blobs(before.content, place, change.snapshot.content)
-                self._add_blobs(change.snapshot.content, place)
+                at, content = change.snapshot.at, self._kept(change.snapshot.content)
+                if at.seq in self._snapshots[at.run]:
+                    self._blobs.clear()
+                self._snapshots[at.run][at.seq] = Snapshot(at, content)
             if not change.thread:
                 return 0
             self._threads.pop(change.thread, None)  # inserted again below: the most recently written comes last
             self._threads[change.thread] = changed = thread_after(change, thread, plan, self._clock())
-            self._references.move_head(change.thread, thread and thread.head, changed.head)
+            self._move_head(change.thread, thread and thread.head, changed.head)
             self._enforce_limits(change)
             return plan.epoch
 
     def _append(self, change: Change, thread: ThreadRow) -> bool:
         """Append one row to the run of the thread's owner; False, without a change, for any other change.
 
-        This is nearly every write of a run, so it goes without a plan and without the limits.
+        It goes without a plan and without the limits.
         """
-        name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
-        known = self._rows.get(rows_of)
-        if not known or len(rows) != 1 or epoch != thread.epoch or head is None or head.run != rows_of:
+        run, head, known = change.rows_of, appended(change), self._rows.get(change.rows_of)
+        if head is None or head.run != run or change.epoch != thread.epoch or not known:
             return False
-        if not (next_epoch is None and owner is None and lease is None):
-            return False
-        if not (root is None and run is None and snapshot is None) or runs:
-            return False
-        row = rows[0]
+        row = change.rows[0]
         if row.seq != next(reversed(known)) + 1:
             return False
-        known[row.seq] = _copy_row(row)
-        self._note_end(rows_of, row)
-        content = row.content
-        if content is not None and (content.is_encoded or content.extra_blobs):
-            self._add_blobs(content, _ContentLocation(rows_of, row.seq))
-        del self._threads[name]  # the most recently written comes last
-        self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
-        if thread.head is None or thread.head[0] != rows_of:
-            self._references.move_head(name, thread.head, head)
+        known[row.seq] = self._kept_row(row)
+        del self._threads[thread.name]  # the most recently written comes last
+        self._threads[thread.name] = ThreadRow(thread.name, head, *thread[2:])
+        if thread.head is None or thread.head[0] != run:
+            self._move_head(thread.name, thread.head, head)
         return True
 
     def write_now(self, change: Change) -> bool:
@@ -180,32 +166,17 @@ class Memory(Store):
 
     def runs(self, thread: str) -> list[RunRow]:
         with self._lock:
-            return [_copy_run(self._runs[run]) for run in self._references.runs_of(thread)]
+            return [_copy_run(self._runs[run]) for run in self._made.get(thread, ())]
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         with self._lock:
-            found = []
-            for name, thread in self._threads.items():
-                if query.thread is not None and name != query.thread:
-                    continue
-                heads = [thread.head] if query.last else [Point(run, -1) for run in self._references.runs_of(name)]
-                for head in heads:
-                    if head is not None and head.run in self._runs and query.run in (None, head.run):
-                        last = head.seq if query.last else next(reversed(self._rows[head.run]), -1)
-                        found.append(self._listed(thread, self._runs[head.run], last))
-            chosen = nlargest(query.limit, [one for one in found if is_listed(one, query)], key=lambda one: one.place)
-            return [self._copied(one) for one in chosen]
+            return super().list_runs(query)
 
-    def _listed(self, thread: ThreadRow, run: RunRow, last: int) -> ListedRun:
-        rows, end = self._rows[run.id], self._ended.get(run.id)
-        if last != next(reversed(rows), -1):  # the thread reaches a part of the run
-            end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
-        return listed_run(thread, run, () if end is None else (end,))._replace(last=last)
-
-    def _copied(self, listed: ListedRun) -> ListedRun:
-        """A run of a list that shares nothing mutable with the store."""
-        thread = self.thread(listed.thread.name) or listed.thread
-        return listed._replace(thread=thread, run=_copy_run(listed.run), end=listed.end and _copy_row(listed.end))
+    def _listed(self, thread: ThreadRow, run: RunRow, last: int | None) -> ListedRun:
+        rows = self._rows[run.id]
+        last = next(reversed(rows), -1) if last is None else last
+        end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
+        return listed_run(thread, run, () if end is None else (_copy_row(end),))._replace(last=last)
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         with self._lock:
@@ -217,11 +188,12 @@ class Memory(Store):
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         with self._lock:
-            missing = set(ids) - self._blobs.keys()
-            if missing:  # a content may have been encoded since it was written, as by an export
-                for place, content in self._contents():
-                    if content.is_encoded and not missing.isdisjoint(content.refs):
-                        self._add_blobs(content, place)
+            if not self._blobs.keys() >= set(ids):  # a content may have been encoded since, as by an export
+                for found in (*self._rows.values(), *self._snapshots.values()):
+                    for one in list[Row | Snapshot](found.values()):
+                        if one.content is not None:
+                            encoded = one.content.is_encoded
+                            self._blobs.update(one.content.blobs if encoded else one.content.extra_blobs)
             return {name: self._blobs[name] for name in ids if name in self._blobs}
 
     def snapshot(self, at: Point) -> Snapshot | None:
@@ -234,27 +206,38 @@ class Memory(Store):
         with self._lock:
             check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
             gone = frozenset(threads)
-            subgraph = (
-                relevant_subgraph(self._references, gone) if gone else (self._all_bounds(), self._all_summaries())
-            )
-            return self._delete_planned(plan_deletion(*subgraph, gone))
+            return self._delete_planned(plan_deletion(*self._around(gone), gone))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         with self._lock:
-            return self._delete_planned(plan_delete_unreachable(*relevant_subgraph(self._references, [thread]), thread))
+            return self._delete_planned(plan_delete_unreachable(*self._around([thread]), thread))
 
     def drop_snapshots(self) -> None:
         with self._lock:
             roots = {thread.root for thread in self._threads.values()}
             for run, found in self._snapshots.items():
                 for seq in [seq for seq in found if Point(run, seq) not in roots]:
-                    self._drop_snapshot(run, seq)
+                    del found[seq]
+            self._blobs.clear()
 
     def vacuum(self) -> None:
         """Do nothing: deleted data is freed at once."""
 
     def close(self) -> None:
         """Do nothing: the data stays as long as the object."""
+
+    def _kept_row(self, row: Row) -> Row:
+        copied, content = _copy_row(row), row.content
+        return copied._replace(content=self._kept(content)) if content is not None and content.is_encoded else copied
+
+    def _kept(self, content: Content) -> Content:
+        """A content as it is kept: with all blobs that it refers to, also those that came with another one."""
+        if content.is_encoded:
+            if not content.blobs.keys() >= set(content.refs):
+                blobs = {**self.blobs(content.refs), **content.blobs}
+                content = Content.stored(content.data, content.refs, blobs)
+            self._blobs.update(content.blobs)
+        return content
 
     def _current_rows(self, change: Change, thread: ThreadRow | None) -> CurrentRows:
         run = None if change.run is None else self._runs.get(change.run.id)
@@ -265,79 +248,65 @@ class Memory(Store):
         stored = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
         return CurrentRows(thread, run, last, stored, self._max_deleted_epoch)
 
-    def _note_end(self, run: str, row: Row) -> None:
-        if row.kind in ENDINGS:
-            self._ended[run] = end_of([row])
-
-    def _add_blobs(self, content: Content | None, place: _ContentLocation) -> None:
-        if content is not None:
-            self._blobs.update(content.blobs if content.is_encoded else content.extra_blobs)
-            for name in content.refs if content.is_encoded else content.extra_blobs:
-                self._holders.setdefault(name, set()).add(place)
-
-    def _drop_blobs(self, content: Content | None, place: _ContentLocation, successor: Content | None = None) -> None:
-        """Delete the blobs that only this content refers to, except those that its successor needs."""
-        if content is None:
-            return
-        stay = successor.refs if successor is not None and successor.is_encoded else ()
-        for name in content.refs if content.is_encoded else content.extra_blobs:
-            holders = self._holders.get(name, set())
-            holders.discard(place)
-            if not holders and name not in stay:
-                self._holders.pop(name, None)
-                self._blobs.pop(name, None)
-
-    def _drop_snapshot(self, run: str, seq: int) -> None:
-        self._drop_blobs(self._snapshots[run].pop(seq).content, _ContentLocation(run, seq, "snapshot"))
-
     def _drop_rows(self, run: str, first: int, last: int) -> int:
         """Delete rows with their snapshots; return how many rows there were."""
         rows, snapshots = self._rows[run], self._snapshots[run]
         gone = [seq for seq in range(first, last + 1) if seq in rows]
         for seq in gone:
-            self._drop_blobs(rows.pop(seq).content, _ContentLocation(run, seq))
+            del rows[seq]
         for seq in [seq for seq in snapshots if first <= seq <= last]:
-            self._drop_snapshot(run, seq)
-        if run in self._ended:
-            self._ended[run] = end_of(reversed(rows.values()))
+            del snapshots[seq]
+        self._blobs.clear()
         return len(gone)
 
-    def _contents(self) -> Iterable[tuple[_ContentLocation, Content]]:
-        for run, rows in self._rows.items():
-            yield from (
-                (_ContentLocation(run, row.seq), row.content) for row in rows.values() if row.content is not None
-            )
-        for run, snapshots in self._snapshots.items():
-            yield from (
-                (_ContentLocation(run, seq, "snapshot"), snapshot.content) for seq, snapshot in snapshots.items()
-            )
+    def _around(self, names: Collection[str]) -> tuple[Mapping[str, ThreadRow], dict[str, RunSummary]]:
+        """The threads and runs that decide what is deleted with some threads, as `reachability` says; all without."""
+        threads = {name: self._threads[name] for name in names if name in self._threads}
+        behind = dict[str, None]() if names else dict.fromkeys(self._runs)
+        waiting = [run for name in names for run in self._made.get(name, ())]
+        waiting += [thread.head.run for thread in threads.values() if thread.head is not None]
+        while waiting:
+            run = self._runs.get(waiting.pop())
+            if run is None or run.id in behind:
+                continue
+            owner = None if run.thread in names else self._threads.get(run.thread)
+            if owner is None or owner.root is not None:
+                behind[run.id] = None
+                waiting += [parent.run for parent in run.parents]
+        runs: dict[str, RunSummary] = {}
+        waiting = list(behind)
+        while waiting:
+            run = self._runs[waiting.pop()]
+            if run.id not in runs:
+                runs[run.id] = RunSummary(run.thread, run.parents, next(reversed(self._rows[run.id]), -1))
+                waiting += self._children.get(run.id, ())
+                near = (run.thread, *self._threads_at.get(run.id, ()))
+                threads.update({name: self._threads[name] for name in near if name in self._threads})
+        return threads if names else self._threads, runs
 
-    def _all_bounds(self) -> Mapping[str, ThreadBounds]:
-        return {name: ThreadBounds(thread.head, thread.root) for name, thread in self._threads.items()}
-
-    def _all_summaries(self) -> Mapping[str, RunSummary]:
-        return {
-            name: RunSummary(run.thread, run.parents, next(reversed(self._rows[name]), -1))
-            for name, run in self._runs.items()
-        }
+    def _move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
+        if before is not None and (head is None or head.run != before.run):
+            _discard(self._threads_at, before.run, thread)
+        if head is not None:
+            self._threads_at.setdefault(head.run, {})[thread] = None
 
     def _delete_planned(self, gone: DeletionPlan) -> DeletionReport:
         rows = 0
         for name in gone.threads:
             thread = self._threads.pop(name)
             self._max_deleted_epoch = max(self._max_deleted_epoch, thread.epoch)
-            self._references.move_head(name, thread.head, None)
+            self._move_head(name, thread.head, None)
         for run in gone.runs:
             rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
-            for seq in list(self._snapshots[run]):  # a snapshot may be at a row that was never written
-                self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
-            self._ended.pop(run, None)
-            self._references.remove_run(self._runs.pop(run))
+            gone_run = self._runs.pop(run)
+            _discard(self._made, gone_run.thread, run)
+            for parent in gone_run.parents:
+                _discard(self._children, parent.run, run)
         for run, first, last in gone.rows:
             rows += self._drop_rows(run, first, last)
         for run in gone.orphans:
-            self._references.clear_thread(self._runs[run])
+            _discard(self._made, self._runs[run].thread, run)
             self._runs[run] = self._runs[run]._replace(thread="")
         return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
@@ -373,66 +342,6 @@ class Memory(Store):
                 return None if count <= limit else best
             at = run.parents[0]
         return None if count <= limit else best
-
-
-class _ContentLocation(NamedTuple):
-    """The row or snapshot that holds a content."""
-
-    run: str
-    seq: int
-    kind: str = "row"
-
-
-class _MemoryReferences:
-    """The references between threads and runs, indexed in both directions so that a deletion searches nothing."""
-
-    def __init__(
-        self, threads: Mapping[str, ThreadRow], runs: Mapping[str, RunRow], rows: Mapping[str, dict[int, Row]]
-    ) -> None:
-        self._threads = threads
-        self._runs = runs
-        self._rows = rows
-        self._runs_of: dict[str, dict[str, None]] = {}
-        self._children: dict[str, dict[str, None]] = {}
-        self._threads_at: dict[str, dict[str, None]] = {}
-
-    def bounds(self, thread: str) -> ThreadBounds | None:
-        found = self._threads.get(thread)
-        return None if found is None else ThreadBounds(found.head, found.root)
-
-    def summary(self, run: str) -> RunSummary | None:
-        found = self._runs.get(run)
-        return None if found is None else RunSummary(found.thread, found.parents, next(reversed(self._rows[run]), -1))
-
-    def runs_of(self, thread: str) -> list[str]:
-        return list(self._runs_of.get(thread, ()))
-
-    def children(self, run: str) -> list[str]:
-        return list(self._children.get(run, ()))
-
-    def threads_at(self, run: str) -> list[str]:
-        return list(self._threads_at.get(run, ()))
-
-    def add_run(self, run: RunRow) -> None:
-        if run.thread:
-            self._runs_of.setdefault(run.thread, {})[run.id] = None
-        for parent in run.parents:
-            self._children.setdefault(parent.run, {})[run.id] = None
-
-    def remove_run(self, run: RunRow) -> None:
-        self.clear_thread(run)
-        for parent in run.parents:
-            _discard(self._children, parent.run, run.id)
-
-    def clear_thread(self, run: RunRow) -> None:
-        """The run no longer counts as made for its thread."""
-        _discard(self._runs_of, run.thread, run.id)
-
-    def move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
-        if before is not None and (head is None or head.run != before.run):
-            _discard(self._threads_at, before.run, thread)
-        if head is not None:
-            self._threads_at.setdefault(head.run, {})[thread] = None
 
 
 def _discard(index: dict[str, dict[str, None]], key: str, entry: str) -> None:

@@ -30,8 +30,8 @@ import psycopg
 from psycopg import sql
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import ENDINGS, Change, DeletionReport, ThreadRow
-from dspyer.stores.columns import decode_point, decode_points, decode_text, encode_json, encode_text
+from dspyer.stores.base import ENDINGS, Change, DeletionReport
+from dspyer.stores.columns import decode_text, encode_json, encode_text
 from dspyer.stores.postgres_server import (
     SHARED,
     Connection,
@@ -41,7 +41,6 @@ from dspyer.stores.postgres_server import (
     split_address,
     with_schema,
 )
-from dspyer.stores.reachability import RunSummary, ThreadBounds
 from dspyer.stores.sql import (
     LAST,
     PATIENCE,
@@ -53,6 +52,7 @@ from dspyer.stores.sql import (
     decode_thread,
     delete_planned,
     ended_by,
+    read_around,
     read_run,
     write_planned,
 )
@@ -213,10 +213,6 @@ _APPEND = f"""
 _APPEND_END = _APPEND.replace(
     " SELECT count", f", ended AS ({_WRITE_ENDED} AND EXISTS (SELECT FROM held)) SELECT count"
 )
-_APPEND_WITHOUT_THREAD = f"""
-    WITH held AS (SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run),
-    added AS ({_INSERT_ROWS}, held) SELECT count(*), {_DURABILITY} FROM held"""
-
 _NEW_THREAD = """
     INSERT INTO {s}.thread (name, fencing, lease_until, runs) VALUES (%(thread)b, 0, clock_timestamp(), 0)
     ON CONFLICT DO NOTHING"""
@@ -239,7 +235,6 @@ class PostgresSession(SQLSession):
     lease = (
         """CASE WHEN owner IS NOT NULL THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8"""
     )
-    order = "started, id"
 
     def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
@@ -268,9 +263,6 @@ class PostgresSession(SQLSession):
 
     def decode_name(self, column: bytes) -> str:
         return decode_text(column)
-
-    def thread_now(self, thread: ThreadRow) -> ThreadRow:
-        return thread
 
     @contextmanager
     def at_one_time(self) -> Iterator[None]:
@@ -334,9 +326,7 @@ def _values(change: Change) -> dict[str, Any]:
 
 def _append(session: PostgresSession, change: Change, encoded: EncodedChange) -> bool:
     """Append with one statement; False, and nothing is written, on any conflict."""
-    statement = _APPEND if change.thread else _APPEND_WITHOUT_THREAD
-    if any(row.kind in ENDINGS for row in change.rows):
-        statement = _APPEND_END
+    statement = _APPEND_END if any(row.kind in ENDINGS for row in change.rows) else _APPEND
     values = {
         **_values(change),
         "run": change.rows_of,
@@ -359,8 +349,6 @@ def _is_append(change: Change) -> bool:
     seqs = [row.seq for row in change.rows]
     if change.rows and (seqs[0] < 0 or seqs != list(range(seqs[0], seqs[0] + len(seqs)))):
         return False
-    if not change.thread:
-        return bool(change.rows) and change.head is None and not any(row.kind in ENDINGS for row in change.rows)
     own_head = change.head is None or (change.head.run == change.rows_of and bool(change.rows))
     return change.epoch > 0 and own_head
 
@@ -374,33 +362,11 @@ def _runs_of(change: Change) -> set[str]:
 
 # --- deletion
 
-Subgraph = tuple[dict[str, ThreadBounds], dict[str, RunSummary]]
-
 TRIES = 5
 """How often a deletion starts again because others have changed what it read; after that, it locks the tables."""
 
 # Every writer locks one of these tables before it writes: nothing new can refer to what is about to be deleted.
 _LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
-_BOUNDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM {s}.thread"
-_SOME_BOUNDS = f"{_BOUNDS} WHERE head_run = ANY(%(runs)b) OR name = ANY(%(names)b)"
-_SUMMARIES = """
-    SELECT id, thread, parents, coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1)
-    FROM {s}.run AS run"""
-# The runs of dspyer.stores.reachability.relevant_subgraph in one statement: `held` are the threads whose runs are kept
-# anyway, `behind` is its search backwards, `near` the one forwards.
-_SUBGRAPH = f"""
-    WITH RECURSIVE
-    held AS NOT MATERIALIZED (SELECT name FROM {{s}}.thread WHERE root_run IS NULL AND name <> ALL(%(names)b)),
-    behind (id) AS (
-        SELECT run.id FROM {{s}}.run AS run WHERE run.thread = ANY(%(names)b)
-        UNION SELECT run.id FROM {{s}}.thread AS own JOIN {{s}}.run AS run ON run.id = own.head_run
-            WHERE own.name = ANY(%(names)b) AND NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
-        UNION SELECT run.id FROM behind JOIN {{s}}.link ON link.child = behind.id
-            JOIN {{s}}.run AS run ON run.id = link.parent
-            WHERE NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
-    ), near (id) AS (
-        SELECT id FROM behind UNION SELECT link.child FROM near JOIN {{s}}.link ON link.parent = near.id
-    ) {_SUMMARIES.strip()} WHERE id IN (SELECT id FROM near)"""
 _LOCK_THREADS = "SELECT FROM {s}.thread WHERE name = ANY(%b) ORDER BY name FOR UPDATE"
 _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
@@ -418,29 +384,15 @@ def _delete(
     for turn in range(TRIES + 1):
         with session.connection.transaction():
             session(f"SELECT {LOCK_TIMEOUT}, {BY_KEYS}" if names else f"SELECT {LOCK_TIMEOUT}")
-            before: Subgraph | None = None
+            before = None
             if not names or turn == TRIES:
                 session(_LOCK)
             else:
-                before = _subgraph(session, names)
+                before = read_around(session, names)
                 session(_LOCK_THREADS, [sorted(encode_text(name) for name in {*before[0], *names})])
                 session(_LOCK_RUNS, [sorted(before[1])])
-            threads, runs = _subgraph(session, names)
+            threads, runs = read_around(session, names)
             if before is None or (threads.keys() <= before[0].keys() and runs.keys() <= before[1].keys()):
                 check(session)
                 return delete_planned(session, plan(threads, runs))._replace(erased=False)
     raise AssertionError("the last turn locks the tables, and returns")
-
-
-def _subgraph(session: PostgresSession, names: Collection[str]) -> Subgraph:
-    """The threads and runs that decide what is deleted; all without names."""
-    encoded = [encode_text(name) for name in names]
-    found = session(_SUBGRAPH, {"names": encoded}) if names else session(_SUMMARIES)
-    runs = {run: RunSummary(decode_text(thread), decode_points(parents), last) for run, thread, parents, last in found}
-    owners = {encode_text(summary.thread) for summary in runs.values() if summary.thread}
-    values = {"names": [*{*encoded, *owners}], "runs": list(runs)}
-    threads = {
-        decode_text(name): ThreadBounds(decode_point(*points[:2]), decode_point(*points[2:]))
-        for name, *points in (session(_SOME_BOUNDS, values) if names else session(_BOUNDS))
-    }
-    return threads, runs

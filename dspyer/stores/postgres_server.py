@@ -23,6 +23,8 @@ from psycopg.pq import TransactionStatus
 from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
+from dspyer.stores import columns
+from dspyer.stores.columns import VERSION
 from dspyer.stores.sql import PATIENCE
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -254,34 +256,8 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
 
 # --- tables
 
-VERSION = 6
-"""The version of the tables, which is in the table `version`."""
-
-# `fencing` is the epoch of a thread, and `fence` has the largest of those that were deleted. A released thread has no
-# owner, and keeps in `lease_until` when it was released. The parents of runs (`link`) and the uses of blobs (`ref`) are
-# there so that a deletion searches nothing. The `seq` of a use is the number of a row, or -1 less that of a snapshot.
-TABLES = """
-    CREATE TABLE {s}.thread (name bytea PRIMARY KEY, fencing bigint NOT NULL, head_run text COLLATE "C",
-        head_seq bigint, root_run text COLLATE "C", root_seq bigint, owner bytea, lease_until timestamptz NOT NULL,
-        runs bigint NOT NULL) WITH (fillfactor = 50);
-    CREATE TABLE {s}.run (id text COLLATE "C" PRIMARY KEY, thread bytea NOT NULL, parents bytea NOT NULL,
-        header bytea NOT NULL, graph bytea, started float8 NOT NULL, ended bytea);
-    CREATE TABLE {s}.entry (run text COLLATE "C", seq bigint, kind text COLLATE "C" NOT NULL, body bytea NOT NULL,
-        PRIMARY KEY (run, seq));
-    CREATE TABLE {s}.snapshot (run text COLLATE "C", seq bigint, body bytea NOT NULL, PRIMARY KEY (run, seq));
-    CREATE TABLE {s}.blob (id bytea PRIMARY KEY, body bytea NOT NULL);
-    CREATE TABLE {s}.ref (blob bytea, run text COLLATE "C", seq bigint, PRIMARY KEY (blob, run, seq));
-    CREATE TABLE {s}.link (parent text COLLATE "C", child text COLLATE "C", PRIMARY KEY (parent, child));
-    CREATE TABLE {s}.fence (largest bigint NOT NULL);
-    CREATE TABLE {s}.version (number int NOT NULL);
-    CREATE INDEX thread_head ON {s}.thread (head_run);
-    CREATE INDEX run_thread ON {s}.run (thread);
-    CREATE INDEX run_started ON {s}.run (started, id);
-    CREATE INDEX link_child ON {s}.link (child);
-    CREATE INDEX ref_run ON {s}.ref (run, seq);
-    INSERT INTO {s}.fence VALUES (0);
-    INSERT INTO {s}.version VALUES ({number});
-    """
+_TYPES = {"name": "bytea", "id": 'text COLLATE "C"', "bytes": "bytea", "time": "timestamptz"}
+TABLES = columns.TABLES.format(**_TYPES, thread="WITH (fillfactor = 50)", keyed="", version=VERSION, s="{s}")
 
 
 def prepare(connection: Connection, schema: str, read_only: bool) -> None:
@@ -300,7 +276,7 @@ def prepare(connection: Connection, schema: str, read_only: bool) -> None:
                 if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
                     # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
                     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), number=VERSION))
+                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema)))
                 return
     if not version:
         raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")

@@ -6,25 +6,22 @@ continue. The row at the root is reached, and the walk ends there; a second way 
 walked to its end, so nothing that can still be read is deleted.
 
 `plan_deletion` and `plan_delete_unreachable` decide about the threads and runs that they are given. These need not be
-the whole store: `relevant_subgraph` finds a part of it for which the decision is the same.
+the whole store. For the threads `names`, the decision is the same about what two searches find: first, backwards, the
+runs behind these threads. A run that was made for another thread with its whole history is kept whatever happens, with
+everything behind it, so the search ends there. Then, forwards, all runs that continue one of those, and the threads
+that have their head in one of them or that one was made for. Every path from any thread to a run of the first search
+lies within the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from dspyer.stores.base import Point
+from dspyer.stores.base import Point, ThreadRow
 
 Spans = dict[str, list[tuple[int, int]]]
 """The reached rows of each run as pairs of first and last numbers; no pair for a reached run without rows."""
-
-
-class ThreadBounds(NamedTuple):
-    """The ends of a thread's history: its last row, and its first one if older history was pruned."""
-
-    head: Point | None = None
-    root: Point | None = None
 
 
 class RunSummary(NamedTuple):
@@ -41,84 +38,57 @@ class RunSummary(NamedTuple):
     last: int
 
 
-class References(Protocol):
-    """The references between threads and runs in a store."""
-
-    def bounds(self, thread: str) -> ThreadBounds | None:
-        """Head and root of a thread; None if there is none of this name."""
-
-    def summary(self, run: str) -> RunSummary | None:
-        """A run; None if there is none of this id."""
-
-    def runs_of(self, thread: str) -> Iterable[str]:
-        """The runs that were made for a thread."""
-
-    def children(self, run: str) -> Iterable[str]:
-        """The runs that have a run as a parent."""
-
-    def threads_at(self, run: str) -> Iterable[str]:
-        """The threads whose head is in a run."""
-
-
-class RowSpan(NamedTuple):
-    """Rows of a run, from `first` to `last`, both included."""
-
-    run: str
-    first: int
-    last: int
-
-
 class DeletionPlan(NamedTuple):
     """What a store must delete.
 
     Attributes:
         threads: threads to delete.
         runs: runs to delete with all their rows and snapshots.
-        rows: rows to delete, with their snapshots, of runs that are kept.
+        rows: the runs, first and last numbers of rows to delete, with their snapshots, of runs that are kept.
         orphans: runs that are kept for other threads: their thread is `""` from now on.
         kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
     """
 
     threads: tuple[str, ...]
     runs: tuple[str, ...]
-    rows: tuple[RowSpan, ...]
+    rows: tuple[tuple[str, int, int], ...]
     orphans: tuple[str, ...]
     kept: Mapping[str, tuple[str, ...]]
 
 
 def plan_deletion(
-    threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary], gone: Collection[str] = ()
+    threads: Mapping[str, ThreadRow], runs: Mapping[str, RunSummary], gone: Collection[str] = ()
 ) -> DeletionPlan:
     """Delete the threads `gone`, and everything that no other thread reaches; missing names are ignored."""
-    stays = {name: bounds for name, bounds in threads.items() if name not in gone}
+    stays = {name: ends for name, ends in threads.items() if name not in gone}
     own = _runs_by_thread(runs)
-    reached = {name: reachable_rows(bounds, runs, own.get(name, ())) for name, bounds in stays.items()}
+    reached = {name: reachable_rows(ends, runs, own.get(name, ())) for name, ends in stays.items()}
     candidates = {run: [(0, summary.last)] for run, summary in runs.items() if summary.thread in gone}
     return _plan(tuple(sorted(threads.keys() - stays.keys())), runs, reached, candidates, candidates)
 
 
 def plan_delete_unreachable(
-    threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary], thread: str
+    threads: Mapping[str, ThreadRow], runs: Mapping[str, RunSummary], thread: str
 ) -> DeletionPlan:
     """Delete what was made for a thread and neither it, from its head, nor another thread reaches."""
     own = _runs_by_thread(runs)
     made = own.pop(thread, []) if thread in threads else []
     # Without its own runs as starting points: the thread itself reaches only what lies behind its head.
-    reached = {name: reachable_rows(bounds, runs, own.get(name, ())) for name, bounds in threads.items()}
+    reached = {name: reachable_rows(ends, runs, own.get(name, ())) for name, ends in threads.items()}
     inside = reached.get(thread, {})
     candidates = {run: list(_gaps(inside.get(run, ()), runs[run].last)) for run in made}
     outside = {run: spans for run, spans in candidates.items() if spans or run not in inside}
     return _plan((), runs, reached, outside, outside.keys() - inside.keys())
 
 
-def reachable_rows(bounds: ThreadBounds, runs: Mapping[str, RunSummary], made: Iterable[str] = ()) -> Spans:
+def reachable_rows(thread: ThreadRow, runs: Mapping[str, RunSummary], made: Iterable[str] = ()) -> Spans:
     """The rows that a thread reaches from its head, and from the last rows of the runs `made` for it."""
     spans: Spans = {}
     walked: set[str] = set()
     waiting = [Point(run, runs[run].last) for run in made]
-    if bounds.head is not None:
-        waiting.append(bounds.head)
-    root = bounds.root
+    if thread.head is not None:
+        waiting.append(thread.head)
+    root = thread.root
     while waiting:
         run, last = waiting.pop()
         summary = runs.get(run)
@@ -133,54 +103,6 @@ def reachable_rows(bounds: ThreadBounds, runs: Mapping[str, RunSummary], made: I
             walked.add(run)
             waiting.extend(summary.parents)
     return spans
-
-
-def relevant_subgraph(
-    references: References, names: Collection[str]
-) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
-    """The threads and runs that decide what is deleted with the threads `names`, so that no other ones are read.
-
-    First, backwards: the runs behind these threads. A run that was made for another thread with its whole history is
-    kept whatever happens, with everything behind it, so the search ends there. Then, forwards: all runs that continue
-    one of those, and the threads that have their head in one of them or that one was made for. Every path from any
-    thread to a run of the first search lies within the result.
-    """
-    threads: dict[str, ThreadBounds] = {}
-    behind: dict[str, RunSummary] = {}
-    for name in names:
-        bounds = references.bounds(name)
-        if bounds is not None:
-            threads[name] = bounds
-        waiting = [
-            *references.runs_of(name),
-            *([bounds.head.run] if bounds is not None and bounds.head is not None else []),
-        ]
-        while waiting:
-            run = waiting.pop()
-            summary = None if run in behind else references.summary(run)
-            if summary is not None and not _is_kept_anyway(references, summary.thread, names):
-                behind[run] = summary
-                waiting.extend(parent.run for parent in summary.parents)
-    runs: dict[str, RunSummary] = {}
-    waiting = list(behind)
-    while waiting:
-        run = waiting.pop()
-        summary = None if run in runs else behind.get(run) or references.summary(run)
-        if summary is None:
-            continue
-        runs[run] = summary
-        waiting.extend(references.children(run))
-        for name in (summary.thread, *references.threads_at(run)):
-            bounds = references.bounds(name) if name and name not in threads else None
-            if bounds is not None:
-                threads[name] = bounds
-    return threads, runs
-
-
-def _is_kept_anyway(references: References, thread: str, names: Collection[str]) -> bool:
-    """Whether the runs of a thread are kept with all that is behind them: it stays, and was never pruned."""
-    bounds = references.bounds(thread) if thread and thread not in names else None
-    return bounds is not None and bounds.root is None
 
 
 def _plan(
@@ -205,7 +127,7 @@ def _plan(
     return DeletionPlan(
         threads,
         tuple(sorted(runs.keys() - union.keys())),
-        tuple(RowSpan(run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
+        tuple((run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
         tuple(sorted(union.keys() & set(given_up))),
         {name: ids for name, ids in kept.items() if ids},
     )

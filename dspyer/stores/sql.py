@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -47,12 +47,12 @@ from dspyer.stores.columns import (
     ended_range,
 )
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, check_runs, plan_write
 
 T = TypeVar("T")
 Columns = tuple[Any, ...]
-Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
+Plan = Callable[[Mapping[str, ThreadRow], Mapping[str, RunSummary]], DeletionPlan]
 Ref = tuple[bytes, str, int]
 """A use of a blob, the columns of the table `ref`: the blob, the run, and the entry, or -1 minus that of a snapshot."""
 
@@ -71,11 +71,9 @@ class SQLSession(ABC):
 
     Attributes:
         lease: the expression for the column of a lease.
-        order: the columns by which the runs of a thread are in the order of their creation.
     """
 
     lease: ClassVar[str]
-    order: ClassVar[str]
 
     @abstractmethod
     def __call__(self, statement: str, values: Any = ()) -> list[Columns]:
@@ -89,21 +87,21 @@ class SQLSession(ABC):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         """Execute a statement with each of the values."""
 
-    @abstractmethod
     def encode_name(self, name: str) -> Any:
         """The column of the name of a thread."""
+        return name
 
-    @abstractmethod
     def decode_name(self, column: Any) -> str:
         """The name of a thread."""
+        return str(column)
 
-    @abstractmethod
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         """A thread as it was read from its columns, with the seconds of its lease."""
+        return thread
 
-    @abstractmethod
     def at_one_time(self) -> AbstractContextManager[object]:
-        """Make all statements of a block see the same rows."""
+        """Make all statements of a block see the same rows, where others write meanwhile."""
+        return nullcontext()
 
     @abstractmethod
     def lock(self, change: Change) -> CurrentRows:
@@ -117,9 +115,8 @@ class SQLSession(ABC):
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
         """Write the row of the thread of a change."""
 
-    @abstractmethod
     def lock_blobs(self, blobs: list[bytes]) -> None:
-        """Keep others from referring to blobs that may be deleted."""
+        """Keep others from referring to blobs that may be deleted; nothing to do where one writes at a time."""
 
     def of_keys(self, statement: str, keys: Iterable[Any]) -> list[Columns]:
         """Execute a statement, in which `KEYS` is the list of keys, for all of them, and return its rows."""
@@ -189,7 +186,8 @@ class SQLStore(Store):
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         gone = frozenset(threads)
-        return self._delete(gone, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
+        around = gone if len(gone) <= MAX_NAMES else ()
+        return self._delete(around, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
@@ -231,7 +229,7 @@ def read_run(session: SQLSession, run: str) -> RunRow | None:
 
 
 def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
-    found = session(f"{_RUN} WHERE {where} ORDER BY {session.order}", (value,))
+    found = session(f"{_RUN} WHERE {where} ORDER BY started, id", (value,))
     return [decode_run(session, columns) for columns in found]
 
 
@@ -364,11 +362,6 @@ class EncodedChange(NamedTuple):
                 refs += [(encode_blob_id(name), run, seq) for name in content.refs]
         return cls(bodies, snapshot, blobs, refs)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return sum(map(len, self.bodies.values())) + len(self.snapshot) + sum(map(len, self.blobs.values()))
-
 
 def write_planned(session: SQLSession, change: Change, encoded: EncodedChange) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
@@ -431,6 +424,50 @@ def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedCha
 
 # --- deletion
 
+MAX_NAMES = 10_000
+"""How many threads a deletion looks around; with more of them it searches the whole store."""
+
+# The runs that decide what is deleted with the threads `gone`, as `dspyer.stores.reachability` says: the search ends at
+# those that are not `free`. CROSS JOIN: SQLite looks for what is on the right with what is on the left, and never the
+# other way round. `free` is a column, since SQLite may read a whole table of a join first if a term filters it.
+_FREE = """
+    NOT EXISTS (SELECT 1 FROM {s}.thread AS owner WHERE name = (SELECT thread FROM {s}.run WHERE id = %s)
+        AND root_run IS NULL AND name NOT IN (SELECT name FROM gone))"""
+_NEAR = f"""
+    WITH RECURSIVE gone (name) AS (VALUES %s), behind (id, free) AS (
+        SELECT run.id, true FROM gone CROSS JOIN {{s}}.run WHERE run.thread = gone.name
+        UNION SELECT own.head_run, {_FREE % "own.head_run"}
+            FROM gone CROSS JOIN {{s}}.thread AS own WHERE own.name = gone.name
+        UNION SELECT link.parent, {_FREE % "link.parent"}
+            FROM behind CROSS JOIN {{s}}.link WHERE link.child = behind.id AND behind.free
+    ), near (id) AS (
+        SELECT id FROM behind WHERE free
+        UNION SELECT link.child FROM near CROSS JOIN {{s}}.link WHERE link.parent = near.id
+    )"""
+_SUMMARIES = f"SELECT run.id, thread, parents, {LAST} FROM"
+
+
+def read_around(session: SQLSession, names: Collection[str]) -> tuple[dict[str, ThreadRow], dict[str, RunSummary]]:
+    """The threads and runs that decide what is deleted with threads; all without names."""
+    gone = [session.encode_name(name) for name in names]
+    statement = f"{_SUMMARIES} {{s}}.run"
+    if gone:
+        near = _NEAR % ", ".join(["(?)"] * len(gone))
+        statement = f"{near} {_SUMMARIES} near CROSS JOIN {{s}}.run WHERE run.id = near.id"
+    runs = {
+        run: RunSummary(session.decode_name(thread), decode_points(parents), last)
+        for run, thread, parents, last in session(statement, gone)
+    }
+    threads = THREAD.replace("LEASE", session.lease)
+    if gone:
+        named = {*gone, *[session.encode_name(run.thread) for run in runs.values() if run.thread]}
+        found = session.of_keys(f"{threads} WHERE name IN (KEYS)", named)
+        found += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
+    else:
+        found = session(threads)
+    rows = [decode_thread(session, columns) for columns in found]
+    return {row.name: row for row in rows}, runs
+
 
 def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]) -> None:
     """Refuse to delete threads of other epochs; note the largest epoch of the deleted ones."""
@@ -457,7 +494,7 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
     for run, first, last in plan.rows:
         freed |= _delete_refs(session, _SPAN, (run, -1 - last, -1 - first))
     _delete_unused(session, freed)
-    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+    for run in {run for run, *_ in plan.rows}:  # the end of a run may be among the deleted rows
         end = read_end(session, run)
         session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
     for statement, keys in (

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dspyer.clock import wall
 from dspyer.stores.base import Change, DeletionReport, ThreadRow
-from dspyer.stores.columns import decode_point, decode_points, encode_json
-from dspyer.stores.reachability import RunSummary, ThreadBounds, relevant_subgraph
+from dspyer.stores.columns import encode_json
 from dspyer.stores.sql import (
     PATIENCE,
     Columns,
@@ -28,13 +26,14 @@ from dspyer.stores.sql import (
     decode_thread,
     delete_planned,
     insert_refs,
+    read_around,
     read_run,
     write_ended,
     write_planned,
 )
 from dspyer.stores.sqlite_file import FileConnections
 from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
-from dspyer.stores.writes import CurrentRows, WritePlan, as_read, check_runs, thread_after
+from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 
 T = TypeVar("T")
 
@@ -94,12 +93,10 @@ class SQLite(SQLStore):
         return make, (self.address,)
 
     def write(self, change: Change) -> int:
-        encoded = EncodedChange.of(change)
-        return self._connections.write(partial(self._apply, change, encoded), change.flush, encoded.size)
+        return self._connections.write(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def write_now(self, change: Change) -> bool:
-        encoded = EncodedChange.of(change)
-        return self._connections.write_now(partial(self._apply, change, encoded), change.flush, encoded.size)
+        return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
@@ -118,10 +115,7 @@ class SQLite(SQLStore):
 
         def work(session: SQLSession) -> DeletionReport:
             check(session)
-            references = SQLiteReferences(session)
-            return delete_planned(
-                session, plan(*(relevant_subgraph(references, names) if names else references.whole()))
-            )
+            return delete_planned(session, plan(*read_around(session, names)))
 
         report = self._write(work)
         if not (report.threads or report.runs or report.rows):
@@ -154,7 +148,6 @@ class SQLiteSession(SQLSession):
     """
 
     lease = "lease_until"
-    order = "rowid"
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self.connection = connection
@@ -169,17 +162,8 @@ class SQLiteSession(SQLSession):
     def each(self, statement: str, values: Iterable[Any]) -> None:
         self.connection.executemany(statement.replace("{s}.", ""), values)
 
-    def encode_name(self, name: str) -> str:
-        return name
-
-    def decode_name(self, column: str) -> str:
-        return column
-
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         return as_read(thread, self._clock())
-
-    def at_one_time(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def lock(self, change: Change) -> CurrentRows:
         run = "" if change.run is None else change.run.id
@@ -198,28 +182,24 @@ class SQLiteSession(SQLSession):
         columns = name, epoch, *(head or (None, None)), *(root or (None, None)), owned, lease, runs
         self("INSERT OR REPLACE INTO thread VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
-    def lock_blobs(self, blobs: list[bytes]) -> None:
-        """Nothing to do: the file has one writer at a time."""
-
 
 # The next row of a run, if the thread has the epoch of the change.
 _APPEND = """
     INSERT INTO entry SELECT ?1, ?2, ?3, ?4 FROM thread WHERE name = ?5 AND fencing = ?6
     AND (SELECT max(seq) FROM entry WHERE run = ?1) = ?2 - 1"""
-_NONE_OF_SIX = (None,) * 6
 
 
 def _append(session: SQLiteSession, change: Change, encoded: EncodedChange) -> bool:
     """Append the next row of a run for the thread's owner; False, without a change, for any other change.
 
-    This is nearly every write of a run, and takes two statements.
+    It takes two statements.
     """
-    name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
-    if (next_epoch, owner, lease, root, run, snapshot) != _NONE_OF_SIX or head is None or len(rows) != 1 or runs:
+    head, run, name = appended(change), change.rows_of, change.thread
+    if head is None:
         return False
-    row, execute = rows[0], session.connection.execute
+    row, execute = change.rows[0], session.connection.execute
     try:
-        if not execute(_APPEND, (rows_of, row.seq, row.kind, encoded.bodies[row.seq], name, epoch)).rowcount:
+        if not execute(_APPEND, (run, row.seq, row.kind, encoded.bodies[row.seq], name, change.epoch)).rowcount:
             return False
     except sqlite3.IntegrityError:
         return False  # the row is there already: the statement has changed nothing
@@ -231,46 +211,5 @@ def _append(session: SQLiteSession, change: Change, encoded: EncodedChange) -> b
     if encoded.refs:
         session.insert_blobs(encoded.blobs)
         insert_refs(session, encoded.refs)
-    write_ended(session, rows_of, rows)
+    write_ended(session, run, change.rows)
     return True
-
-
-_BOUNDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM thread"
-_SUMMARY = "SELECT id, thread, parents, coalesce((SELECT max(seq) FROM entry WHERE run = run.id), -1) FROM run"
-
-
-class SQLiteReferences:
-    """The references between threads and runs, as `relevant_subgraph` asks for them."""
-
-    def __init__(self, session: SQLSession) -> None:
-        self._execute = session
-
-    def bounds(self, thread: str) -> ThreadBounds | None:
-        return next((bounds for _, bounds in self._bounds(f"{_BOUNDS} WHERE name = ?", thread)), None)
-
-    def summary(self, run: str) -> RunSummary | None:
-        return next((summary for _, summary in self._summaries(f"{_SUMMARY} WHERE id = ?", run)), None)
-
-    def runs_of(self, thread: str) -> list[str]:
-        return self._names("SELECT id FROM run WHERE thread = ?", thread)
-
-    def children(self, run: str) -> list[str]:
-        return self._names("SELECT child FROM link WHERE parent = ?", run)
-
-    def threads_at(self, run: str) -> list[str]:
-        return self._names("SELECT name FROM thread WHERE head_run = ?", run)
-
-    def whole(self) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
-        """All threads and runs."""
-        return dict(self._bounds(_BOUNDS)), dict(self._summaries(_SUMMARY))
-
-    def _names(self, statement: str, name: str) -> list[str]:
-        return [found for (found,) in self._execute(statement, (name,))]
-
-    def _bounds(self, statement: str, *values: str) -> Iterator[tuple[str, ThreadBounds]]:
-        for name, *ends in self._execute(statement, values):
-            yield name, ThreadBounds(decode_point(*ends[:2]), decode_point(*ends[2:]))
-
-    def _summaries(self, statement: str, *values: str) -> Iterator[tuple[str, RunSummary]]:
-        for run, thread, parents, last in self._execute(statement, values):
-            yield run, RunSummary(thread, decode_points(parents), last)

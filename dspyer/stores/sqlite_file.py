@@ -12,11 +12,11 @@ How SQLite is used, and why:
   connection commits. There, the checkpoints of all processes run one after the other, under a lock on the log file, and
   each one first writes a page, so that there is always something to copy. A process that finds a log that is too long
   empties it: one that was killed may have left it.
-- *Connections*: each thread has its own. A connection whose thread has ended is used by the next new thread.
+- *Connections*: a call takes one that no other call uses, and gives it back.
 - *Fork*: SQLite's locks are POSIX locks, which belong to one process, while its memory of them would be copied into the
   child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So before a
   fork all connections are closed, as soon as each is idle, and both processes open new ones when they need them.
-- *Lock order*: `write_lock`, then the lock of a thread's connection, then that of the pool.
+- *Lock order*: `write_lock`, then `opening`, then the locks of connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -51,9 +51,6 @@ if sys.platform != "win32":
 
 LOG_LIMIT = LOG_PAGES * 4096
 """Bytes of the log from which a commit empties it, where SQLite does not."""
-
-COMMIT_SIZE = 8 * 1024
-"""Bytes that a commit usually adds to the log, besides its bodies: two pages."""
 
 ERASE_PATIENCE = 1.0
 """Seconds that a deletion waits for readers before it leaves the deleted bytes in the log."""
@@ -83,39 +80,36 @@ class FileConnections:
 
     def reset(self) -> None:
         """Start with no connections and free locks, as a new process must: the holders of locks are not in it."""
-        self.local = threading.local()
-        self.pool = Pool()
+        self.opening = threading.RLock()  # keeps calls from opening further connections
+        self.connections: list[HeldConnection] = []
+        self._idle: list[HeldConnection] = []
         # Writers of this process wait here, in turn, and not at the lock of the file, where they would poll.
         self.write_lock = threading.Lock()
         self._has_written = False
-        self._log_growth = LOG_LIMIT  # what may be in the log already counts with the first commit
-        self._next_checkpoint = LOG_LIMIT
+        self._log_left = 0  # bytes of the log that the last checkpoint could not empty
 
     def read(self, work: Work[T]) -> T:
-        """Call `work`, which only reads, with the connection of this thread. A file that is not there is not made."""
+        """Call `work`, which only reads. A file that is not there is not made."""
         empty = None if self.closed else self._connect.empty_tables()
         if empty is not None:
             with closing(empty):
                 return work(empty)
         return self._retry(work)
 
-    def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
+    def write(self, work: Work[T], flush: bool = False) -> T:
         """Call `work` in a transaction, which is committed unless `work` raises.
 
-        `work` is called again if another process held the write lock. With `flush` the commit is on the disk at the
-        end. `size` is about how many bytes it writes.
+        `work` is called again if another process held the write lock. With `flush` the commit is on the disk then.
         """
         with self._only_writer():
-            return self._retry(lambda connection: self._transaction(connection, work, flush, size))
+            return self._retry(lambda connection: self._transaction(connection, work, flush))
 
-    def write_now(self, work: Work[object], flush: bool = False, size: int = 0) -> bool:
+    def write_now(self, work: Work[object], flush: bool = False) -> bool:
         """Do the same, but return False, without a change, where `write` would wait."""
         if not self.write_lock.acquire(blocking=False):
             return False
         try:
-            held = self._connection_of_thread()
-            with held.lock:
-                self._transaction(self._opened(held), work, flush, size)
+            self._use(lambda connection: self._transaction(connection, work, flush))
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return False
@@ -157,8 +151,8 @@ class FileConnections:
                 if self._has_written:
                     self._retry(self._checkpoint)
                 self.closed = True
-            with _all_idle([self.pool]):
-                self.pool.close()
+            with ExitStack() as stack:
+                self.close_idle(stack)
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
@@ -175,17 +169,15 @@ class FileConnections:
                 self.write_lock.release()
 
     def _retry(self, action: Work[T]) -> T:
-        """Call `action` with this thread's connection, again and again while another process holds the file's lock.
+        """Call `action` with a connection, again and again while another process holds the file's lock.
 
         SQLite's own busy timeout would wait within the call, with the connection's lock held: a fork or a close would
         wait as long.
         """
-        held = self._connection_of_thread()
         pauses = None
         while True:
             try:
-                with held.lock:
-                    return action(self._opened(held))
+                return self._use(action)
             except sqlite3.OperationalError as error:
                 if not is_busy(error):
                     raise
@@ -197,7 +189,7 @@ class FileConnections:
                     )
                     raise
 
-    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool, size: int) -> T:
+    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool) -> T:
         if flush:
             connection.execute("PRAGMA synchronous=FULL")
         try:
@@ -211,30 +203,35 @@ class FileConnections:
             if flush:
                 connection.execute("PRAGMA synchronous=NORMAL")
         self._has_written = True
-        self._log_growth += COMMIT_SIZE + size
-        if self._log_growth > LOG_LIMIT // 8 and not CHECKPOINTS_ITSELF:
+        if not CHECKPOINTS_ITSELF:
             self._limit_log(connection)
         return done
 
-    def _connection_of_thread(self) -> ThreadConnection:
-        held: ThreadConnection | None = getattr(self.local, "held", None)
-        if held is None:
-            held = self.local.held = ThreadConnection(self.pool)
-        return held
+    def _use(self, action: Work[T]) -> T:
+        """Call `action` with a connection that no other call uses meanwhile."""
+        try:
+            held = self._idle.pop()
+        except IndexError:
+            with self.opening:
+                self.connections.append(held := HeldConnection())
+        try:
+            with held.lock:
+                if self.closed:
+                    raise StoreClosedError(
+                        f"the store {self.path} is closed: open it again with open_store({str(self.path)!r})"
+                    )
+                if held.connection is None:
+                    held.connection = self._connect()
+                return action(held.connection)
+        finally:
+            self._idle.append(held)
 
-    def _opened(self, held: ThreadConnection) -> sqlite3.Connection:
-        """The connection of a thread, opened if need be; the caller holds its lock."""
-        if self.closed:
-            raise StoreClosedError(
-                f"the store {self.path} is closed: open it again with open_store({str(self.path)!r})"
-            )
-        if held.connection is None:
-            connection = self.pool.take()
-            if connection is None:
-                connection = self._connect()
-                self.pool.add(connection)
-            held.connection = connection
-        return held.connection
+    def close_idle(self, stack: ExitStack) -> None:
+        """Close every connection as soon as it is idle; none is opened before the end of the stack."""
+        stack.enter_context(self.opening)
+        for held in self.connections:
+            stack.enter_context(held.lock)
+            held.close()
 
     # --- the log
 
@@ -243,17 +240,14 @@ class FileConnections:
 
         While a reader needs the log, it is tried again each time that the log has grown by a part of its limit.
         """
-        self._log_growth = 0
         size = self._log_size()
-        if size > max(self._next_checkpoint, LOG_LIMIT):
+        self._log_left = min(self._log_left, size)
+        if size > max(LOG_LIMIT, self._log_left + LOG_LIMIT // 4):
             try:
                 self._checkpoint(connection)
             except (sqlite3.Error, OSError):
                 logger.warning("the log of %s could not be emptied and continues to grow", self.path, exc_info=True)
-            size = self._log_size()
-            self._next_checkpoint = size + LOG_LIMIT // 4
-        elif size <= LOG_LIMIT:
-            self._next_checkpoint = LOG_LIMIT
+            self._log_left = self._log_size()
 
     def _checkpoint(self, connection: sqlite3.Connection) -> bool:
         """Run a checkpoint, unless another process runs one; return whether the log is empty then."""
@@ -269,70 +263,22 @@ class FileConnections:
             return 0
 
 
-class ThreadConnection:
-    """The connection of one thread, and the lock under which it works: a thread that holds the lock may close it.
+class HeldConnection:
+    """A connection, and the lock under which it works: a thread that holds the lock may close it."""
 
-    It lives as long as the thread, as a thread-local value; then the connection goes back to the pool.
-    """
-
-    __slots__ = ("__weakref__", "connection", "lock", "pool")
-
-    def __init__(self, pool: Pool) -> None:
-        self.lock = threading.RLock()
-        self.connection: sqlite3.Connection | None = None
-        self.pool = pool
-        with pool.lock:
-            pool.held.add(self)
-
-    def __del__(self) -> None:
-        if self.connection is not None and not sys.is_finalizing():  # see `Pool`
-            self.pool.give_back(self.connection)
-
-
-class Pool:
-    """The open connections of a process to one file.
-
-    Its lock is the last in the lock order: a thread that holds it waits for no other lock. Nothing waits for it once
-    Python is shutting down: Python ends daemon threads then, without releasing the locks that they hold.
-    """
+    __slots__ = ("connection", "lock")
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may run `ThreadConnection.__del__` in a thread that holds the lock.
         self.lock = threading.RLock()
-        self.held: weakref.WeakSet[ThreadConnection] = weakref.WeakSet()
-        self._open: set[sqlite3.Connection] = set()
-        self._spare: sqlite3.Connection | None = None
-
-    def take(self) -> sqlite3.Connection | None:
-        """The connection of a thread that has ended, if there is one."""
-        with self.lock:
-            spare, self._spare = self._spare, None
-        return spare
-
-    def add(self, connection: sqlite3.Connection) -> None:
-        with self.lock:
-            self._open.add(connection)
-
-    def give_back(self, connection: sqlite3.Connection) -> None:
-        """Keep a connection for the next thread, or close it if one is kept already."""
-        with self.lock:
-            if self._spare is None and connection in self._open:
-                self._spare = connection
-            else:
-                self._open.discard(connection)
-                connection.close()
+        self.connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
-        """Close all connections; the caller holds the locks of all of them."""
-        with self.lock:
-            for held in list(self.held):
-                held.connection = None
-            self._spare = None
-            while self._open:
-                self._open.pop().close()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if not sys.is_finalizing():  # Python ends daemon threads then, in the middle of their work
             self.close()
 
 
@@ -397,37 +343,11 @@ _ALL_LOCK = threading.Lock()
 _HELD_FOR_FORK = ExitStack()
 
 
-@contextmanager
-def _all_idle(pools: Sequence[Pool]) -> Iterator[None]:
-    """Hold the locks of all connections, and keep threads from adding new ones.
-
-    The locks of the connections are taken first, then those of the pools: a thread at work holds its connection and may
-    need the pool for a moment. A thread may have added a connection before the pools were locked; then, once more.
-    """
-    with ExitStack() as stack:
-        locked: set[ThreadConnection] = set()
-        while True:
-            for pool in pools:
-                with pool.lock:
-                    held = set(pool.held)
-                for one in held - locked:
-                    stack.enter_context(one.lock)
-                locked |= held
-            with ExitStack() as inner:
-                for pool in pools:
-                    inner.enter_context(pool.lock)
-                if all(one in locked for pool in pools for one in pool.held):
-                    yield
-                    return
-
-
 def _before_fork() -> None:
     """Close every connection, as soon as it is idle, and keep the locks until the fork is done."""
     _HELD_FOR_FORK.enter_context(_ALL_LOCK)
-    pools = [connections.pool for connections in list(_ALL)]
-    _HELD_FOR_FORK.enter_context(_all_idle(pools))
-    for pool in pools:
-        pool.close()
+    for connections in list(_ALL):
+        connections.close_idle(_HELD_FOR_FORK)
 
 
 def _after_fork_in_child() -> None:

@@ -16,10 +16,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import RLock
 from typing import NoReturn, TypeVar
 
 from dspyer.errors import StoreError
+from dspyer.stores import columns
+from dspyer.stores.columns import VERSION
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -27,41 +28,10 @@ Work = Callable[[sqlite3.Connection], T]
 APPLICATION = 0x64737079
 """The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
 
-VERSION = 5
-"""The version of the tables."""
-
-TABLES = f"""
-CREATE TABLE version (number INTEGER NOT NULL);
-INSERT INTO version VALUES ({VERSION});
-CREATE TABLE fence (largest INTEGER NOT NULL);
-INSERT INTO fence VALUES (0);
-CREATE TABLE thread (
-    name TEXT PRIMARY KEY NOT NULL, fencing INTEGER NOT NULL, head_run TEXT, head_seq INTEGER, root_run TEXT,
-    root_seq INTEGER, owner BLOB, lease_until REAL NOT NULL, runs INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX thread_head ON thread (head_run);
-CREATE TABLE run (
-    id TEXT PRIMARY KEY NOT NULL, thread TEXT NOT NULL, parents BLOB NOT NULL, header BLOB NOT NULL, graph BLOB,
-    started REAL NOT NULL, ended BLOB
-);
-CREATE INDEX run_thread ON run (thread);
-CREATE INDEX run_started ON run (started, id);
-CREATE TABLE link (parent TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
-CREATE INDEX link_child ON link (child);
-CREATE TABLE entry (
-    run TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, seq)
-) WITHOUT ROWID;
-CREATE TABLE snapshot (run TEXT, seq INTEGER, body BLOB NOT NULL, PRIMARY KEY (run, seq)) WITHOUT ROWID;
-CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);
-CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID;
-CREATE INDEX ref_run ON ref (run, seq)
-"""
-"""The tables: a run is a row of `run` and rows of `entry`, whose bodies `dspyer.stores.columns` describes.
-
-`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
-expires, or when the thread was released. `link` has the parents of runs, and `ref` the uses of blobs (`seq` is that of
-an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null until a run has ended.
-"""
+_TYPES = {"name": "TEXT", "id": "TEXT", "bytes": "BLOB", "time": "REAL"}
+TABLES = columns.TABLES.replace("{s}.", "").format(
+    **_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION
+)
 
 LOG_PAGES = 512
 """Pages of 4 KB in the log at which it is copied into the file: 2 MB."""
@@ -130,18 +100,15 @@ def check_file(path: Path) -> None:
     """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
     if not path.exists() or not path.stat().st_size:
         return
-    try:
-        _check(path, "ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-            raise
-        # A process was killed while it made the file. Only a connection that may write can undo its transaction.
-        _check(path, "rw")
-
-
-def _check(path: Path, mode: str) -> None:
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)) as connection:
-        is_store(connection, path)
+    for mode in ("ro", "rw"):
+        try:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)) as connection:
+                is_store(connection, path)
+                return
+        except sqlite3.OperationalError as error:
+            # A process was killed while it made the file. Only a connection that may write can undo its transaction.
+            if mode == "rw" or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
 
 
 class ConnectionOpener:
@@ -266,7 +233,7 @@ ATTEMPTS = 20
 
 
 class ReadOnlyFile:
-    """The connection of this process to a file that it only reads. Its methods are those of `FileConnections`.
+    """A file that this process only reads. Its methods are those of `FileConnections`.
 
     Attributes:
         path: the file.
@@ -276,24 +243,24 @@ class ReadOnlyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.closed = False
-        self._lock = RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._facts: FileFacts | None = None
 
     def read(self, work: Work[T]) -> T:
-        """Call `work`, which only reads."""
-        with self._lock:
-            for attempt in range(ATTEMPTS):
-                facts = self._open()
-                try:
-                    found = work(self._connection)  # type: ignore[arg-type]
-                except sqlite3.DatabaseError as error:
-                    if attempt == ATTEMPTS - 1 or not (is_busy(error) or self._facts_now() != facts):
-                        raise
-                else:
-                    if facts[3] or self._facts_now()[:3] == facts[:3]:
-                        return found
-                self._close()
+        """Call `work`, which only reads, with a connection to the file as it is now."""
+        for attempt in range(ATTEMPTS):
+            facts = self._facts()
+            *_, has_log = facts
+            address = f"{self.path.as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
+            try:
+                with closing(sqlite3.connect(address, uri=True, timeout=5, isolation_level=None)) as connection:
+                    if not is_store(connection, self.path):
+                        raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
+                    found = work(connection)
+            except sqlite3.DatabaseError as error:
+                if attempt == ATTEMPTS - 1 or not (is_busy(error) or self._facts() != facts):
+                    raise
+            else:
+                if has_log or self._facts()[:3] == facts[:3]:
+                    return found
         raise StoreError(f"the store {str(self.path)!r} is changed all the time by another program: try again")
 
     def refuse(self, *_: object) -> NoReturn:
@@ -305,42 +272,12 @@ class ReadOnlyFile:
     write = write_now = exclusively = erase = refuse
 
     def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
-            self.closed = True
-            self._close()
+        """Refuse what comes from now on."""
+        self.closed = True
 
-    def _open(self) -> FileFacts:
-        """Open the file, or open it again if it has changed in a way that the connection cannot see."""
+    def _facts(self) -> FileFacts:
         if self.closed:
             raise StoreClosedError(f"the store {str(self.path)!r} is closed: open it again")
-        facts = self._facts_now()
-        same = self._facts is not None and facts[0] == self._facts[0] and facts[3] == self._facts[3]
-        if self._connection is not None and same and (facts[3] or facts == self._facts):
-            return facts
-        self._close()
-        connection = sqlite3.connect(
-            self._address(facts[3]), uri=True, timeout=5, check_same_thread=False, isolation_level=None
-        )
-        try:
-            if not is_store(connection, self.path):
-                raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
-        except BaseException:
-            connection.close()
-            raise
-        self._connection, self._facts = connection, facts
-        return facts
-
-    def _address(self, has_log: bool) -> str:
-        if has_log and not self.path.with_name(f"{self.path.name}-shm").exists():
-            raise StoreError(
-                f"the store {str(self.path)!r} has a log, {self.path.name}-wal, which was not copied back into it, and "
-                "reading it would write files: open the store once to write, open_store(path).threads(), or take the "
-                "copy of a store that was closed"
-            )
-        return f"{self.path.as_uri()}?mode=ro" + ("" if has_log else "&immutable=1")
-
-    def _facts_now(self) -> FileFacts:
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -350,9 +287,10 @@ class ReadOnlyFile:
         log_size = 0
         with suppress(FileNotFoundError):
             log_size = self.path.with_name(f"{self.path.name}-wal").stat().st_size
+        if log_size and not self.path.with_name(f"{self.path.name}-shm").exists():
+            raise StoreError(
+                f"the store {str(self.path)!r} has a log, {self.path.name}-wal, which was not copied back into it, and "
+                "reading it would write files: open the store once to write, open_store(path).threads(), or take the "
+                "copy of a store that was closed"
+            )
         return found.st_ino, found.st_size, found.st_mtime_ns, log_size > 0
-
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()

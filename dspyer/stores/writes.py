@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Row, RunRow, ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
 
 
 class CurrentRows(NamedTuple):
@@ -65,6 +65,16 @@ def plan_write(change: Change, current: CurrentRows) -> WritePlan | None:
         )
     new_run = change.run is not None and current.run is None
     return WritePlan(_next_epoch(change, current.max_deleted_epoch), new_run, _new_rows(change, current))
+
+
+_NONE = (None,) * 6
+
+
+def appended(change: Change) -> Point | None:
+    """The new head of the thread, if the change only appends one row for its owner: nearly every write of a run."""
+    name, _, next_epoch, owner, lease, head, root, run, _, rows, snapshot, _, runs = change
+    only = name and len(rows) == 1 and not runs and (next_epoch, owner, lease, root, run, snapshot) == _NONE
+    return head if only else None
 
 
 def check_runs(change: Change, exists: Callable[[str], bool]) -> None:

@@ -39,7 +39,7 @@ from dspyer.persistence.rows import (
     open_row,
 )
 from dspyer.persistence.time_travel import ThreadReader
-from dspyer.persistence.totals import run_usage, totals_before
+from dspyer.persistence.totals import run_usage, totals_at
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.run_state import Branch, active_branches
 from dspyer.scheduler.topology import END, START
@@ -253,7 +253,7 @@ def one_commit_run(
 def completed(starter: RunStarter, commit: DraftRow, parents: Sequence[Point], root: Point | None) -> list[DraftRow]:
     """The rows of a completed run of one commit, which continues the rows `parents`."""
     digest = Journal(starter.store, starter.thread, 0, "", 0).digest([commit])
-    before = totals_before(starter.store, parents, root)
+    before = totals_at(starter.store, parents, root)
     return [commit, end_row("completed", digest, (), steps=1, before=before)]
 
 
@@ -285,7 +285,7 @@ def end_in_open_run(starter: RunStarter, prefix: HistoryPrefix, status: str, mor
     """The row of the end of an open run after a prefix of it and so many commits more: it has used what that has."""
     run = prefix.run
     row = starter.store.thread(starter.thread)
-    before = totals_before(starter.store, run.parents, None if row is None else row.root)
+    before = totals_at(starter.store, run.parents, None if row is None else row.root)
     return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
 
 
@@ -310,7 +310,7 @@ def commit_as_node(
     update, state = _adapted_update(starter, head, patch, node, full_id(label, FIRST), new_thread=not parents)
     made = graph.topology.schema.made(head.state, state, update)
     blob = starter.compatibility.graph_blobs
-    before = totals_before(starter.store, parents, head.row.root)
+    before = totals_at(starter.store, parents, head.row.root)
     end = end_row("stopped", None, (), steps=1, before=before)
     rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end]
     run = RunRow(new_run_id(), starter.thread, parents, starter.run_header(head, head.next_version, label))

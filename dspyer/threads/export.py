@@ -37,7 +37,7 @@ from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
-from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
+from dspyer.stores.reachability import RunSummary, reachable_rows
 from dspyer.stores.writes import same_row, same_run
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque
@@ -179,7 +179,7 @@ def reached_runs(store: Store, row: ThreadRow) -> list[ReachedRun]:
         name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
         for name, run in runs.items()
     }
-    spans = reachable_rows(ThreadBounds(row.head, row.root), extents, own)
+    spans = reachable_rows(row, extents, own)
     kept = {
         name: ReachedRun(
             runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]

@@ -19,7 +19,7 @@ from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
-from dspyer.persistence.totals import run_usage, totals_before
+from dspyer.persistence.totals import run_usage, totals_at
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -199,7 +199,7 @@ def _write_stopped(starter: RunStarter, head: ThreadHead, epoch: int, next_epoch
     assert at is not None
     run = read_run(starter.store, at)
     steps = sum(1 for _ in run.own_commits())
-    before = totals_before(starter.store, run.parents, head.row.root)
+    before = totals_at(starter.store, run.parents, head.row.root)
     end = end_row("stopped", None, (), run_usage(run.rows), steps, before).numbered(at.seq + 1)
     point = Point(at.run, end.seq)
     starter.store.write(

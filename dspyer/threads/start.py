@@ -36,11 +36,12 @@ from dspyer.persistence.rows import (
     RowKind,
     Totals,
     first_version,
+    is_settled,
     open_row,
 )
 from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.persistence.status import resumes_without_progress
-from dspyer.persistence.totals import run_usage, totals_at, totals_before
+from dspyer.persistence.totals import run_usage, totals_at
 from dspyer.record_codec import changed
 from dspyer.runtime.request import Request
 from dspyer.runtime.run_start import RunStart
@@ -271,7 +272,7 @@ class RunStarter:
         folded = self.reader.fold(rows, before)
         if folded.broken:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
-        settled = [header.settled for _, _, header in rows.own_commits()]
+        settled = [is_settled(row) for row, _ in folded.rows]
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
             for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
@@ -291,13 +292,13 @@ class RunStarter:
         rows = () if head.last_run is None else head.last_run.rows
         if at == head.row.head and rows and rows[-1].kind == RowKind.END:
             return EndRow.of(rows[-1]).totals
-        return totals_at(self.store, at, head.row.root)
+        return totals_at(self.store, () if at is None else (at,), head.row.root)
 
     def count_before(self, records: ExecutionRecords, run: RunRows) -> None:
         """Note what a run that goes on has used so far, and what the thread had before it."""
         records.used_before = run_usage(run.rows)
         row = self.store.thread(self.thread)
-        records.totals_before = totals_before(self.store, run.parents, None if row is None else row.root)
+        records.totals_before = totals_at(self.store, run.parents, None if row is None else row.root)
 
     # --- from rows to a run in memory
 

@@ -490,7 +490,7 @@ class Thread:
         A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
 
         Args:
-            path: segments with dots between them, or a tuple of keys.
+            path: segments with dots between them, or a tuple of keys; items as in `run.blame`.
 
         Raises:
             LookupError: if no commit has written there.

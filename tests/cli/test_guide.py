@@ -25,7 +25,7 @@ def session() -> Iterator[tuple[str, str]]:
 
 
 # Times, durations and random ids differ from run to run, and with them the width of columns and where a text is cut.
-CHANGING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d.]+ (µs|ms|s|min)\b|(?<![\w-])[\w-]{16}(?![\w-])|,? *…| +")
+CHANGING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d.]+ (µs|ms|s|min)\b|(?<![\w-])[\w-]{12}(?![\w-])|,? *…| +")
 
 
 def tidy(output: str) -> list[str]:

@@ -28,18 +28,21 @@ class Board(BaseModel):
     rows: Annotated[list[str], reducers.extend] = []
     pages: Annotated[dict[str, Any], reducers.update] = {}
     messages: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    tags: Annotated[set[str], reducers.union] = set()
     total: Annotated[int, reducers.increment] = 0
 
 
 def written_by(seed: int, name: str) -> Any:
     def work(ctx: Context) -> dict[str, Any]:
-        rng = random.Random(f"{seed} {ctx.execution.rpartition('/')[2]} {name}")
+        me = ctx.execution
+        rng = random.Random(f"{seed} {me.rpartition('/')[2]} {name}")
         found: dict[str, Any] = {
             "x": rng.choice(VALUES),
             "n": rng.choice(VALUES[4:]),
-            "rows": rng.choice([[name], [name, "z"], Replace([name])]),
+            "rows": rng.choice([[me], [me, f"{me} z"], Replace([me]), Replace(["z"])]),
             "pages": rng.choice([{rng.choice("xyz"): rng.choice([name, {"q": 1}])}, Replace({"z": name})]),
-            "messages": [{"role": "user", "content": name, "id": rng.choice("abc")}],
+            "messages": [{"role": "user", "content": me, "id": rng.choice("abc")}],
+            "tags": {rng.choice("xyz"), me},
             "total": rng.choice([1, Replace(0)]),
         }
         return {field: value for field, value in found.items() if rng.random() < 0.4}
@@ -79,7 +82,14 @@ def at_path(state: Any, path: Path) -> str:
         if not isinstance(state, Mapping):
             return "nothing" if state is DELETE else f"{state!r} at {depth}"
         state = state.get(key, DELETE)
-    return "nothing" if state is DELETE else repr(state)
+    return "nothing" if state is DELETE else in_any_order(state)
+
+
+def in_any_order(value: Any) -> str:
+    """Equal for equal values: the order of keys is no part of a mapping."""
+    if isinstance(value, Mapping):
+        return str(sorted([(key, in_any_order(inner)) for key, inner in value.items()]))
+    return repr(value)
 
 
 def writes(patch: Any, path: Path) -> bool:
@@ -119,6 +129,33 @@ class Rule:
         last = max(hold, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return (index, index) if wrote and last[1] is None else last
 
+    def of_item(self, index: int, field: str, item: Any) -> set[int]:
+        """The commit that brought an item, or a message as it is; the join if a policy made the list of several.
+
+        There are several where branches brought the same: then one of them is named.
+        """
+        entry = self.log[index]
+        if field == "rows" and entry.winners.get((field,)) == index:
+            return {index}
+        lists = [(parent, self.log[parent].state.get(field, ())) for parent in entry.parents]
+        held = [parent for parent, items in lists if item in items]
+        whole = [parent for parent, items in lists if items == entry.state[field]]  # as for any value, these count
+        return set().union(*[self.of_item(at, field, item) for at in whole or held]) if held else {index}
+
+    def items(self, index: int) -> Iterator[tuple[Path, set[int]]]:
+        """The paths of all items that say who brought them, with the commits that did."""
+        state = self.log[index].state
+        for field in ("rows", "messages"):
+            for place, item in enumerate(state.get(field, ())):
+                if item != "z":
+                    owner = self.of_item(index, field, item)
+                    yield (field, place), owner
+                    yield (field, str(place - len(state[field]))), owner
+        for message in state.get("messages", ()):
+            yield ("messages", message["id"], "content"), self.of_item(index, "messages", message)
+        for tag in state.get("tags", ()):
+            yield ("tags", tag), self.of_item(index, "tags", tag)
+
     def since_they_parted(self, heads: Sequence[int]) -> list[int]:
         """The commits that not all branches contain, those before a commit before it, and a left branch first."""
         lineages = [list(self.lineage(head)) for head in heads]
@@ -139,7 +176,15 @@ def paths_in(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def paths_of(log: Sequence[Any]) -> list[Path]:
-    never = [("x", "zz"), ("x", "a", "b"), ("pages", "x", "q"), ("n", "c"), ("rows", "0"), ("none",)]
+    never = [
+        ("x", "zz"),
+        ("x", "a", "b"),
+        ("pages", "x", "q"),
+        ("n", "c"),
+        ("rows", "no place"),
+        ("rows", 99),
+        ("none",),
+    ]
     return sorted({*never, *(path for entry in log for path in paths_in(entry.state))}, key=repr)
 
 
@@ -148,13 +193,14 @@ def paths_of(log: Sequence[Any]) -> list[Path]:
 def test_blame_in_memory(seed: int) -> None:
     run = crossing(seed).compile().run({"x": 0})
     assume(run.status == "completed")
-    log: Sequence[Any] = run._entries
+    log: Any = run._log
     rule, last = Rule(log), len(log) - 1
     assert said(run, ("total",)) == named(log, rule.of(last, ("total",))[1])
-    assert run._writers is not None
     for index in range(len(log)):
         for path in paths_of(log):
-            assert run._writers.at(index).under(*path).writer == rule.of(index, path)[1], (index, path)
+            assert run._writers.of(index, path) == rule.of(index, path)[1], (index, path)
+        for path, owners in rule.items(index):
+            assert run._writers.of(index, path) in owners, (index, path)
 
 
 def named(log: Sequence[Any], index: int | None) -> str:
@@ -177,7 +223,7 @@ def run(program: CompiledGraph, thread: Thread) -> None:
 
 
 def by_hand(program: CompiledGraph, thread: Thread) -> None:
-    thread.update({"n": {"a": DELETE, "h": 1}, "rows": ["by hand"]})
+    thread.update({"n": {"a": DELETE, "h": 1}, "rows": [f"by hand {thread.history()[-1].id}"]})
 
 
 def merged(program: CompiledGraph, thread: Thread) -> None:
@@ -222,7 +268,11 @@ def test_blame_of_stored_commits(every: int, monkeypatch: pytest.MonkeyPatch, se
     assert listed.trunk_index is not None
     for path in paths_of(log):
         assert said(there, path) == said(thread, path) == named(log, rule.of(listed.trunk_index, path)[1])
+    for path, owners in rule.items(listed.trunk_index):
+        assert said(there, path) == said(thread, path) in [named(log, owner) for owner in owners], path
     for index in rng.choices(listed.log_indexes, k=30):
+        for path, owners in list(rule.items(index))[:: rng.randint(5, 9)]:
+            assert said(there, path, log[index].commit.id) in [named(log, owner) for owner in owners], (index, path)
         path = rng.choice(paths_of(log))
         expected = named(log, rule.of(index, path)[1])
         assert said(there, path, log[index].commit.id) == expected, (log[index].commit.id, path)

@@ -210,7 +210,7 @@ def test_a_damaged_body_is_named_and_the_rest_is_readable(kind: str, tmp_path: P
 
 class AllKinds(BaseModel):
     q: str = ""
-    docs: list[str] = ["a", "b"]
+    docs: list[str] = []
     texts: list[str] = []
     notes: Annotated[list[str], reducers.append, live] = []
     made: str = ""
@@ -238,7 +238,7 @@ def of_all_kinds(store: Any) -> CompiledGraph:
             raise ValueError("it must not be")
         return {"ok": ok}
 
-    built = Graph(AllKinds, inputs=["q"]).add_node("work", work, writes=["made", "notes"])
+    built = Graph(AllKinds, inputs=["q", "docs"]).add_node("work", work, writes=["made", "notes"])
     built.add_map("each", lambda doc: LONG + doc, over="docs", item="doc", into="texts")
     built.add_node("approve", approve, modules={"judge": dspy.Predict("q -> verdict")}, writes=["ok"])
     built.add_path(START, "work", "each", "approve", END)
@@ -251,7 +251,7 @@ def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with SQLite(path) as store, ScriptedLM([{"verdict": "v"}] * 4):
         thread = of_all_kinds(store).thread("t")
         for q in "ab":
-            assert thread.run({"q": q}).status == "interrupted"
+            assert thread.run({"q": q, "docs": [q, q + q]}).status == "interrupted"
             assert thread.resume(answers={"sure": q == "a"}).status == ("completed" if q == "a" else "failed")
     return path
 
@@ -276,21 +276,27 @@ def test_whoever_looks_is_shown_all_but_the_damaged_row(
     with SQLite(path) as store:
         archive, thread = Archive(store), of_all_kinds(store).thread("t")
         there = archive.thread("t")
+        named = f"row {seq}, of kind '{kind}', is damaged: in run {second}"
         history = thread.history()
-        told = [repr(commit.patch) for commit in history]
-        assert len(told) == 7
+        assert len(history) == 7
+        assert kind not in ("open", "commit", "item") or named in repr(history[-1].patch)
         assert kind != "commit" or history[4 + place].node == "?"
-        told += [info.failure.message for info in archive.runs() if info.failure is not None]
+        failures = [info.failure for info in archive.runs()]
+        assert kind not in ("ask", "answer", "end") or not place or named in str(failures)
         assert [len(there.history(run=run)) for run in (first, second)] == [4, 3]
         assert len(there.posts(second)) == len(posts) - (kind == "post")
         assert sum(map(len, there.lm_calls_of(history).values())) == calls
-        told += there.stats(second).unknown
+        assert sum([len(there.lm_calls(commit.id)) for commit in history]) == calls
+        assert len(there.lm_calls("t.2/trunk:3")) == 2 - (kind == "lm_call"), "of the execution that has failed"
+        assert kind not in ("post", "lm_call") or named in caplog.text
+        unknown = there.stats(second).unknown
+        assert kind not in ("open", "commit") or named in str(unknown)
         for shown in (there.report(second), there.to_svg(second), str(there.timeline(second))):
             assert "each" in shown
         there.to_html(tmp_path / "run.html", second)
+        caplog.clear()
         thread.export(tmp_path / "t.jsonl")
-        named = f"row {seq}, of kind '{kind}', is damaged: in run {second}"
-        assert named in "\n".join([*told, caplog.text])
+        assert named in caplog.text
         if kind == "lm_call":
             assert thread.blame("made").id == "t.2/trunk:1"
             return
@@ -300,6 +306,8 @@ def test_whoever_looks_is_shown_all_but_the_damaged_row(
         if kind in ("open", "commit"):
             with pytest.raises(StoreError, match=named):  # it may have written it
                 thread.blame("made")
+            with pytest.raises(StoreError, match=named):
+                there.blame("made", at=history[-1].id)
 
 
 @pytest.mark.parametrize("sql", ["UPDATE blob SET body = x'1234'", "DELETE FROM blob"])
@@ -337,3 +345,35 @@ def test_who_wrote_what_a_damaged_row_may_have_written_is_not_said(tmp_path: Pat
         assert thread.blame("n").id == "t.2/trunk:600"
         with pytest.raises(StoreError, match="row 9, of kind 'commit', is damaged"):
             thread.blame("q")
+
+
+def test_items_of_a_map_that_are_gone_make_its_commit_unreadable(all_kinds: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(all_kinds, tmp_path))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DELETE FROM entry WHERE kind = 'item'")
+    with SQLite(path) as store:
+        thread = of_all_kinds(store).thread("t")
+        assert thread.at(1)["q"] == "a"
+        assert "'each' cannot be read: StoreError: it refers to rows of its items" in repr(thread.history()[2].patch)
+
+
+def test_a_damaged_commit_from_before_nodes_were_renamed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    def built(name: str, store: Any) -> CompiledGraph:
+        made = Graph(State, inputs=["q"]).add_node(name, lambda q: {"log": [q]}, writes=["log"])
+        made.add_interrupt("ok", question="Sure?", answer=None)
+        return made.add_path(START, name, "ok", END).compile(store=store)
+
+    with SQLite(path) as store:
+        built("old", store).thread("t").run({"q": "a"})
+        thread = built("new", store).thread("t")
+        assert thread.resume(answers={"ok": None}, allow_changed_graph={"old": "new"}).status == "completed"
+        assert [commit.node for commit in thread.history()] == ["START", "new", "ok"]
+    with closing(sqlite3.connect(path)) as file, file:
+        first = "(SELECT id FROM run ORDER BY started LIMIT 1)"
+        file.execute(f"UPDATE entry SET body = x'1234' WHERE run = {first} AND kind = 'commit' AND seq = 2")
+    with SQLite(path) as store:
+        history = built("new", store).thread("t").history()
+        assert [commit.node for commit in history] == ["START", "?", "ok"]
+        assert "row 2, of kind 'commit', is damaged" in repr(history[1].patch)

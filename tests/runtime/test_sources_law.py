@@ -149,15 +149,13 @@ def is_explained(run: Run, field: str, found: set[str], expected: set[str]) -> b
 
 
 def check(run: Run, seen: Seen, routed: Seen) -> None:
-    # A whole list that a policy has chosen is credited to the commit that won, as in `blame` and in views.
-    decided = {conflict.path[0] for conflict in run.conflicts if len(conflict.path) == 1} & {"rows", "pages", "names"}
     for commit in run.commits:
         found = run.sources(commit.id)
         by_node, by_routers = seen.get(commit.id, {}), routed.get(commit.id, {})
         for field in {*by_node, *by_routers}:
             expected = by_node.get(field, set()) | by_routers.get(field, set())
             # An empty value holds no id: who made it is not checked, also if the node or its routers read another one.
-            if field not in decided and expected and all(ids.get(field, expected) for ids in (by_node, by_routers)):
+            if expected and all(ids.get(field, expected) for ids in (by_node, by_routers)):
                 assert is_explained(run, field, set(found.get(field, ())), expected), (commit.id, field)
         assert set(found) <= set(Board.model_fields)
 

@@ -286,8 +286,11 @@ class IgnoresRunsElsewhere(Memory):
 
 
 class KeepsBlobs(Memory):
-    def _drop_blobs(self, *contents: Any) -> None:
-        pass
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        before = dict(self._blobs)
+        swept = super().delete(threads, epochs)
+        self._blobs.update(before)
+        return swept
 
 
 class DeletesBlobsInUse(Memory):

@@ -15,9 +15,7 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, ThreadRow
 from dspyer.stores.reachability import (
     DeletionPlan,
-    RowSpan,
     RunSummary,
-    ThreadBounds,
     plan_delete_unreachable,
     plan_deletion,
 )
@@ -136,9 +134,16 @@ RUNS = {
     "b": RunSummary("t1", (Point("a", 2),), 3),
     "c": RunSummary("t3", (Point("b", 0),), 1),
 }
-T1 = ThreadBounds(Point("b", 3))
-T2 = ThreadBounds(Point("a", 1))
-T3 = ThreadBounds(Point("c", 1))
+
+
+def ends(head: Point | None = None, root: Point | None = None) -> ThreadRow:
+    """A thread of which only head and root matter."""
+    return ThreadRow("", head, 1, root=root)
+
+
+T1 = ends(Point("b", 3))
+T2 = ends(Point("a", 1))
+T3 = ends(Point("c", 1))
 NOTHING = DeletionPlan((), (), (), (), {})
 
 
@@ -146,7 +151,7 @@ def in_order(found: DeletionPlan) -> DeletionPlan:
     return found._replace(rows=tuple(sorted(found.rows)))
 
 
-DELETIONS: dict[str, tuple[Mapping[str, ThreadBounds], Collection[str], DeletionPlan]] = {
+DELETIONS: dict[str, tuple[Mapping[str, ThreadRow], Collection[str], DeletionPlan]] = {
     "nothing is unreachable": ({"t1": T1, "t2": T2, "t3": T3}, (), NOTHING),
     "an unknown name": ({"t1": T1, "t3": T3}, ("t9",), NOTHING),
     "a run whose thread is not there": ({"t1": T1}, (), DeletionPlan((), ("c",), (), (), {})),
@@ -155,19 +160,17 @@ DELETIONS: dict[str, tuple[Mapping[str, ThreadBounds], Collection[str], Deletion
     "others keep a part": (
         {"t1": T1, "t2": T2, "t3": T3},
         ("t1",),
-        DeletionPlan(
-            ("t1",), (), (RowSpan("a", 3, 4), RowSpan("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}
-        ),
+        DeletionPlan(("t1",), (), (("a", 3, 4), ("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}),
     ),
     "before the root, but whole runs that were made for it stay": (
-        {"t1": ThreadBounds(Point("b", 3), Point("b", 1)), "t3": ThreadBounds(Point("c", 1), Point("c", 0))},
+        {"t1": ends(Point("b", 3), Point("b", 1)), "t3": ends(Point("c", 1), Point("c", 0))},
         (),
-        DeletionPlan((), (), (RowSpan("b", 0, 0),), (), {}),
+        DeletionPlan((), (), (("b", 0, 0),), (), {}),
     ),
     "a gap between two parts": (
-        {"t2": ThreadBounds(Point("b", 3), Point("b", 2)), "t4": ThreadBounds(Point("b", 0), Point("b", 0))},
+        {"t2": ends(Point("b", 3), Point("b", 2)), "t4": ends(Point("b", 0), Point("b", 0))},
         (),
-        DeletionPlan((), ("a", "c"), (RowSpan("b", 1, 1),), (), {}),
+        DeletionPlan((), ("a", "c"), (("b", 1, 1),), (), {}),
     ),
 }
 
@@ -177,19 +180,19 @@ def test_plan_deletion() -> None:
     assert found == {name: expected for name, (_, _, expected) in DELETIONS.items()}
 
 
-UNREACHABLE: dict[str, tuple[Mapping[str, ThreadBounds], DeletionPlan]] = {
-    "what it went past": ({"t1": T1, "t3": T3}, DeletionPlan((), (), (RowSpan("a", 3, 4),), (), {})),
+UNREACHABLE: dict[str, tuple[Mapping[str, ThreadRow], DeletionPlan]] = {
+    "what it went past": ({"t1": T1, "t3": T3}, DeletionPlan((), (), (("a", 3, 4),), (), {})),
     "before its root, but what a copy reaches": (
-        {"t1": ThreadBounds(Point("b", 3), Point("b", 1)), "t2": T2},
-        DeletionPlan((), ("c",), (RowSpan("a", 2, 4), RowSpan("b", 0, 0)), ("a",), {"t2": ("a",)}),
+        {"t1": ends(Point("b", 3), Point("b", 1)), "t2": T2},
+        DeletionPlan((), ("c",), (("a", 2, 4), ("b", 0, 0)), ("a",), {"t2": ("a",)}),
     ),
     "all but its head": (
-        {"t1": ThreadBounds(Point("b", 3), Point("b", 3))},
-        DeletionPlan((), ("a", "c"), (RowSpan("b", 0, 2),), (), {}),
+        {"t1": ends(Point("b", 3), Point("b", 3))},
+        DeletionPlan((), ("a", "c"), (("b", 0, 2),), (), {}),
     ),
     "behind its head": (
-        {"t1": ThreadBounds(Point("b", 1)), "t3": T3},
-        DeletionPlan((), (), (RowSpan("a", 3, 4), RowSpan("b", 2, 3)), (), {}),
+        {"t1": ends(Point("b", 1)), "t3": T3},
+        DeletionPlan((), (), (("a", 3, 4), ("b", 2, 3)), (), {}),
     ),
 }
 
@@ -206,18 +209,18 @@ def test_a_path_around_the_root_is_kept() -> None:
         "b": RunSummary("", (Point("a", 1),), 0),
         "m": RunSummary("t", (Point("a", 3), Point("b", 0)), 0),
     }
-    found = plan_delete_unreachable({"t": ThreadBounds(Point("m", 0), Point("a", 3))}, runs, "t")
-    assert found.rows == (RowSpan("a", 2, 2),)
+    found = plan_delete_unreachable({"t": ends(Point("m", 0), Point("a", 3))}, runs, "t")
+    assert found.rows == (("a", 2, 2),)
 
 
 def test_a_run_without_rows_belongs_to_its_thread() -> None:
     runs = {"a": RunSummary("t", (), -1)}
-    assert plan_deletion({"t": ThreadBounds()}, runs) == NOTHING
-    assert plan_deletion({"t": ThreadBounds()}, runs, ["t"]).runs == ("a",)
+    assert plan_deletion({"t": ends()}, runs) == NOTHING
+    assert plan_deletion({"t": ends()}, runs, ["t"]).runs == ("a",)
 
 
 @st.composite
-def stores(draw: st.DrawFn) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
+def stores(draw: st.DrawFn) -> tuple[dict[str, ThreadRow], dict[str, RunSummary]]:
     names = [f"t{number}" for number in range(draw(st.integers(1, 4)))]
     runs: dict[str, RunSummary] = {}
 
@@ -229,14 +232,14 @@ def stores(draw: st.DrawFn) -> tuple[dict[str, ThreadBounds], dict[str, RunSumma
         count = min(len(runs), draw(st.integers(0, 2)))
         parents = tuple(point() for _ in range(count))
         runs[f"r{number}"] = RunSummary(draw(st.sampled_from(["", *names])), parents, draw(st.integers(-1, 4)))
-    ends = {}
+    found = {}
     for name in names:
         head = point() if draw(st.booleans()) else None
-        ends[name] = ThreadBounds(head, point() if head and draw(st.booleans()) else None)
-    return ends, runs
+        found[name] = ends(head, point() if head and draw(st.booleans()) else None)
+    return found, runs
 
 
-def walk(ends: ThreadBounds, runs: Mapping[str, RunSummary], starts: Collection[Point]) -> set[Point]:
+def walk(thread: ThreadRow, runs: Mapping[str, RunSummary], starts: Collection[Point]) -> set[Point]:
     """Row by row: to the row before, or to the parents."""
     found: set[Point] = set()
     waiting = list(starts)
@@ -245,7 +248,7 @@ def walk(ends: ThreadBounds, runs: Mapping[str, RunSummary], starts: Collection[
         if at in found:
             continue
         found.add(at)
-        if at != ends.root:
+        if at != thread.root:
             waiting.extend([Point(at.run, at.seq - 1)] if at.seq > 0 else runs[at.run].parents)
     return found
 
@@ -261,22 +264,22 @@ def left(runs: Mapping[str, RunSummary], gone: DeletionPlan) -> set[Point]:
 
 @given(stores(), st.data())
 def test_exactly_the_unreachable_rows_are_deleted(
-    store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]], data: st.DataObject
+    store: tuple[dict[str, ThreadRow], dict[str, RunSummary]], data: st.DataObject
 ) -> None:
     threads, runs = store
     gone = data.draw(st.sets(st.sampled_from(sorted(threads))))
     found = plan_deletion(threads, runs, gone)
     reached: set[Point] = set()
-    for name, ends in threads.items():
+    for name, thread in threads.items():
         if name not in gone:
             made = [Point(run, extent.last) for run, extent in runs.items() if extent.thread == name]
-            reached |= walk(ends, runs, [*made, *([ends.head] if ends.head else [])])
+            reached |= walk(thread, runs, [*made, *([thread.head] if thread.head else [])])
     assert left(runs, found) == reached & rows_of(runs)
     assert {run for ids in found.kept.values() for run in ids} <= set(found.orphans)
 
 
 @given(stores())
-def test_a_second_deletion_finds_nothing(store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]]) -> None:
+def test_a_second_deletion_finds_nothing(store: tuple[dict[str, ThreadRow], dict[str, RunSummary]]) -> None:
     threads, runs = store
     first = plan_delete_unreachable(threads, runs, "t0")
     kept = {name: extent for name, extent in runs.items() if name not in first.runs}

@@ -286,18 +286,16 @@ def test_a_replaced_owner_cannot_write(path: Path) -> None:
         assert numbers(mine, "r") == [0]
 
 
-def test_a_process_ends_although_a_daemon_thread_is_ended_while_it_closes_a_connection(path: Path) -> None:
+def test_a_process_ends_although_a_daemon_thread_is_ended_while_it_uses_a_connection(path: Path) -> None:
     """A node with a timeout runs in a daemon thread, which a real Python ends with the locks that it holds."""
     script = """
 import threading, time
 store = SQLite(sys.argv[1])
-store.threads()
+begin(store, "t", "r", 1)
 inside = threading.Event()
 
 def hold():
-    with store._connections.pool.lock:
-        inside.set()
-        time.sleep(1000)
+    store._connections.read(lambda _: inside.set() or time.sleep(1000))
 
 threading.Thread(target=hold, daemon=True).start()
 inside.wait()
