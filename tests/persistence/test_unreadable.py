@@ -17,6 +17,8 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, live, reducers
 from dspyer.errors import StoreError
+from dspyer.events import Commit
+from dspyer.extend import Layer, NewRow
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
 from dspyer.stores.base import Point, Row, Snapshot
@@ -215,6 +217,13 @@ class AllKinds(BaseModel):
     ok: bool | None = None
 
 
+class Named(Layer):
+    """Stores a row with each commit."""
+
+    def rows(self, commit: Commit) -> list[NewRow]:
+        return [NewRow("name", commit.node)]
+
+
 def of_all_kinds(store: Any) -> CompiledGraph:
     """A graph whose runs have a row of each kind: they ask, and are failed if the answer is no."""
 
@@ -232,7 +241,8 @@ def of_all_kinds(store: Any) -> CompiledGraph:
     built = Graph(AllKinds, inputs=["q", "docs"]).add_node("work", work, writes=["made", "notes"])
     built.add_map("each", lambda doc: LONG + doc, over="docs", item="doc", into="texts")
     built.add_node("approve", approve, modules={"judge": dspy.Predict("q -> verdict")}, writes=["ok"])
-    return built.add_path(START, "work", "each", "approve", END).compile(store=store, record_lm_calls="full")
+    built.add_path(START, "work", "each", "approve", END)
+    return built.compile(store=store, record_lm_calls="full", layers=[Named()])
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +256,7 @@ def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-KINDS = ["open", "commit", "item", "once", "ask", "answer", "post", "lm_call", "resume", "end"]
+KINDS = ["open", "commit", "item", "once", "ask", "answer", "post", "layer", "lm_call", "resume", "end"]
 
 
 @pytest.mark.parametrize(("kind", "place"), [*[(kind, 0) for kind in KINDS], ("commit", 1), ("lm_call", 1), ("end", 1)])
