@@ -56,7 +56,7 @@ PRUNED = "pruned"
 """The author of the commit with which a pruned history begins."""
 
 PAGE = 16
-"""Rows that `newest_rows` reads first; each further page is twice as long."""
+"""Rows that `newest_rows` reads first, unless it is told; each further page is twice as long."""
 
 # --- Rows of one run
 
@@ -169,12 +169,12 @@ def rows_through(store: Store, run: RunRow, first: int, last: int) -> list[Row]:
     return rows
 
 
-def newest_rows(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
+def newest_rows(store: Store, at: Point, count: int = PAGE) -> Iterator[tuple[RunRow, Row]]:
     """Yield the rows of a run up to one of them, newest first, each with the part of the run that it is in.
 
-    They are read in pages of doubling length: callers mostly need a few of the last ones.
+    They are read in pages of doubling length, the first of `count` rows: callers mostly need a few of the last ones.
     """
-    run, last, count, given = load_run(store, at.run), at.seq, PAGE, 0
+    run, last, given = load_run(store, at.run), at.seq, 0
     ancestry = RunAncestry(store, run)
     while True:
         while last >= 0:

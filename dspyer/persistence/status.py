@@ -53,7 +53,7 @@ def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
 
 def last_end(store: Store, at: Point) -> Row | None:
     """The row that says how the run up to `at` ended; None if it has not ended, or was resumed since."""
-    return ending_row(row for _, row in newest_rows(store, at))
+    return ending_row(row for _, row in newest_rows(store, at, 1))
 
 
 def thread_redactor(
@@ -101,7 +101,7 @@ def _question_rows(store: Store, at: Point) -> Iterator[Row]:
     A commit after which one branch was active leaves no question open: every execution before it had ended. So nothing
     before such a commit has to be read.
     """
-    for _, row in newest_rows(store, at):
+    for _, row in newest_rows(store, at, 4):
         if row.kind in (RowKind.ASK, RowKind.ANSWER):
             yield row
         elif row.kind == RowKind.OPEN:
