@@ -460,7 +460,7 @@ def test_connection_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
             with Postgres(f"postgresql://ada@db/runs?{more}") as store, pytest.raises(psycopg.OperationalError):
                 store.threads()
         assert int(given.get("connect_timeout", 0)) == (expected or 0), (more, environment)
-        assert given["tcp_user_timeout"] == 10_000
+        assert int(given["tcp_user_timeout"]) == 10_000
 
 
 def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
