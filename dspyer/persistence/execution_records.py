@@ -126,6 +126,7 @@ class ExecutionRecords:
         self.in_progress: dict[RecordKey, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
+        self._asked: dict[str, list[RecordKey]] = {}  # the questions of each execution
         self.answers: dict[RecordKey, Any] = {}
         self.with_commit: dict[str, list[StoredRow]] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
@@ -155,10 +156,7 @@ class ExecutionRecords:
                 self._ended.add(head.execution)
             elif kind == RowKind.ASK:
                 ask = QuestionRow.read(row, fetch)
-                key = RecordKey(ask.execution, ask.key)
-                self.questions[key] = Question(
-                    ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run
-                )
+                self._add(Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run))
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.LAYER:
@@ -240,7 +238,7 @@ class ExecutionRecords:
         if key in self.answers:
             return True
         if key not in self.questions:
-            self.questions[key] = question
+            self._add(question)
             self._unwritten.append(
                 QuestionRow(
                     question.execution,
@@ -290,8 +288,14 @@ class ExecutionRecords:
 
     def questions_of(self, execution: str, answered: bool) -> list[Question]:
         """Return the questions of one execution that have an answer, or that have none, in the order of asking."""
-        asked = [(key, one) for key, one in list(self.questions.items()) if key.execution == execution]
-        return [one for key, one in asked if (key in self.answers) is answered]
+        asked = list(self._asked.get(execution, ()))
+        return [self.questions[key] for key in asked if (key in self.answers) is answered]
+
+    def _add(self, question: Question) -> None:
+        key = RecordKey(question.execution, question.key)
+        self.questions[key] = question
+        # A map with a question for each of its items asks for those of every item.
+        self._asked.setdefault(key.execution, []).append(key)
 
     # --- Rows to write
 

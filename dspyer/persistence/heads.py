@@ -55,7 +55,7 @@ class Heads:
     def of(cls, store: Store) -> Heads:
         """Return those of a store object."""
         kept = vars(store)
-        found: Heads = kept.get("_heads") or kept.setdefault("_heads", cls())
+        found: Heads = kept.get("_dspyer_heads") or kept.setdefault("_dspyer_heads", cls())
         return found
 
     def get(self, row: ThreadRow, model: type | None) -> Head | None:

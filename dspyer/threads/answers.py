@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from dspyer.display.redaction import HIDDEN
@@ -23,11 +23,11 @@ def were_given(records: ExecutionRecords, answers: Mapping[str, Any], graph: Gra
     """
     if not isinstance(cast(object, answers), Mapping):
         return False
-    ids = {question.id: question for question in records.questions.values()}
+    asked = _Asked(records)
     for name, answer in answers.items():
-        if completed and name not in ids:
+        if completed and name not in asked.ids:
             return False
-        if not _was_given(records, ids.get(name) or _question(records, name), name, freeze(answer), graph):
+        if not _was_given(records, asked.named(name), name, freeze(answer), graph):
             return False
     return True
 
@@ -57,8 +57,9 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
             f"Open questions: {listed or 'none'}"
         )
     given: dict[RecordKey, Any] = {}
+    asked = _Asked(records)
     for name, answer in answers.items():
-        question = _question(records, name)
+        question = asked.named(name)
         key = RecordKey(question.execution, question.key)
         frozen = freeze(answer)
         if _was_given(records, question, name, frozen, graph):
@@ -77,7 +78,7 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
         else:
             check_shape(thaw(frozen), question, f" {shown}")
         given[key] = frozen
-    for question in records.open_questions():
+    for question in asked.open:
         if question.answer is None:
             given.setdefault(RecordKey(question.execution, question.key), None)
     return given
@@ -88,21 +89,37 @@ def _shown(graph: GraphSpec, answer: Any) -> str:
     return brief(answer) if graph.redaction is None else HIDDEN
 
 
-def _question(records: ExecutionRecords, name: str) -> Question:
-    """The question with this id, or else the only one with this key; an open one before one that was answered."""
-    questions = list(records.questions.values())
-    with_id = [question for question in questions if question.id == name]
-    open_with_key = [question for question in records.open_questions() if question.key == name]
-    with_key = [question for question in questions if question.key == name]
-    candidates = with_id or open_with_key or with_key
-    if len(candidates) == 1:
-        return candidates[0]
-    listed = ", ".join(repr(question.id) for question in records.open_questions()) or "none"
-    if open_with_key:
-        raise ThreadError(f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {listed}")
-    # An id is that of another run or call: its answer must not be given to the question that is open now.
-    keys = [] if "/" in str(name) else list(dict.fromkeys(question.key for question in records.open_questions()))
-    meant = suggestion(name, keys)
-    raise ThreadError(
-        f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {listed}"
-    )
+class _Asked:
+    """The questions of a run, as answers name them: found once, since a run may ask thousands."""
+
+    def __init__(self, records: ExecutionRecords) -> None:
+        self.open = records.open_questions()
+        self.ids = {question.id: question for question in records.questions.values()}
+        self._keys = self._by_key(records.questions.values())
+        self._open_keys = self._by_key(self.open)
+
+    @staticmethod
+    def _by_key(questions: Iterable[Question]) -> dict[str, list[Question]]:
+        found: dict[str, list[Question]] = {}
+        for question in questions:
+            found.setdefault(question.key, []).append(question)
+        return found
+
+    def named(self, name: str) -> Question:
+        """The question with this id, or else the only one with this key; an open one before one that was answered."""
+        if name in self.ids:
+            return self.ids[name]
+        open_with_key = self._open_keys.get(name, [])
+        candidates = open_with_key or self._keys.get(name, [])
+        if len(candidates) == 1:
+            return candidates[0]
+        ids = ", ".join(repr(question.id) for question in self.open) or "none"
+        if open_with_key:
+            raise ThreadError(
+                f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {ids}"
+            )
+        # An id is that of another run or call: its answer must not be given to the question that is open now.
+        meant = suggestion(name, [] if "/" in str(name) else list(self._open_keys))
+        raise ThreadError(
+            f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {ids}"
+        )
