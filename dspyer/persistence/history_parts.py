@@ -212,7 +212,7 @@ def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: 
     content = row.content
     if row.kind not in (*COMMITS, RowKind.OPEN):
         return False
-    if DAMAGED in row.header:  # nobody knows: the part is read, and says what is wrong
+    if DAMAGED in row.header:  # its kind is unknown: the part is read, and says what is wrong
         return True
     items = CommitRow.of(row).items if row.kind in COMMITS and "items" in row.header else None
     if items is not None and items.field in fields:  # the results of a map are in rows of their own
