@@ -541,10 +541,10 @@ class Totals:
     cost: float | None = 0.0
     steps: int = 0
 
-    def with_run(self, usage: Mapping[str, Mapping[str, Any]], steps: int) -> Totals:
-        """Return the totals with a run more."""
+    def with_run(self, usage: Mapping[str, Mapping[str, Any]], steps: int, runs: int = 1) -> Totals:
+        """Return the totals with a run more, or with what several runs have used together."""
         total = sum_usage((self.usage, usage))
-        return Totals(self.runs + 1, total, total_cost(total), self.steps + steps)
+        return Totals(self.runs + runs, total, total_cost(total), self.steps + steps)
 
 
 @dataclass(slots=True)

@@ -35,8 +35,12 @@ def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -
                 break
             calls += _readable_calls(row)
     for merged in read_runs(store, heads, root):
-        commits = sum(own_commit(row) is not None for row in merged.rows)
-        found = found.with_run(run_usage(merged.rows), commits)
+        if merged.points[-1] == root and merged.rows[-1].kind == RowKind.END:  # counts what was pruned, too
+            pruned = EndRow.of(merged.rows[-1]).totals
+            found = found.with_run(pruned.usage, pruned.steps, pruned.runs)
+        else:
+            commits = sum(own_commit(row) is not None for row in merged.rows)
+            found = found.with_run(run_usage(merged.rows), commits)
     usage = sum_usage((found.usage, usage_of_calls(calls)))
     return Totals(found.runs, usage, total_cost(usage), found.steps)
 

@@ -162,6 +162,11 @@ def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[
     assert left.head is not None
     assert right.head is not None
     history = cache.extended(left, right)
+    if right.root != left.root and right.root in history.roots.intersection(history.runs_behind([right.head])):
+        raise ThreadError(
+            f"history of thread {right.name!r} was pruned, and thread {left.name!r} has no commit where it begins: "
+            f"merge {left.name!r} into {right.name!r}, or a copy of it"
+        )
     return history, history.runs[left.head].trunk_index, history.runs[right.head].trunk_index
 
 

@@ -683,7 +683,7 @@ class Thread:
             MergeConflictError: if both have changed something, and the policy is to raise.
             ConcurrentRunError: if a run owns one of the threads.
             OpenRunError: if the last run of one was not finished.
-            ThreadError: if they have no commit in common and there is no `base`.
+            ThreadError: if nothing they have in common is known: no commit, nor `base`, or what the other has pruned.
 
         Example:
             >>> from dspyer import END, START, Graph

@@ -286,3 +286,23 @@ def test_a_pruned_thread_can_be_copied_and_merged() -> None:
     assert left.merge(old) is None
     assert left.replay() == left.state
     assert [commit.version for commit in left.history()] == list(range(version - 1, version + 5))
+
+
+def test_a_pruned_thread_of_another_origin_is_not_merged_but_merges() -> None:
+    """A thread has one beginning: that of the other one would be missing in what the next process reads."""
+    store = Memory()
+    whole, pruned = program(store).thread("whole"), program(store).thread("pruned")
+    for thread in (whole, pruned):
+        for word in ("one", "two"):
+            do(thread, log=[f"{thread.name} {word}"])
+    base = ImmutableState()
+    pruned.prune(before="pruned.2/trunk:0")
+    history = whole.history()
+    for _ in range(2):
+        with pytest.raises(ThreadError, match="'pruned' was pruned, and thread 'whole' has no commit where it begins"):
+            whole.merge(pruned, base=base, policy="last_write_wins")
+    assert whole.history() == history
+    assert pruned.merge(whole, base=base, policy="last_write_wins") is not None
+    for reader in (pruned, program(store).thread("pruned")):
+        assert reader.at("pruned.2/trunk:1")["log"] == ["pruned one", "pruned two"]
+        assert reader.replay() == reader.state

@@ -139,3 +139,21 @@ def test_totals_cost_the_same_at_any_length(tmp_path: Path) -> None:
             assert thread.cost is not None or thread.usage
             read.append(store.read)
         assert read[1] <= read[0]
+
+
+def test_a_merge_counts_what_was_pruned_before_it() -> None:
+    store = Memory()
+    thread = build(store).thread("t")
+    lm = ScriptedLM([{"verdict": "v"}, {"x": "done"}] * 6)
+    with dspy.context(lm=lm):
+        for _ in range(3):
+            assert thread.run({"q": "?"}).status == "completed"
+        thread.prune(before="t.3/trunk:0")
+        left, right = thread.copy(to="left"), thread.copy(to="right")
+        for other in (left, right):
+            assert other.run({"q": "?"}).status == "completed"
+        assert (left.usage["scripted"]["requests"], right.usage["scripted"]["requests"]) == (8, 8)
+        assert left.merge(right, policy="last_write_wins") is not None
+        assert left.usage["scripted"]["requests"] == 10
+        assert left.run({"q": "?"}).status == "completed"
+    assert build(store).thread("left").usage["scripted"]["requests"] == len(lm.calls) == 12
