@@ -324,7 +324,7 @@ class HistoryCache:
             return self._listed
 
     def is_read(self) -> bool:
-        """Tell if all commits up to the head were listed before, and can be read."""
+        """Whether all commits up to the head were listed before, and can be read."""
         listed, root = self._listed, self.root
         return any((at, root) == self._bounds() and not listed.history.runs[at].broken for at in listed.heads)
 
