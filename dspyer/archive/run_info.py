@@ -153,7 +153,7 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
     """
     end = listed.end
     try:
-        found = () if end is None else failures_in(store, *rows_through(store, listed.run, end.seq, end.seq))
+        found = () if end is None else failures_in(store, *rows_through(store, listed.run.id, end.seq, end.seq))
     except StoreError as error:
         return (unreadable(error),)
     label = run_label(listed.run)

@@ -23,6 +23,7 @@ from dspyer.persistence.reader import (
     own_commit,
     read_run,
     rows_of_part,
+    rows_through,
     with_map_results,
 )
 from dspyer.persistence.recovery import read_back
@@ -86,7 +87,7 @@ def rows_from(store: Store, run: str, first: int, last: int) -> Iterator[Row]:
     """Yield rows of a run from one number to another, read in pages of doubling length: callers mostly need a few."""
     count = PAGE
     while first <= last:
-        yield from store.rows(run, first, min(first + count - 1, last))
+        yield from rows_through(store, run, first, min(first + count - 1, last))
         first, count = first + count, 2 * count
 
 

@@ -21,10 +21,11 @@ from typing import Any, Literal, get_args
 from dspyer.errors import LMCallError, StoreError, brief, with_article
 from dspyer.events import LMCall
 from dspyer.ids import is_within
-from dspyer.persistence.row_codec import CHANGED, DraftRow, is_readable
+from dspyer.persistence.row_codec import DraftRow, is_readable
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitRow, LMCallsRow, MapCommitContent, RowKind
 from dspyer.record_codec import MALFORMED, decode, encode
 from dspyer.stores.base import Row
+from dspyer.stores.columns import CHANGED
 from dspyer.stores.content import Fetch, ReadBudget, blob_id
 
 # --- Calls on their way to a row

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,6 +49,7 @@ from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.columns import DAMAGED
 from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
@@ -134,7 +136,7 @@ def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
     run, last = load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
     while True:
-        parts.append((run, rows_through(store, run, 0, last)))
+        parts.append((run, rows_through(store, run.id, 0, last)))
         if not run.header.get("continues"):
             break
         run, last = ancestry.continued_part(run)
@@ -159,13 +161,19 @@ _GONE = (
 )
 
 
-def rows_through(store: Store, run: RunRow, first: int, last: int) -> list[Row]:
-    """Read the rows of a run up to `last`; raise `StoreError` if that row is missing: another process may delete it."""
-    rows = store.rows(run.id, first, last)
+def rows_through(store: Store, run: str, first: int, last: int) -> list[Row]:
+    """Read the rows of a run up to `last`; raise `StoreError` if that row is missing: another process may delete it.
+
+    Where others are missing, there is a damaged row: it may have been a commit, so what comes after it is not known.
+    """
+    rows = store.rows(run, first, last)
     if not rows or rows[-1].seq != last:
-        raise StoreError(
-            f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs{_GONE}"
-        )
+        raise StoreError(f"the store {store.address!r} has no row {last} of run {run!r}, which a thread needs{_GONE}")
+    if len(rows) <= last - first:
+        gone = {DAMAGED: f"in run {run}, it is not there"}
+        seqs = [first - 1, *[row.seq for row in rows]]
+        gaps = [Row(seq + 1, RowKind.COMMIT, gone) for seq, after in pairwise(seqs) if after != seq + 1]
+        rows = sorted([*rows, *gaps], key=lambda row: row.seq)
     return rows
 
 

@@ -86,6 +86,6 @@ def read_back(reader: HistoryReader, at: Point, earlier: bool = False) -> list[R
 
 def rows_from_snapshot(store: Store, run: RunRow, snapshot: LoadedSnapshot, last: int) -> RunRows:
     """Read the rows of a run from that of a snapshot on; raise `StoreError` if the last one is missing."""
-    rows = rows_through(store, run, snapshot.at.seq, last)
+    rows = rows_through(store, run.id, snapshot.at.seq, last)
     rows = with_map_results(rows, lambda: read_run(store, snapshot.at).rows)
     return rows_of_part(run, rows, snapshot)

@@ -16,13 +16,9 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 from dspyer.errors import StoreError, brief
 from dspyer.record_codec import MALFORMED, DecodeValue, decode_fields, fields_of, short_encoder
 from dspyer.stores.base import Row
-from dspyer.stores.columns import DAMAGED
+from dspyer.stores.columns import CHANGED, DAMAGED
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
-
-CHANGED: Final = (
-    "it was changed after dspyer wrote it. Restore the store from a backup, or load the thread from an export"
-)
 
 CONTENT: Final = "content"
 """The mark of a field that belongs to the content of a row: it may hold what the user has written."""

@@ -159,7 +159,7 @@ class ThreadReader:
     def _last_writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit]:
         """By path, the commit that last wrote it, up to the head or to a commit."""
         at = None if at is None else commit_name(at)
-        found = self.pages.writers(paths, at)
+        found = None if self.cache.is_read() else self.pages.writers(paths, at)
         if found is None:
             listed = self.cache.listed() if at is None else self.commits_around(at)
             if at is None and listed.heads and (broken := listed.history.runs[listed.heads[-1]].broken):
@@ -322,6 +322,11 @@ class HistoryCache:
             if heads != self._listed.heads or root != self.root:
                 self._listed = self._listing(heads, root)
             return self._listed
+
+    def is_read(self) -> bool:
+        """Whether all commits up to the head were listed before, and can be read."""
+        listed, root = self._listed, self.root
+        return any((at, root) == self._bounds() and not listed.history.runs[at].broken for at in listed.heads)
 
     def _listing(self, heads: Sequence[Point], root: Point | None) -> CommitListing:
         """Read up to some rows; what was read is dropped, if older history was pruned since."""

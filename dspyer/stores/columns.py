@@ -90,6 +90,8 @@ def encode_blob_id(name: str) -> bytes:
 _CRC_START = 0xFFFF
 """With what the CRC-16 begins, so that zeros in front change it."""
 
+CHANGED = "it was changed after dspyer wrote it. Restore the store from a backup, or load the thread from an export"
+
 DAMAGED = "damaged"
 """The one key of the header of a row whose body cannot be read; its value says why."""
 

@@ -8,6 +8,7 @@ next row of a run is appended, which each database does in as few statements as 
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from dspyer.errors import StoreError
 from dspyer.stores.base import (
     ENDINGS,
     NO_EPOCHS,
@@ -23,6 +25,7 @@ from dspyer.stores.base import (
     ListedRun,
     Point,
     Row,
+    RunPlace,
     RunQuery,
     RunRow,
     Snapshot,
@@ -34,6 +37,7 @@ from dspyer.stores.base import (
 )
 from dspyer.stores.columns import (
     BLOB_ID,
+    CHANGED,
     DAMAGED,
     decode_body,
     decode_ended,
@@ -50,6 +54,8 @@ from dspyer.stores.columns import (
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, check_runs, plan_write
+
+logger = logging.getLogger("dspyer")
 
 T = TypeVar("T")
 Columns = tuple[Any, ...]
@@ -230,7 +236,19 @@ def read_thread(session: SQLSession, name: str) -> ThreadRow | None:
     return session.thread_now(decode_thread(session, found[0])) if found else None
 
 
-def decode_thread(session: SQLSession, columns: Sequence[Any]) -> ThreadRow:
+def _naming(table: str, decode: Callable[[SQLSession, Sequence[Any]], T]) -> Callable[[SQLSession, Sequence[Any]], T]:
+    """Name the row of a table in the error for one that `decode` cannot read."""
+
+    def decoded(session: SQLSession, columns: Sequence[Any]) -> T:
+        try:
+            return decode(session, columns)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"row {columns[0]!r} of the table {table!r} is damaged ({error}): {CHANGED}") from error
+
+    return decoded
+
+
+def _decode_thread(session: SQLSession, columns: Sequence[Any]) -> ThreadRow:
     name, epoch, head, head_seq, root, root_seq, owner, lease, runs = columns
     points = decode_point(head, head_seq), decode_point(root, root_seq)
     return ThreadRow(session.decode_name(name), points[0], epoch, decode_owner(owner), lease, points[1], runs)
@@ -245,9 +263,12 @@ def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
     return [decode_run(session, columns) for columns in found]
 
 
-def decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
+def _decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
     run, thread, parents, header = columns
-    return RunRow(run, session.decode_name(thread), decode_points(parents), json.loads(header))
+    return RunRow(run, session.decode_name(thread), decode_points(parents), dict(json.loads(header)))
+
+
+decode_thread, decode_run = _naming("thread", _decode_thread), _naming("run", _decode_run)
 
 
 def read_rows(session: SQLSession, run: str, first: int, last: int | None) -> list[Row]:
@@ -288,14 +309,22 @@ _LISTED = f"""
 def list_runs(session: SQLSession, query: RunQuery) -> list[ListedRun]:
     """The runs that a query asks for."""
     found: list[ListedRun] = []
+    decode = _naming("run", partial(_listed, is_last=query.last))
     with session.at_one_time():
         while len(found) < query.limit:
             statement, values = _list_statement(session, query)
-            batch = [_listed(session, columns, query.last) for columns in session(statement, values)]
-            found += [listed for listed in batch if is_listed(listed, query._replace(after=None))]
+            batch = session(statement, values)
+            for columns in batch:
+                try:
+                    listed = decode(session, columns)
+                except StoreError as error:
+                    logger.warning("left out: %s", error)
+                    continue
+                found += [listed] * is_listed(listed, query._replace(after=None))
             if len(batch) < query.limit:
                 break
-            query = query._replace(after=batch[-1].place)
+            run, _, _, _, started, _, _, name, *_ = batch[-1]
+            query = query._replace(after=RunPlace(started, run, session.decode_name(name)))
     return found[: query.limit]
 
 
@@ -327,7 +356,7 @@ def _list_statement(session: SQLSession, query: RunQuery) -> tuple[str, list[Any
     return (_LISTED % " AND ".join(terms)).replace("LEASE", session.lease), [*values, query.limit]
 
 
-def _listed(session: SQLSession, columns: Columns, is_last: bool) -> ListedRun:
+def _listed(session: SQLSession, columns: Sequence[Any], is_last: bool) -> ListedRun:
     run, thread = decode_run(session, columns[:4]), session.thread_now(decode_thread(session, columns[7:]))
     started, ended, last = columns[4:7]
     if is_last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
@@ -335,7 +364,7 @@ def _listed(session: SQLSession, columns: Columns, is_last: bool) -> ListedRun:
         end = read_end(session, run.id, last)
         ended = None if end is None else encode_ended(end)
     status, row = ("", None) if ended is None else decode_ended(ended)
-    return ListedRun(thread, run, started, status, last, row)
+    return ListedRun(thread, run, float(started), status, last, row)
 
 
 # --- writing
@@ -466,18 +495,16 @@ def read_around(session: SQLSession, names: Collection[str]) -> tuple[dict[str, 
     if gone:
         near = _NEAR % ", ".join(["(?)"] * len(gone))
         statement = f"{near} {_SUMMARIES} near CROSS JOIN {{s}}.run WHERE run.id = near.id"
-    runs = {
-        run: RunSummary(session.decode_name(thread), decode_points(parents), last)
-        for run, thread, parents, last in session(statement, gone)
-    }
+    found = [(decode_run(session, (*columns, b"{}")), last) for *columns, last in session(statement, gone)]
+    runs = {run.id: RunSummary(run.thread, run.parents, last) for run, last in found}
     threads = THREAD.replace("LEASE", session.lease)
     if gone:
         named = {*gone, *[session.encode_name(run.thread) for run in runs.values() if run.thread]}
-        found = session.of_keys(f"{threads} WHERE name IN (KEYS)", named)
-        found += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
+        listed = session.of_keys(f"{threads} WHERE name IN (KEYS)", named)
+        listed += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
     else:
-        found = session(threads)
-    rows = [decode_thread(session, columns) for columns in found]
+        listed = session(threads)
+    rows = [decode_thread(session, columns) for columns in listed]
     return {row.name: row for row in rows}, runs
 
 

@@ -557,3 +557,24 @@ def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_limits_keep_the_promise() -> None:
     assert AT_END <= EVERY <= 500
+
+
+class Book(BaseModel):
+    q: str = ""
+    notes: Annotated[list[str], reducers.extend] = []
+
+
+def test_who_brought_old_items_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_snapshots(monkeypatch, 8)
+    store = Counting()
+    built = Graph(Book, keep=["notes"]).add_node("note", lambda q: {"notes": [q]}, writes=["notes"])
+    thread = built.add_path(START, "note", END).compile(store=store).thread("t")
+    for q in map(str, range(40)):
+        thread.run({"q": q})
+    read = built.compile(store=store).thread("t")
+    assert read.blame(("notes", 0)).id == "t.1/trunk:1"
+    store.read = 0
+    assert [read.blame(("notes", item)).id for item in range(1, 40)] == [f"t.{run}/trunk:1" for run in range(2, 41)]
+    assert store.read == 0
+    thread.run({"q": "last"})
+    assert read.blame(("notes", -1)).id == "t.41/trunk:1", "what others have written meanwhile is read"

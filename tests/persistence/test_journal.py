@@ -14,7 +14,7 @@ import pytest
 from dspyer.errors import StoreError
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import load_run, rows_through
+from dspyer.persistence.reader import rows_through
 from dspyer.persistence.row_codec import DraftRow
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Row, RunRow
@@ -92,8 +92,7 @@ def test_rows_deleted_behind_a_snapshot_while_it_is_read_raise_a_store_error() -
     row = store.thread("a")
     assert row is not None
     assert row.head is not None
-    run = load_run(store, row.head.run)
-    assert rows_through(store, run, 1, row.head.seq)
+    assert rows_through(store, row.head.run, 1, row.head.seq)
     thread.delete()
     with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
-        rows_through(store, run, 1, row.head.seq)
+        rows_through(store, row.head.run, 1, row.head.seq)

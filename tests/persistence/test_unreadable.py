@@ -354,7 +354,7 @@ def test_items_of_a_map_that_are_gone_make_its_commit_unreadable(all_kinds: Path
     with SQLite(path) as store:
         thread = of_all_kinds(store).thread("t")
         assert thread.at(1)["q"] == "a"
-        assert "'each' cannot be read: StoreError: it refers to rows of its items" in repr(thread.history()[2].patch)
+        assert "of kind 'commit', is damaged" in repr(thread.history()[2].patch), "it may have been one"
 
 
 def test_a_damaged_commit_from_before_nodes_were_renamed_is_named(tmp_path: Path) -> None:
@@ -377,3 +377,65 @@ def test_a_damaged_commit_from_before_nodes_were_renamed_is_named(tmp_path: Path
         history = built("new", store).thread("t").history()
         assert [commit.node for commit in history] == ["START", "?", "ok"]
         assert "row 2, of kind 'commit', is damaged" in repr(history[1].patch)
+
+
+def test_a_row_that_is_gone_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        for q in "ab":
+            graph(store).thread("t").run({"q": q})
+        _, run = (run.id for run in store.runs("t"))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DELETE FROM entry WHERE run = ? AND seq = 2", (run,))
+    with SQLite(path) as store:
+        thread, there = graph(store).thread("t"), Archive(store).thread("t")
+        named = f"row 2, of kind 'commit', is damaged: in run {run}, it is not there"
+        history = thread.history()
+        assert [commit.node for commit in history[5:]] == ["?", "second", "third"]
+        assert all(named in repr(commit.patch) for commit in history[5:])
+        assert thread.at(4)["log"] == ["a", "aa", "end"]
+        for read in (
+            lambda: thread.state,
+            lambda: thread.blame("q"),
+            lambda: there.commit("t.2/trunk:2"),
+            lambda: thread.run({"q": "c"}),
+        ):
+            with pytest.raises(StoreError, match=named):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [*[(column, "oops") for column in ("header", "ended", "parents", "started")], ("header", "7")]
+)
+def test_a_damaged_row_of_a_run_is_named_and_lists_have_the_others(
+    column: str, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        for name in "tu":
+            graph(store).thread(name).run({"q": name})
+        (run,) = store.runs("t")
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(f"UPDATE run SET {column} = ? WHERE id = ?", (value, run.id))
+    with SQLite(path) as store:
+        archive, named = Archive(store), f"row '{run.id}' of the table 'run' is damaged"
+        for listed in (archive.runs(), archive.runs(limit=1), archive.threads()):
+            assert [info.thread for info in listed] == ["u"]
+            assert f"left out: {named}" in caplog.text
+        if column in ("header", "parents"):
+            with pytest.raises(StoreError, match=f"{named}.*Restore the store from a backup"):
+                graph(store).thread("t").history()
+        assert len(archive.thread("u").history()) == 4
+
+
+def test_a_damaged_row_of_a_thread_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        for name in "tu":
+            graph(store).thread(name).run({"q": name})
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE thread SET owner = 'oops' WHERE name = 't'")
+    with SQLite(path) as store:
+        assert [info.thread for info in Archive(store).threads()] == ["u"]
+        with pytest.raises(StoreError, match="row 't' of the table 'thread' is damaged"):
+            graph(store).thread("t").history()
