@@ -266,8 +266,8 @@ class Layer:
         """Called with a commit of a node that it is around, before it is made; returns rows to store with it.
 
         Rows and commit are written in one transaction: a crash leaves both or none. A resume, in another process too,
-        finds them in `of`: `run.rows(kind)` has the bodies, in the order in which they were written. A run inside of a node has
-        rows of its own. What no node makes has none: the commit of the inputs, joins and manual commits.
+        finds them in `of`: `run.rows(kind)` has the bodies, in the order in which they were written. A run inside of a
+        node has rows of its own. What no node makes has none: the commit of the inputs, joins and manual commits.
 
         What it raises is the failure of the node: nothing is committed, and a resume calls the node again. No retry and
         no error edge takes it, since the node has returned.
