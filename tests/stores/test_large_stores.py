@@ -148,6 +148,25 @@ def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check(small, Counting.count(store))
 
 
+def test_snapshots_are_dropped_in_linear_time_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those at the roots of threads stay, and the threads are not searched for each snapshot."""
+    counts = []
+    for count in (50, 400):
+        with sqlite3_connections(monkeypatch), SQLite(tmp_path / f"{count}.db") as store:
+            for name in map(str, range(count)):
+                begin(store, name, name, 2)
+                store.write(Change(name, 1, root=Point(name, 1), snapshot=Snapshot(Point(name, 1), content(BLOB))))
+                store.write(Change(name, 1, snapshot=Snapshot(Point(name, 0), content(BLOB))))
+            Counting.steps, Counting.active = 0, True
+            store.drop_snapshots()
+            Counting.active = False
+            counts.append(Counting.steps)
+            store.drop_snapshots()
+            assert [store.snapshot(Point("7", seq)) is None for seq in (0, 1)] == [True, False]
+            assert store.blobs(content(BLOB).refs)
+    assert counts[1] < 2 * 8 * counts[0]
+
+
 @contextmanager
 def sqlite3_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Connections that are made in the block count."""
