@@ -204,7 +204,9 @@ class ReadOnlyFile:
         with ExitStack() as stack:
             connection = known = self._take(facts)
             if connection is None:
-                connection = sqlite3.connect(address, uri=True, timeout=5, isolation_level=None, check_same_thread=False)
+                connection = sqlite3.connect(
+                    address, uri=True, timeout=5, isolation_level=None, check_same_thread=False
+                )
             stack.callback(connection.close)
             if known is None and not is_store(connection, self.path):
                 raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")

@@ -47,9 +47,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "read its runs": lambda store: [store.rows(made.id) for made in store.runs("t") if store.run(made.id)],
     "read its state": lambda store: store.snapshot(Point("t-2", 3)),
 }
-READS = ("read a thread", "read its runs", "read its state")
+READS = ("read a thread", "read its runs", "read its state", "find a run")
 WRITES = ("append a row with a blob", "begin a thread", "delete what a rerun has left", "delete a copy", "delete")
 LISTS: Mapping[str, Operation] = {
+    "find a run": lambda store: store.list_runs(RunQuery(run="t-1"))[0].thread.name == "t",
     "a page of names": lambda store: store.threads("other 5", 10)[-1].startswith("other 50"),
     "the oldest threads": lambda store: (
         len(store.list_runs(RunQuery(since=0.5, until=50.5, last=True, limit=100))) == 50
@@ -325,7 +326,7 @@ def count_lines(store: Memory) -> dict[str, int]:
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            assert OPERATIONS[name](store), name
+            assert {**OPERATIONS, **LISTS}[name](store), name
         finally:
             sys.settrace(before)
         found[name] = lines
