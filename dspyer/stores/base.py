@@ -432,8 +432,10 @@ class Store(ABC):
             >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
             [('r', 'failed')]
         """
-        found = []
-        for name in self.threads() if query.thread is None else [query.thread]:
+        found, names = [], None if query.thread is None else [query.thread]
+        if names is None and query.run is not None and not query.last and (made := self.run(query.run)) is not None:
+            names = [made.thread]
+        for name in self.threads() if names is None else names:
             thread = self.thread(name)
             if thread is None:
                 continue

@@ -22,7 +22,8 @@ from dspyer.stores.base import (
     Store,
     ThreadRow,
     end_of,
-    listed_run,
+    ending_of,
+    start_of,
 )
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
@@ -176,7 +177,8 @@ class Memory(Store):
         rows = self._rows[run.id]
         last = next(reversed(rows), -1) if last is None else last
         end = end_of(rows[seq] for seq in range(last, -1, -1) if seq in rows)
-        return listed_run(thread, run, () if end is None else (_copy_row(end),))._replace(last=last)
+        status = "" if end is None else ending_of(end)
+        return ListedRun(thread, run, start_of(run), status, last, end and _copy_row(end))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         with self._lock:

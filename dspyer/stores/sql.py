@@ -211,11 +211,12 @@ class SQLStore(Store):
         return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
 
     def drop_snapshots(self) -> None:
-        roots = "SELECT 1 FROM {s}.thread WHERE root_run = run AND root_seq = "
+        # EXCEPT: both databases read the roots once. With NOT EXISTS, SQLite reads all threads for each snapshot.
+        others = "(run, seq) IN (SELECT run, seq FROM {s}.%s WHERE %s EXCEPT SELECT root_run, %s FROM {s}.thread)"
 
         def work(session: SQLSession) -> None:
-            session(f"DELETE FROM {{s}}.snapshot WHERE NOT EXISTS ({roots}seq)")
-            _delete_unused(session, _delete_refs(session, f"seq < 0 AND NOT EXISTS ({roots}-1 - seq)"))
+            session(f"DELETE FROM {{s}}.snapshot WHERE {others % ('snapshot', 'true', 'root_seq')}")
+            _delete_unused(session, _delete_refs(session, others % ("ref", "seq < 0", "-1 - root_seq")))
 
         self._write(work)
 

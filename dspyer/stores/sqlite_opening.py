@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
+from weakref import finalize
 
 from dspyer.errors import StoreError
 from dspyer.stores import columns
@@ -160,8 +161,8 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
 
 # --- files that are only read
 
-FileFacts = tuple[int, int, int, bool]
-"""Inode, size and time of the last change of a file, and whether a log is next to it."""
+FileFacts = tuple[int, int, int, bool, int]
+"""Inode, size and time of the last change of a file, whether a log is next to it, and the process that asks."""
 
 ATTEMPTS = 20
 """How often a read is done again because the file was changed meanwhile."""
@@ -178,25 +179,50 @@ class ReadOnlyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.closed = False
+        self._idle: list[tuple[FileFacts, sqlite3.Connection]] = []
+        finalize(self, _close_all, self._idle)
 
     def read(self, work: Work[T]) -> T:
         """Call `work`, which only reads, with a connection to the file as it is now."""
         for attempt in range(ATTEMPTS):
             facts = self._facts()
-            *_, has_log = facts
-            address = f"{self.path.as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
             try:
-                with closing(sqlite3.connect(address, uri=True, timeout=5, isolation_level=None)) as connection:
-                    if not is_store(connection, self.path):
-                        raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
+                with self._connection(facts) as connection:
                     found = work(connection)
             except sqlite3.DatabaseError as error:
                 if attempt == ATTEMPTS - 1 or not (is_busy(error) or self._facts() != facts):
                     raise
             else:
-                if has_log or self._facts()[:3] == facts[:3]:
+                if facts[3] or self._facts()[:3] == facts[:3]:
                     return found
         raise StoreError(f"the store {str(self.path)!r} is changed all the time by another program: try again")
+
+    @contextmanager
+    def _connection(self, facts: FileFacts) -> Iterator[sqlite3.Connection]:
+        """A connection that no other call uses meanwhile: an idle one if the file is as it was, else a new one."""
+        address = f"{self.path.as_uri()}?mode=ro{'' if facts[3] else '&immutable=1'}"
+        with ExitStack() as stack:
+            connection = known = self._take(facts)
+            if connection is None:
+                connection = sqlite3.connect(
+                    address, uri=True, timeout=5, isolation_level=None, check_same_thread=False
+                )
+            stack.callback(connection.close)
+            if known is None and not is_store(connection, self.path):
+                raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
+            yield connection
+            stack.pop_all()
+        self._idle.append((facts, connection))
+        if self.closed:
+            _close_all(self._idle)
+
+    def _take(self, facts: FileFacts) -> sqlite3.Connection | None:
+        with suppress(IndexError):  # none is idle
+            known, connection = self._idle.pop()
+            if known == facts:
+                return connection
+            connection.close()
+        return None
 
     def refuse(self, *_: object) -> NoReturn:
         """Refuse a write."""
@@ -209,6 +235,7 @@ class ReadOnlyFile:
     def close(self) -> None:
         """Refuse what comes from now on."""
         self.closed = True
+        _close_all(self._idle)
 
     def _facts(self) -> FileFacts:
         if self.closed:
@@ -228,4 +255,10 @@ class ReadOnlyFile:
                 "reading it would write files: open the store once to write, open_store(path).threads(), or take the "
                 "copy of a store that was closed"
             )
-        return found.st_ino, found.st_size, found.st_mtime_ns, log_size > 0
+        return found.st_ino, found.st_size, found.st_mtime_ns, log_size > 0, os.getpid()
+
+
+def _close_all(idle: list[tuple[FileFacts, sqlite3.Connection]]) -> None:
+    with suppress(IndexError):
+        while True:
+            idle.pop()[1].close()

@@ -47,9 +47,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "read its runs": lambda store: [store.rows(made.id) for made in store.runs("t") if store.run(made.id)],
     "read its state": lambda store: store.snapshot(Point("t-2", 3)),
 }
-READS = ("read a thread", "read its runs", "read its state")
+READS = ("read a thread", "read its runs", "read its state", "find a run")
 WRITES = ("append a row with a blob", "begin a thread", "delete what a rerun has left", "delete a copy", "delete")
 LISTS: Mapping[str, Operation] = {
+    "find a run": lambda store: store.list_runs(RunQuery(run="t-1"))[0].thread.name == "t",
     "a page of names": lambda store: store.threads("other 5", 10)[-1].startswith("other 50"),
     "the oldest threads": lambda store: (
         len(store.list_runs(RunQuery(since=0.5, until=50.5, last=True, limit=100))) == 50
@@ -146,6 +147,25 @@ def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with filling(path) as connection:
             connection.execute("ANALYZE")
         check(small, Counting.count(store))
+
+
+def test_snapshots_are_dropped_in_linear_time_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those at the roots of threads stay, and the threads are not searched for each snapshot."""
+    counts = []
+    for count in (50, 400):
+        with sqlite3_connections(monkeypatch), SQLite(tmp_path / f"{count}.db") as store:
+            for name in map(str, range(count)):
+                begin(store, name, name, 2)
+                store.write(Change(name, 1, root=Point(name, 1), snapshot=Snapshot(Point(name, 1), content(BLOB))))
+                store.write(Change(name, 1, snapshot=Snapshot(Point(name, 0), content(BLOB))))
+            Counting.steps, Counting.active = 0, True
+            store.drop_snapshots()
+            Counting.active = False
+            counts.append(Counting.steps)
+            store.drop_snapshots()
+            assert [store.snapshot(Point("7", seq)) is None for seq in (0, 1)] == [True, False]
+            assert store.blobs(content(BLOB).refs)
+    assert counts[1] < 2 * 8 * counts[0]
 
 
 @contextmanager
@@ -306,7 +326,7 @@ def count_lines(store: Memory) -> dict[str, int]:
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            assert OPERATIONS[name](store), name
+            assert {**OPERATIONS, **LISTS}[name](store), name
         finally:
             sys.settrace(before)
         found[name] = lines

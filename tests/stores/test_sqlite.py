@@ -623,3 +623,35 @@ def test_a_process_killed_while_it_made_the_file_does_not_lock_others_out(path: 
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
         assert store.threads() == ["t"]
+
+
+def test_a_read_only_store_opens_its_file_again_only_if_it_has_changed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*args: Any, **options: Any) -> sqlite3.Connection:
+        made.append(connect(*args, **options))
+        return made[-1]
+
+    with SQLite(path) as writer:
+        begin(writer, "t", "r", 1)
+    store = SQLite(path, read_only=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", noted)
+        assert [numbers(store, "r") for _ in range(10)] == [[0]] * 10
+    assert len(made) == 1
+    with SQLite(path) as writer:
+        writer.write(append("t", "r", 1))
+        assert numbers(store, "r") == [0, 1]  # from the log
+    assert numbers(store, "r") == [0, 1]
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", noted)
+        path.with_name("new").write_bytes(path.read_bytes())
+        path.with_name("new").replace(path)
+        assert numbers(store, "r") == [0, 1]
+    store.close()
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
