@@ -432,18 +432,25 @@ class Store(ABC):
             >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
             [('r', 'failed')]
         """
-        found, names = [], None if query.thread is None else [query.thread]
-        if names is None and query.run is not None and not query.last and (made := self.run(query.run)) is not None:
-            names = [made.thread]
-        for name in self.threads() if names is None else names:
+        made = None if query.run is None or query.last else self.run(query.run)
+        if query.thread is not None:
+            names = [query.thread]
+        elif query.run is None or query.last:
+            names = self.threads()
+        else:  # one run is asked for: the other threads are not looked at
+            names = [] if made is None else [made.thread]
+        found: list[ListedRun] = []
+        for name in names:
             thread = self.thread(name)
             if thread is None:
                 continue
-            head = thread.head if query.last else None
-            one = query.run if not query.last else head.run if head is not None else ""
-            runs = self.runs(name) if one is None else [self.run(one)]
-            last = None if head is None else head.seq
-            found += [self._listed(thread, run, last) for run in runs if run and (head or run.thread == name)]
+            if query.last:
+                head = thread.head
+                run = None if head is None else self.run(head.run)
+                found += [self._listed(thread, run, head.seq)] if head is not None and run is not None else []
+            else:
+                runs = self.runs(name) if query.run is None else [made]
+                found += [self._listed(thread, run, None) for run in runs if run is not None and run.thread == name]
         chosen = sorted([one for one in found if is_listed(one, query)], key=lambda one: one.place, reverse=True)
         return chosen[: query.limit]
 
