@@ -71,7 +71,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) -
 test: $(READY) browser $(PAGE) $(CLIENT)
 	$(PYTEST)
 
-CORE := dspy_module graph nodes persistence runtime scheduler schema stores threads values
+CORE := lm graph nodes log runtime scheduler schema stores threads values
 test-core: $(READY)
 	$(PYTEST) $(CORE:%=tests/%) tests/test_state.py tests/test_patch.py tests/test_merge.py tests/test_policies.py tests/test_reducers.py
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, optimize
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 
 
 class Journal:

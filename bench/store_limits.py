@@ -34,8 +34,7 @@ from bench.machine import calibrate, describe, spread
 from bench.report import section_of
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
 from dspyer.stores import Store, open_store
-from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession
-from dspyer.stores.postgres_server import split_address
+from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address
 from tests.stores import postgres_server
 
 COMMITS = 20

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
-    from dspyer.budget import Budget
-    from dspyer.cache import Cache
-    from dspyer.errors import DspyerError, short_error
+    from dspyer.errors import DspyerError, Failure, short_error
     from dspyer.events import Commit, MergedConflict, Question
-    from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
+    from dspyer.nodes.attempt import LiveEntry, Peer
     from dspyer.nodes.context import Context
-    from dspyer.nodes.live_access import LiveEntry, Peer
     from dspyer.nodes.node import Command, Send
+    from dspyer.nodes.options import Cache
     from dspyer.patch import DELETE, Replace
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
@@ -32,9 +30,10 @@ if TYPE_CHECKING:
     from dspyer.schema.fields import Live, live
     from dspyer.schema.limits import limit
     from dspyer.state import ImmutableState
+    from dspyer.stopping import Budget
     from dspyer.templates import Fill, fill
     from dspyer.threads.thread import Thread
-    from dspyer.values.types import register_value_type
+    from dspyer.values.freezing import register_value_type
     from dspyer.views import Delta, Entry, View, view
 
 __version__ = "0.5.0"
@@ -95,15 +94,14 @@ __all__ = [
 
 _HOMES = {
     "dspyer.archive.archive": ("Archive",),
-    "dspyer.budget": ("Budget",),
-    "dspyer.cache": ("Cache",),
-    "dspyer.errors": ("DspyerError", "short_error"),
+    "dspyer.stopping": ("Budget",),
+    "dspyer.nodes.options": ("Cache",),
+    "dspyer.errors": ("DspyerError", "Failure", "short_error"),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
-    "dspyer.failure": ("Failure",),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
     "dspyer.nodes.context": ("Context",),
-    "dspyer.nodes.live_access": ("LiveEntry", "Peer"),
+    "dspyer.nodes.attempt": ("LiveEntry", "Peer"),
     "dspyer.nodes.node": ("Command", "Send"),
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
@@ -118,7 +116,7 @@ _HOMES = {
     "dspyer.state": ("ImmutableState",),
     "dspyer.templates": ("Fill", "fill"),
     "dspyer.threads.thread": ("Thread",),
-    "dspyer.values.types": ("register_value_type",),
+    "dspyer.values.freezing": ("register_value_type",),
     "dspyer.views": ("Delta", "Entry", "View", "view"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

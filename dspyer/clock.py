@@ -15,8 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Condition
 from typing import Literal, NamedTuple, TypeVar
 
-from dspyer.blocking import task_signal
-from dspyer.ctrl_c import may_raise
+from dspyer.waiting import may_raise, task_signal
 
 T = TypeVar("T")
 Kind = Literal["pause", "timeout", "lease", "live", "slot", "connection", "idle"]

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dspyer.errors import brief, error_text
-from dspyer.failure import Failure
+from dspyer.errors import Failure, brief, error_text
 from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import JsonRecord, Update, changed, encode, fast
+from dspyer.values.freezing import register_value_type
 from dspyer.values.frozen import FrozenDict
-from dspyer.values.types import register_value_type
 
 BranchPath = tuple[int, ...]
 """The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""

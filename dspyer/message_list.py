@@ -20,8 +20,8 @@ from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
+from dspyer.values.json import with_valid_text
 from dspyer.values.persistent import SMALL, PersistentMap
-from dspyer.values.unicode import with_valid_text
 
 ROLES = ("user", "assistant", "tool")
 

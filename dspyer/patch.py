@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze, freeze_within, same
+from dspyer.values.freezing import freeze, freeze_within, kind_of, same
 from dspyer.values.frozen import (
     CopyOnRead,
     FrozenDict,
@@ -19,9 +19,16 @@ from dspyer.values.frozen import (
 )
 from dspyer.values.json import TAG
 from dspyer.values.persistent import as_map
-from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, add_advice, refuse_depth
-from dspyer.values.scalars import PLAIN, SCALARS, same_scalar
-from dspyer.values.types import kind_of
+from dspyer.values.scalars import (
+    MAX_DEPTH,
+    PLAIN,
+    SCALARS,
+    KeyPath,
+    TooDeepError,
+    add_advice,
+    refuse_depth,
+    same_scalar,
+)
 
 _ABSENT: Any = object()
 _EMPTY: FrozenDict[Any, Any] = freeze({})

@@ -23,7 +23,7 @@ from dspyer.hints import signature_of
 from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-from dspyer.values.refusals import KeyPath
+from dspyer.values.scalars import KeyPath
 
 __all__ = [
     "Conflict",

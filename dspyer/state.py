@@ -11,7 +11,7 @@ from dspyer.policies import Policies, merge_values
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, dict_of_pairs, thaw
-from dspyer.values.refusals import KeyPath, refuse_key
+from dspyer.values.scalars import KeyPath, refuse_key
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})

@@ -32,8 +32,7 @@ import anyio
 from anyio.lowlevel import EventLoopToken, current_token
 
 from dspyer import clock
-from dspyer.blocking import Outcome, is_on_loop, join_loop, leave_loop, loop_of_worker, result_of
-from dspyer.ctrl_c import at_fork
+from dspyer.waiting import Outcome, at_fork, is_on_loop, join_loop, leave_loop, loop_of_worker, result_of
 
 try:
     from sniffio import current_async_library_cvar as _library

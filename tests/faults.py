@@ -151,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="array_shared_with_caller",
-        file="dspyer/values/types.py",
+        file="dspyer/values/freezing.py",
         old="content = value.copy()\n        content.flags",
         new="content = value.view()\n        content.flags",
         loss="Who keeps the array that he put into a state could change the state.",
@@ -191,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="cache_key_without_version",
-        file="dspyer/layers/cache_key.py",
+        file="dspyer/layers/cache.py",
         old="_digest([_FORM, graph, node.name, policy.version, plan, identity.parts])",
         new="_digest([_FORM, graph, node.name, plan, identity.parts])",
         loss="Cache(version=...) would have no effect: old results are served after the data has changed.",
@@ -199,7 +199,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="part_of_a_view_written_back",
-        file="dspyer/nodes/subgraph.py",
+        file="dspyer/nodes/module.py",
         old="changed = [name for name in _changed_inputs(graph, reads) if name not in partial]",
         new="changed = _changed_inputs(graph, reads)",
         loss="An inner graph that reads view('docs').last(1) of a plain list and changes it would replace the whole list by that part.",
@@ -215,7 +215,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="trace_of_overlapping_calls_cut",
-        file="dspyer/nodes/program_calls.py",
+        file="dspyer/nodes/steps.py",
         old="while self._calls and self._calls[0].ended.done():",
         new="if self._calls and self._calls[0].ended.done():",
         loss="Of programs that a node calls at once, the steps of one that ends early would be missing in the trace: no demos from it.",
@@ -223,7 +223,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="defaults_of_model_written",
-        file="dspyer/nodes/outputs.py",
+        file="dspyer/nodes/function.py",
         old="names = [name for name in type(model).model_fields if name in model.model_fields_set]",
         new="names = list(type(model).model_fields)",
         loss="A returned model would overwrite fields of the state with defaults that the node has not set.",
@@ -311,7 +311,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_reached_is_not_over",
-        file="dspyer/budget.py",
+        file="dspyer/stopping.py",
         old="for name, limit in limits.items() if spent[name] >= limit)",
         new="for name, limit in limits.items() if spent[name] > limit)",
         loss="A run would make one request more than Budget(requests=) allows.",
@@ -359,7 +359,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="key_with_other_inputs_accepted",
-        file="dspyer/threads/keyed_runs.py",
+        file="dspyer/threads/playing.py",
         old="if known is not None and not {*key.inputs, key.first}.intersection(known):",
         new="if known is not None and not {*key.inputs, key.first}:",
         loss="an idempotency key that is used for another request silently returns the result of the first",
@@ -367,15 +367,15 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="durability_flush_ignored",
-        file="dspyer/persistence/journal.py",
+        file="dspyer/log/journal.py",
         old='flush = flush or self.durability == "flush"',
         new="flush = bool(flush)",
         loss="durability='flush' does not flush transitions, so a power cut loses them",
-        tests=("tests/persistence/test_durability.py", "tests/persistence"),
+        tests=("tests/log/test_durability.py", "tests/log"),
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",
-        file="dspyer/persistence/lm_calls.py",
+        file="dspyer/log/lm_calls.py",
         old="return usage_alone(call) if written is None or self._hidden else written",
         new="return usage_alone(call) if written is None else written",
         loss="with redact= and record_lm_calls='full' run.lm_calls shows prompts and responses",
@@ -423,7 +423,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="event_after_end_is_queued",
-        file="dspyer/event_queue.py",
+        file="dspyer/waiting.py",
         old="if not (self._closed or self._ended):",
         new="if not self._closed:",
         loss="a stream gives events of a thread that was left running after the end of its run",
@@ -439,7 +439,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="posts_of_failed_tool_commit",
-        file="dspyer/layers/reports.py",
+        file="dspyer/layers/handlers.py",
         old="last.over, last.posts = True, None",
         new="last.over = True",
         loss="what a tool posted before it failed is committed with the report of its failure",
@@ -455,7 +455,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="usage_of_parallel_lost",
-        file="dspyer/dspy_module/lm_records.py",
+        file="dspyer/lm/tap.py",
         old="drops: the calls are those of the run there, too.\n        return self",
         new="drops: the calls are those of the run there, too.\n        return RunUsage()",
         loss="run.usage lacks the tokens of LM calls that a module makes through dspy.Parallel",
@@ -463,7 +463,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_counts_nested_calls_twice",
-        file="dspyer/dspy_module/request_gate.py",
+        file="dspyer/lm/requests.py",
         old="(*own, *[one for one in outer if one is not spending])",
         new="(*own, *outer)",
         loss="LM calls in items of a map count twice against a budget: the run stops at half of it",
@@ -471,11 +471,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="items_are_no_progress",
-        file="dspyer/persistence/status.py",
+        file="dspyer/log/execution_records.py",
         old="PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)",
         new="PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ONCE, RowKind.ANSWER, RowKind.END)",
         loss="a long map whose process is killed again and again is refused after max_resumes although each resume finished items",
-        tests=("tests/persistence/test_items.py", "tests/persistence", "tests/threads"),
+        tests=("tests/log/test_items.py", "tests/log", "tests/threads"),
     ),
     Fault(
         name="gepa_reuses_runs_with_failures",
@@ -495,7 +495,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="lease_renewed_too_late",
-        file="dspyer/persistence/leases.py",
+        file="dspyer/log/journal.py",
         old='clock.now() + self.lease / 3, "lease"',
         new='clock.now() + self.lease, "lease"',
         loss="a lease ends before it is renewed: another host takes a thread over from a living run",
@@ -531,7 +531,7 @@ FAULTS: tuple[Fault, ...] = (
         old="        log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)",
         new="        log.journal.write(rows, log.snapshot_state(session.run, rows), release=True)",
         loss="a run that was reported as finished can be lost by a power cut",
-        tests=("tests/persistence/test_durability.py", "tests/persistence"),
+        tests=("tests/log/test_durability.py", "tests/log"),
     ),
     Fault(
         name="third_attempt_loses_inner_commits",
@@ -559,7 +559,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="stale_head",
-        file="dspyer/persistence/heads.py",
+        file="dspyer/log/journal.py",
         old="(found.at, found.epoch) != (row.head, row.epoch) or found",
         new="found",
         loss="a run begins with the state that this process has left, not with what another process has written since",
@@ -575,7 +575,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="ctrl_c_lost_beside_an_error",
-        file="dspyer/ctrl_c.py",
+        file="dspyer/waiting.py",
         old="if self.release() and kind is not KeyboardInterrupt:",
         new="if self.release() and kind is None:",
         loss="Ctrl-C is swallowed if the block in which it was held back ends with another exception",
@@ -583,7 +583,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="traceback_with_surrogate_stored",
-        file="dspyer/failure.py",
+        file="dspyer/errors.py",
         old='"traceback": _encodable(text)}',
         new='"traceback": text}',
         loss="an exception whose text has half of a surrogate pair cannot be stored, so the end of the run is lost",

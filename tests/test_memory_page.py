@@ -18,8 +18,8 @@ import pytest
 from langgraph.store.sqlite import SqliteStore
 
 from dspyer import END, START, CompiledGraph, Context, Graph
-from tests.persistence.failing import FailingSQLite, kill
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "memory.md"
 PATIENCE = 20.0

@@ -21,9 +21,9 @@ from dspy.utils.exceptions import LMError, LMInvalidRequestError, LMServerError
 from dspyer import END, START, Graph
 from dspyer.testing import NearestLM, Prompt
 from tests.dspy_contract.gates import PATIENCE
+from tests.log.processes import end_of
+from tests.log.processes import fork as process
 from tests.openai_server import HTTPFailureError, Messages, OpenAIServer, answer_text, prompt_of, text_by, usage
-from tests.persistence.processes import end_of
-from tests.persistence.processes import fork as process
 from tests.test_examples import run_as_a_program
 
 ROOT = Path(__file__).parent.parent

@@ -22,7 +22,7 @@ FEATURE = re.compile(
 OPTIONS = {
     "graph/spec.py": "it holds the options of `compile`",
     "runtime/program.py": "it has the signatures that name them",
-    "runtime/program_call.py": "it turns the options of a call into layers",
+    "runtime/drivers.py": "it turns the options of a call into layers",
     "runtime/request.py": "it holds the options of a call",
 }
 """The files of the spine that may name features, and why."""

@@ -230,7 +230,7 @@ def sharing() -> None:
 
 LAYERS = [
     ("threads, runtime, graph", "conversations; sessions, drivers, workers; Graph, checks", "join"),
-    ("nodes, dspy_module", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
+    ("nodes, lm", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
     ("persistence, stores", "a run as rows: journal, snapshots, replay; memory, SQLite, PostgreSQL", "right"),
     ("scheduler", "plan, advance, loops, joins: pure, a run is a frozen value", "left"),
     ("state, schema, policies, reducers", "patches, merges, folds: pure", "left"),
@@ -268,7 +268,7 @@ CALL = [
     ],
     [
         ("events, then the Run", "runtime/session.py", "box"),
-        ("rows of what happened", "persistence/, stores/", "join"),
+        ("rows of what happened", "log/, stores/", "join"),
         ("commit, join, what next?", "scheduler/schedule.py", "left"),
         ("patch and next state", "schema/schema.py", "left"),
         ("updates, permissions", "nodes/outputs.py", "right"),

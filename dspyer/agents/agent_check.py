@@ -19,10 +19,11 @@ from typing import Any
 import dspy
 
 from dspyer.agents.settle import BEGIN, MODE, current_mode
-from dspyer.dspy_module.tracing import set_apart
 from dspyer.errors import CheckError, suggestion
+from dspyer.lm.tracing import set_apart
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
+from dspyer.nodes.binding import filled, plan_templates
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     PROBLEMS,
@@ -38,7 +39,6 @@ from dspyer.nodes.check import (
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END

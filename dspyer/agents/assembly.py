@@ -39,7 +39,7 @@ from dspyer.messages import Messages
 from dspyer.nodes.callables import literals, members, read_signature
 from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.node import Command
-from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.steps import is_program
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.values.scalars import flag_problems, is_whole_number

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import dspy
 from dspy import ToolCallResults
 
-from dspyer.dspy_module.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.errors import InputError, annotate, brief
 from dspyer.hints import without_none
+from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import TURN
 from dspyer.messages import ARGS, edited_text
 from dspyer.values.frozen import FrozenDict, thaw

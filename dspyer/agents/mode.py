@@ -17,19 +17,19 @@ from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
 from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
-from dspyer.dspy_module.not_public import TRACE
-from dspyer.dspy_module.tracing import set_steps_apart, step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.layers.retry import Retry
+from dspyer.lm.not_public import TRACE
+from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
+from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
 from dspyer.nodes.node import Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import Filler, filled, plan_templates, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
-from dspyer.values.unicode import with_valid_text
+from dspyer.values.json import with_valid_text
 
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""

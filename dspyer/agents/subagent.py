@@ -16,13 +16,11 @@ from dspyer.agents.tool_action import BuiltAction, ToolAction
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
 from dspyer.nodes.binding import Binding
-from dspyer.nodes.field_names import check_names
-from dspyer.nodes.module import ModuleIO, plan_inputs
+from dspyer.nodes.field_access import check_names
+from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import InsideRun
-from dspyer.nodes.steps import ProgramStep, Script
-from dspyer.nodes.subgraph import SubgraphNode
+from dspyer.nodes.steps import InsideRun, ProgramStep, Script
 from dspyer.patch import DELETE, Replace, Updates
 from dspyer.values.frozen import FrozenDict, FrozenList
 

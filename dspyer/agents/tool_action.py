@@ -14,20 +14,18 @@ from typing import Any, NamedTuple, Protocol, cast
 import dspy
 from dspy import Tool as ModelTool
 
-from dspyer.dspy_module.not_public import serialize_for_json
 from dspyer.errors import NodeOutputError, RouteError, short_error
-from dspyer.nodes.binding import Binding
-from dspyer.nodes.field_names import FieldNames
+from dspyer.lm.not_public import serialize_for_json
+from dspyer.nodes.binding import Binding, filled
+from dspyer.nodes.field_access import FieldNames
+from dspyer.nodes.function import values_of
 from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import NOTHING, Call, Command
-from dspyer.nodes.outputs import values_of
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, arun_script, run_script
-from dspyer.nodes.template_plans import filled
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
-from dspyer.values.json import to_json
-from dspyer.values.unicode import with_valid_text
+from dspyer.values.json import to_json, with_valid_text
 
 
 class ToolAction(Protocol):

@@ -12,12 +12,11 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, plan_binding
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.hidden_modules import hidden_problems
+from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.node import NOTHING, Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
-from dspyer.values.types import register_value_type
+from dspyer.values.freezing import register_value_type
 
 _SCHEMA: JsonDict = {"description": "The answer to the question whether a tool may be called."}
 

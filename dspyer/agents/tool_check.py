@@ -15,8 +15,7 @@ from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_proble
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script
+from dspyer.nodes.steps import Script, is_program
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
 

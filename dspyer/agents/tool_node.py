@@ -39,8 +39,6 @@ from dspyer.agents.tool_action import (
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
-from dspyer.dspy_module.source import modules_text, source_class
-from dspyer.dspy_module.tracing import reject_steps, step_count, steps_since
 from dspyer.errors import (
     InputError,
     NodeOutputError,
@@ -52,20 +50,18 @@ from dspyer.errors import (
     short_error,
 )
 from dspyer.layers.retry import Retry
+from dspyer.lm.source import modules_text, source_class
+from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.messages import tool_message
-from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import FunctionSignature, giving, read_signature
-from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.function import NodeModules
-from dspyer.nodes.hidden_modules import hidden_problems
+from dspyer.nodes.binding import plan_binding, plan_templates
+from dspyer.nodes.callables import FunctionSignature, giving, hidden_problems, read_signature
+from dspyer.nodes.field_access import FieldNames, check_names
+from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.outputs import permitted
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script
+from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.template_plans import plan_templates
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
 from dspyer.values.frozen import thaw

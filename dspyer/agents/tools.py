@@ -19,8 +19,8 @@ from dspyer.agents.subagent import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
-from dspyer.graph.correction import signature_of_module
-from dspyer.graph.declarations import check_name
+from dspyer.graph.checks import signature_of_module
+from dspyer.graph.spec import check_name
 from dspyer.hints import signature_of
 from dspyer.layers.retry import Retry
 from dspyer.nodes.binding import is_value_class
@@ -28,7 +28,7 @@ from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_c
 from dspyer.nodes.context import Context
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
-from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.steps import is_program
 from dspyer.nodes.sync_async import is_async
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type

@@ -15,28 +15,26 @@ from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopp
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, join_conflicts, stored_posts, stored_stats
-from dspyer.blocking import cancellation_count
 from dspyer.display.report import describe_run
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row, run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
-from dspyer.errors import ThreadError
+from dspyer.errors import Failure, ThreadError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
-from dspyer.failure import Failure
 from dspyer.ids import full_id
-from dspyer.persistence.history_parts import runs_back
-from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_call_reader import calls_by_commit
-from dspyer.persistence.reader import HistoryReader, RunRows, read_run
-from dspyer.persistence.rows import UnreadablePatch, first_version, run_label
-from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
+from dspyer.log.history import runs_back
+from dspyer.log.journal import is_alive
+from dspyer.log.reader import HistoryReader, RunRows, read_run
+from dspyer.log.rows import UnreadablePatch, first_version, run_label
+from dspyer.log.time_travel import Bounds, Moment, ThreadReader, calls_by_commit
 from dspyer.record_codec import Update, changed, encode
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
 from dspyer.values.frozen import FrozenDict
+from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
 

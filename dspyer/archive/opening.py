@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from dspyer.errors import StoreError
-from dspyer.persistence.checked_store import CheckedStore
+from dspyer.log.journal import CheckedStore
 from dspyer.stores.address import open_store
 from dspyer.stores.base import RunQuery, Store
 

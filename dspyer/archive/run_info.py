@@ -7,16 +7,13 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from dspyer.errors import StoreError
+from dspyer.errors import Failure, StoreError
 from dspyer.events import Question
-from dspyer.failure import Failure
 from dspyer.ids import full_id
-from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
-from dspyer.persistence.lm_usage import sum_usage
-from dspyer.persistence.reader import HistoryReader, read_run, rows_through
-from dspyer.persistence.row_codec import is_readable
-from dspyer.persistence.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, run_label
-from dspyer.persistence.status import failures_in, questions_at
+from dspyer.log.execution_records import failures_in, questions_at
+from dspyer.log.journal import MARK, is_alive, is_marked_alive
+from dspyer.log.reader import HistoryReader, read_run, rows_through
+from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
 from dspyer.stores.base import ListedRun, Point, RunQuery, Store

@@ -13,10 +13,9 @@ from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.stats import Checked, Mapped
 from dspyer.errors import StoreError
 from dspyer.events import FieldShape
-from dspyer.persistence.rows import drawing_id, fingerprint_id
+from dspyer.log.rows import drawing_id, fingerprint_id
 from dspyer.policies import Policies
-from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.topology import Edge, Topology
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import RunRow, Store
 

@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
+from dspyer.errors import Failure
 from dspyer.events import Commit, MergedConflict, Posted
-from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
+from dspyer.log.history import CommitListing
+from dspyer.log.lm_calls import run_usage
+from dspyer.log.reader import HistoryReader, RunRows
+from dspyer.log.rows import PostRow, RowKind, UnreadablePatch, is_readable, run_label, sum_usage
+from dspyer.log.time_travel import stored_calls, unrecorded
 from dspyer.patch import update_size
-from dspyer.persistence.history import CommitListing
-from dspyer.persistence.lm_call_reader import stored_calls, unrecorded
-from dspyer.persistence.lm_usage import sum_usage
-from dspyer.persistence.reader import HistoryReader, RunRows
-from dspyer.persistence.row_codec import is_readable
-from dspyer.persistence.rows import PostRow, RowKind, UnreadablePatch, run_label
-from dspyer.persistence.totals import run_usage
 from dspyer.record_codec import encode
 
 UNKNOWN = (

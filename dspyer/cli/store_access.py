@@ -16,10 +16,10 @@ from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import UsageError, version_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.log.journal import CheckedStore
+from dspyer.log.reader import HistoryReader
+from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.rows import UnreadablePatch
 from dspyer.schema.schema import Schema
 from dspyer.stores.address import SQLITE, open_store
 from dspyer.stores.base import RunQuery, Store

@@ -1,6 +1,6 @@
 """What drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
 
-The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.text`) both take it.
+The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.spec`) both take it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import END, START, Edge, Topology
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 

@@ -15,7 +15,7 @@ from dspyer.display.run_rows import DisplayRow
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, is_built_in, path_of_event, told
 from dspyer.ids import outermost_execution
 from dspyer.scheduler.lineage import LogEntry, sent_to
-from dspyer.scheduler.writers import Writers
+from dspyer.scheduler.provenance import Writers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze

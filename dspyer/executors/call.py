@@ -12,15 +12,6 @@ from uuid import uuid4
 
 import dspy
 
-from dspyer.blocking import Outcome, end_of, result_of, task_signal
-from dspyer.ctrl_c import may_raise
-from dspyer.dspy_module.executing import Executing, executing, executing_id
-from dspyer.dspy_module.lm_records import LMRecorder
-from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
-from dspyer.dspy_module.parameters import parameter_names, walk_parameters
-from dspyer.dspy_module.request_gate import current_gate
-from dspyer.dspy_module.tap import prices_here, subscriber, subscribers
-from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
@@ -28,12 +19,16 @@ from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, resul
 from dspyer.ids import id_prefix
 from dspyer.layers.layer import layers_around
 from dspyer.layers.run_limits import CallCount
+from dspyer.lm.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
+from dspyer.lm.parameters import parameter_names, walk_parameters
+from dspyer.lm.requests import current_gate
+from dspyer.lm.tap import LMRecorder, prices_here, subscriber, subscribers
+from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id, rejected_copy
 from dspyer.nodes.binding import find_resource
-from dspyer.runtime.request import FAILED_RUNS, Request
-from dspyer.runtime.run import Run
-from dspyer.runtime.run_link import ATTRIBUTE as LINK
-from dspyer.runtime.run_link import KeptPrediction, RunLink
-from dspyer.runtime.run_start import CallOptions, Inside
+from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request
+from dspyer.runtime.run import ATTRIBUTE as LINK
+from dspyer.runtime.run import KeptPrediction, Run, RunLink
+from dspyer.waiting import Outcome, end_of, may_raise, result_of, task_signal
 
 SENT_SETTINGS = (
     "lm",

@@ -27,9 +27,9 @@ import dspy
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dspyer.dspy_module.predictors import HOLDING, RECORDS
-from dspyer.dspy_module.source import reduce_program
 from dspyer.errors import error_text
+from dspyer.lm.parameters import HOLDING, RECORDS
+from dspyer.lm.source import reduce_program
 
 LARGE = 1000
 """Characters or bytes of an input from which on it comes back as a name."""

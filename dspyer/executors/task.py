@@ -19,23 +19,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer.blocking import DaemonLoop, Outcome, result_of
-from dspyer.dspy_module.executing import Executing, executing
-from dspyer.dspy_module.lm_prices import Prices
-from dspyer.dspy_module.lm_records import record_lm_calls
-from dspyer.dspy_module.lm_requests import LMRetryNotes, with_own_adapters
-from dspyer.dspy_module.not_public import TRACE, TRACKER, UsageTracker
-from dspyer.dspy_module.tap import PRICES, subscribing
-from dspyer.dspy_module.tracing import REJECTED, Steps
-from dspyer.errors import error_text, unwrap_stop_iteration
+from dspyer.errors import Failure, error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
 from dspyer.layers.run_limits import CallCount
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
+from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
+from dspyer.lm.requests import LMRetryNotes, with_own_adapters
+from dspyer.lm.tap import PRICES, Prices, record_lm_calls, subscribing
+from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
+from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallOptions, Inside, Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.run_start import CallOptions, Inside
+from dspyer.waiting import DaemonLoop, Outcome, result_of
 
 KEPT_PROGRAMS = 8
 

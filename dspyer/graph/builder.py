@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
-from dspyer.budget import Budget
-from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate, brief
+from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
-from dspyer.graph.declarations import (
+from dspyer.graph.spec import (
     NEEDED,
     EdgeDeclaration,
     GraphOptions,
+    GraphSpec,
+    Migrate,
     as_names,
     check_conversations,
     check_limits,
@@ -29,24 +30,24 @@ from dspyer.graph.declarations import (
     checked_keep,
     checked_policies,
     warn_of_shadowed,
+    with_redaction,
 )
-from dspyer.graph.error_edges import error_edges
-from dspyer.graph.spec import GraphSpec, Migrate, with_redaction
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
+from dspyer.log.journal import Durability, check_durability
+from dspyer.log.lm_calls import Choose, Recorded, check_recorded
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
+from dspyer.nodes.options import Cache, MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
-from dspyer.persistence.journal import Durability, check_durability
-from dspyer.persistence.lm_calls import Choose, Recorded, check_recorded
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
+from dspyer.stopping import Budget
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
 from dspyer.views import View

@@ -16,9 +16,29 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
-from dspyer.dspy_module.predictors import modules_in
-from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
-from dspyer.dspy_module.source import (
+from dspyer.errors import GraphError, list_names, suggestion
+from dspyer.graph.checks import (
+    BuiltParts,
+    PlannedCheck,
+    build_checks,
+    by_source,
+    error_edge_problems,
+    follow_checks,
+    handler_problems,
+    no_node_hints,
+    planned_checks,
+    unfilled_problems,
+)
+from dspyer.graph.spec import NEEDED, EdgeDeclaration, Exit, GraphOptions, GraphSpec, attribute_problems
+from dspyer.layers.cache import NodeCache, plan_cache
+from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
+from dspyer.layers.handlers import ErrorEdge
+from dspyer.layers.layer import Layer, checked_layers, ordered
+from dspyer.layers.live import LiveFields
+from dspyer.layers.retry import Retry
+from dspyer.layers.timeout import Timeout
+from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
+from dspyer.lm.source import (
     EdgeText,
     ErrorEdgeText,
     FunctionText,
@@ -26,37 +46,27 @@ from dspyer.dspy_module.source import (
     MapText,
     graph_text,
 )
-from dspyer.errors import GraphError, list_names, suggestion
-from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
-from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
-from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
-from dspyer.graph.spec import Exit, GraphSpec
-from dspyer.layers.cache_key import plan_cache
-from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
-from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.layer import Layer, checked_layers, ordered
-from dspyer.layers.live import LiveFields
-from dspyer.layers.node_cache import NodeCache
-from dspyer.layers.retry import Retry
-from dspyer.layers.timeout import Timeout
+from dspyer.log.execution_records import no_answer
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckOptions, checks_of
+from dspyer.nodes.field_access import author_problems
 from dspyer.nodes.function import may_return_command
 from dspyer.nodes.interrupt import interrupts_of
 from dspyer.nodes.node import Node
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.router import Router, RouterOptions, build_router
-from dspyer.nodes.view_access import author_problems
+from dspyer.nodes.steps import is_program
 from dspyer.patch import DELETE
-from dspyer.persistence.execution_records import no_answer
 from dspyer.policies import Policies
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
-from dspyer.scheduler.loops import Edge, Rounds
-from dspyer.scheduler.run_values import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
-from dspyer.scheduler.topology import END, START, Topology
-from dspyer.scheduler.validation import (
+from dspyer.scheduler.schedule import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
+from dspyer.scheduler.topology import (
+    END,
+    START,
+    Edge,
     GraphFacts,
+    Rounds,
+    Topology,
     WritesBefore,
     check_failing_forks,
     check_parallel_writers,

@@ -2,33 +2,364 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import keyword
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import dspy
 
-from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
-from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
-from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
-from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
-from dspyer.graph.text import edge_labels, explain
-from dspyer.layers.breakpoints import Breakpoints
+from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.condensers import Condense, Condensers
-from dspyer.layers.handlers import ErrorEdge, ErrorEdges
-from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.handlers import ErrorEdge, ErrorEdges, Reports
+from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
-from dspyer.layers.reports import Reports
+from dspyer.layers.run_limits import Breakpoints
+from dspyer.lm.parameters import modules_in
+from dspyer.log.execution_records import AnswerSource, no_answer
+from dspyer.log.journal import Durability
+from dspyer.log.lm_calls import Choose, LMCallLog, Recorded
+from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
-from dspyer.persistence.execution_records import AnswerSource, no_answer
-from dspyer.persistence.journal import Durability
-from dspyer.persistence.lm_calls import Choose, LMCallLog, Recorded
-from dspyer.scheduler.topology import Topology
+from dspyer.nodes.steps import is_program
+from dspyer.policies import Pattern, Policies
+from dspyer.scheduler.topology import END, START, Topology
+from dspyer.schema.limits import kilobytes
+from dspyer.schema.schema import Schema
+from dspyer.schema.type_fit import merge_problem, path_problem
+from dspyer.stopping import Budget
+from dspyer.values.scalars import is_whole_number
+
+if TYPE_CHECKING:
+    from dspyer.layers.handlers import ErrorEdge
+
+
+# The options and edges that a `Graph` was given, and the checks that can be made before it is compiled.
+
+
+# No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
+# needs them itself, or DSPy's optimizers set them on it. `save` writes its own entry "metadata" beside the predictors.
+_ATTRIBUTES = (
+    *("thread", "threads", "forward", "aforward", "metadata", "callbacks", "history"),
+    *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
+    *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
+    *("mb_candidate_programs", "results_best", "results_latest", "detailed_results", "flag_compilation_error_occurred"),
+)
+
+
+class _Needed(tuple[str, ...]):
+    """The class of `NEEDED`."""
+
+    __slots__ = ()
+
+
+NEEDED = _Needed()
+"""In place of required inputs: those that a node reads before another node can have written them."""
+
+
+class GraphOptions(NamedTuple):
+    """The options of `Graph(...)`.
+
+    Attributes:
+        name: name of the graph.
+        named: whether the user gave that name.
+        schema: the fields of the state.
+        inputs: the fields that a run is given; None to infer them.
+        required: the inputs that a run must be given; None for those without a default, `NEEDED` for those that a node
+            reads before another node can have written them.
+        outputs: the fields that the program returns; None to infer them.
+        policies: what a join does with a conflict, by path.
+        keep: the fields that last over the runs of a thread; None for all.
+        also: further fields that a run may be given. A graph around this one gives it those that `reads=` names.
+    """
+
+    name: str
+    named: bool
+    schema: Schema
+    inputs: tuple[str, ...] | None
+    required: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    policies: Policies
+    keep: frozenset[str] | None
+    also: frozenset[str] = frozenset()
+
+
+class EdgeDeclaration(NamedTuple):
+    """One call of `add_edge`."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def as_names(names: Iterable[str]) -> tuple[str, ...]:
+    """A tuple of names; a single text is one name."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def checked_keep(names: Iterable[str], schema: Schema) -> frozenset[str]:
+    """The fields of `Graph(keep=...)`, which must be fields of the schema."""
+    found = as_names(names)
+    _check_fields("keep", found, [schema])
+    return frozenset(found)
+
+
+def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
+    """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
+    policies = Policies.of(spec, otherwise)
+    _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
+    for pattern, _ in policies.rules:
+        field = schema.fields.get(pattern.field)
+        fold: Any = field and field.reducer and (dict[str, str] if field.reducer.keyed else str)  # its conflicts
+        if field and (problem := merge_problem(pattern, fold or field.annotation)):
+            raise GraphError(f"{option}: {problem}")
+    return policies
+
+
+def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
+    """The schemas of the graphs among the modules of a graph."""
+    parts: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
+    return [part.graph.topology.schema for part in parts.values() if is_program(part)]
+
+
+def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
+    """Refuse patterns of `compile(redact=...)` that can match nothing in the graph, or in a graph inside it."""
+    given = tuple(patterns)
+    hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
+    _check_fields("redact", _fields_named(given), schemas, hint)
+    if any(schema.accepts_any_key for schema in schemas):
+        return
+    items = fields_of_items(schemas)
+    for pattern in given:
+        name = pattern.field
+        kinds = [schema.fields[name].annotation for schema in schemas if name in schema.fields]
+        problems = [path_problem(pattern, kind, name in items) for kind in kinds]
+        if problems and all(problems):
+            shown = pattern.segments if pattern.literal else ".".join(pattern.segments)
+            raise GraphError(f"redact={shown!r} hides nothing: {problems[0]}")
+
+
+def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
+    """The fields of which an update may be one item of a list, as with the reducers `append` and `add_messages`."""
+    folded = [(name, field) for schema in schemas for name, field in schema.fields.items() if field.reducer is not None]
+    classes = [(name, class_of(field.annotation)) for name, field in folded]
+    return frozenset(name for name, cls in classes if cls is not None and issubclass(cls, list))
+
+
+def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:
+    return list(dict.fromkeys(pattern.field for pattern in patterns if pattern.field is not None))
+
+
+def _check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
+    """Refuse names that are a field of none of the schemas, unless one accepts any key."""
+    if any(schema.accepts_any_key for schema in schemas):
+        return
+    known = dict.fromkeys(name for schema in schemas for name in schema.fields)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        inside = " or of a graph inside it" if len(schemas) > 1 else ""
+        near = "".join(suggestion(name, known) for name in unknown)
+        raise GraphError(
+            f"{option} names {list_names(unknown)}, no field of the schema{inside}.{near} Fields: {list_names(known)}"
+            f"{hint}"
+        )
+
+
+def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:
+    """The names at one end of an edge; functions and anything else that is no name are refused."""
+    names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
+    given: tuple[Any, ...] = names
+    for function in given:
+        if callable(function) and hasattr(function, "__name__"):
+            name = function.__name__
+            raise GraphError(
+                f"an edge goes between names of nodes: add the function with add_node({name}) and write {name!r} here"
+            )
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GraphError(
+            f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
+        )
+    return names
+
+
+def check_name(name: str, known: Collection[str]) -> None:
+    """Refuse a name of a new node that is no identifier, reserved or taken."""
+    given: Any = name
+    if not isinstance(given, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise GraphError(
+            f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
+        )
+    if name in (START, END) or name.startswith("_"):
+        own = "the ends of a graph, and the program's own attributes with a leading underscore, have such names"
+        raise GraphError(f"{name!r} cannot name a node: {own}; choose another, like {name.strip('_') + '_node'!r}")
+    if name in known:
+        raise GraphError(f"there is a node {name!r} already: give this one another name")
+
+
+def attribute_problems(names: Iterable[str]) -> list[str]:
+    """The names of modules of a program that cannot be its attributes."""
+    return [
+        f"no module of the graph can be called {name!r}: it becomes program.{name}, which DSPy or the program needs "
+        f"itself. Give its node or router another name, like {name + '_node'!r}"
+        for name in names
+        if name in _ATTRIBUTES or hasattr(dspy.Module, name)
+    ]
+
+
+def check_one_name(**options: object) -> None:
+    """Refuse options that take one name and got something else, such as a list of names or a function."""
+    for option, given in options.items():
+        if not isinstance(given, str):
+            raise GraphError(f"{option}={brief(given)}: give one name, {option}='...'")
+
+
+def check_limits(**limits: object) -> None:
+    """Refuse limits that are no whole number of at least 1."""
+    for name, limit in limits.items():
+        if not is_whole_number(limit) or limit < 1:
+            raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
+
+
+def check_conversations(nodes: Iterable[Node]) -> None:
+    """Refuse `warn_at` if no node has a conversation in which the warning could be a message."""
+    if not any(node.conversations for node in nodes):
+        raise GraphError(
+            "warn_at: no node commits turns that a warning could stand in: give the schema a field of Messages and "
+            'a module node writes=[..., "messages"], or show it {run.remaining}'
+        )
+
+
+def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
+    """Warn of outputs that methods of `dspy.Prediction` hide. To be called by `Graph.compile` itself."""
+    shadowed = sorted(set(outputs) & set(dir(dspy.Prediction)))
+    if shadowed:
+        warnings.warn(
+            f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "
+            f"prediction[{shadowed[0]!r}], or rename the fields",
+            stacklevel=3,  # the line of the user that calls `compile`
+        )
+
+
+# A graph in words, and the labels of its edges.
+
+
+def explain(graph: GraphSpec) -> str:
+    """The graph in words, one line per fact: nodes with reads, writes and targets, loops, stops, shared fields."""
+    topology = graph.topology
+    inputs = [name if name in graph.required else f"{name} (optional)" for name in graph.inputs]
+    outputs = "every field that is no input" if graph.outputs is None else ", ".join(graph.outputs)
+    lines = [f"graph {graph.name}: {len(graph.nodes)} nodes"]
+    lines.append(f"  inputs: {', '.join(inputs) or 'none'}")
+    lines.append(f"  outputs: {outputs}")
+    if topology.schema.state_limit is not None:
+        lines.append(f"  limit: the state holds at most {kilobytes(topology.schema.state_limit.max_bytes)}")
+    labels = _joined(_router_labels(graph))  # by source and target
+    for name in (START, *graph.nodes):
+        node = graph.nodes.get(name)
+        facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
+        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
+        facts += _layer_facts(graph, name)
+        if node is not None and node.look.note:
+            facts.append(node.look.note)
+        facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
+        lines.append(f"  {name}: {'; '.join(facts)}")
+    lines.extend(
+        f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
+        for loop in topology.rounds.loops
+    )
+    for word, names in (("before", graph.interrupt_before), ("after", graph.interrupt_after)):
+        if names:
+            lines.append(f"  stops {word} {', '.join(name for name in graph.nodes if name in names)}")
+    lines.extend(
+        f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
+        + (", in parallel the merge policy decides" if topology.has_policy(written) else "")
+        for written, writers in _overwritten_fields(graph).items()
+    )
+    lines.extend(
+        f"  retries multiply: {path} is called up to {' x '.join(map(str, attempts))} times"
+        for path, attempts in graph.attempts.items()
+        if len(attempts) > 1
+    )
+    unknown = [name for name, node in graph.nodes.items() if node.writes is None]
+    if unknown:
+        lines.append(
+            f"  not checked: what is written by {', '.join(unknown)} is not declared, so parallel writers and unset "
+            "reads are found when they happen; declare it with writes=[...]"
+        )
+    return "\n".join(lines)
+
+
+def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
+    """What surrounds the calls of a node, from the inside out."""
+    node = graph.nodes.get(name)
+    each = " per item" if node is not None and node.has_items else ""
+    return [
+        f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
+        for layer in reversed(graph.given_layers.get(name, ()))
+    ]
+
+
+def edge_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
+    """The labels of edges in a picture: those of routers, and after a cross what an error edge takes."""
+    found = _router_labels(graph)
+    for source, edges in graph.error_edges.items():
+        for edge in edges:
+            found.setdefault((source, edge.target), []).append(f"{ERROR_MARK} {edge.condition}")
+    return _joined(found)
+
+
+def _router_labels(graph: GraphSpec) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for source, ways in graph.exits.items():
+        for way in ways:
+            if not isinstance(way, str):
+                for target, text in way.labels.items():
+                    found.setdefault((source, target), []).append(text)
+    return found
+
+
+def _joined(labels: Mapping[tuple[str, str], list[str]]) -> dict[tuple[str, str], str]:
+    return {edge: ", ".join(texts) for edge, texts in labels.items()}
+
+
+def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
+    label = labels.get((name, target))
+    facts = [repr(label)] if label else []
+    facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
+    return f"{target} ({', '.join(facts)})" if facts else target
+
+
+def _error_target(graph: GraphSpec, edge: ErrorEdge) -> str:
+    facts = [] if edge.into is None else [f"the failure into {edge.into}"]
+    facts += ["next round"] if graph.topology.rounds.goes_back(edge.source, edge.target) else []
+    return f"-> {edge.target} ({', '.join(facts)})" if facts else f"-> {edge.target}"
+
+
+def _fields(names: Mapping[str, str] | None) -> str:
+    if names is None:
+        return "?"
+    return ", ".join(field if own == field else f"{field} (as {own})" for own, field in names.items()) or "nothing"
+
+
+def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
+    """The fields in which one node's value replaces another one's, with their writers."""
+    schema = graph.topology.schema
+    merged = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
+    writers: dict[str, list[str]] = {}
+    fixes = {check.fix for check in graph.checks.values()}
+    for name, node in graph.nodes.items():
+        own = () if name in fixes else (node.writes or {}).values()
+        failures = [edge.into for edge in graph.error_edges.get(name, ()) if edge.into is not None]
+        for written in dict.fromkeys((*own, *failures)):
+            writers.setdefault(written, []).append(name)
+    return {written: names for written, names in writers.items() if len(names) > 1 and written not in merged}
+
 
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""

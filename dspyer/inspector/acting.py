@@ -21,7 +21,7 @@ from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.streams import Events
 from dspyer.stores.base import Store
-from dspyer.threads.graph_fingerprint import named_classes
+from dspyer.threads.graph_changes import named_classes
 from dspyer.threads.thread import Thread
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze

@@ -12,14 +12,14 @@ import dspy
 from dspyer.errors import NodeOutputError, list_names
 from dspyer.hints import without_none
 from dspyer.layers.layer import Inner, Layer, Place, of_part
+from dspyer.nodes.binding import filled, plan_templates
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.field_access import unknown_field_text
+from dspyer.nodes.function import folded, given
 from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, Replace, each_update
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from dspyer.errors import always_raised, unwrap_stop_iteration
-from dspyer.failure import Failure
+from dspyer.errors import Failure, always_raised, unwrap_stop_iteration
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.retry import RetryOn, accepts
-from dspyer.nodes.node import Call, Output
-from dspyer.nodes.outputs import folded
+from dspyer.nodes.function import folded
+from dspyer.nodes.node import Call, Node, Output
 from dspyer.nodes.steps import Script
-from dspyer.scheduler.run_state import Target, last_attempt
+from dspyer.scheduler.schedule import Target, last_attempt
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
@@ -109,3 +108,43 @@ def _send_index(call: Call) -> int | None:
     if sent is None:
         return None
     return attempt.branch[-1] if len(log[head].commit.route) > 1 else 0
+
+
+# `Reports`: the layer by which a node commits a report of what its last attempt raised, as a tool of an agent does.
+#
+# It is around all attempts, since the node itself cannot know which one is the last, and inside of error edges: these
+# take what it does not report.
+
+
+class Reports(Layer):
+    """Reports what the last attempt of one node raised."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """What `inner` gives, or the report of what it raised."""
+        try:
+            return (yield from inner(call))
+        except Exception as error:
+            # No local may refer to the error: its traceback refers to this frame.
+            output = self._reported(call, cast("Exception", unwrap_stop_iteration(error)))
+            if output is None:
+                raise
+        return output
+
+    def _reported(self, call: Call, error: Exception) -> Output | None:
+        # The attempt is the last one, which commits, since the answers to its questions count.
+        last: Attempt = call.context.delegate.last
+        call = call.of_attempt(last)
+        reply = self._node.error_reply(call, error)
+        if reply is None:
+            return None
+        last.finish()
+        last.over, last.posts = True, None
+        failure = last.failure(error, last.number)
+        call.runner.session.failure_caught(call, error, failure)
+        output: Output = call.reply(reply)
+        return output._replace(failure=failure)

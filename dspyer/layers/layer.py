@@ -13,17 +13,15 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlia
 
 import dspy
 
-from dspyer.errors import GraphError, InputError, StateError, brief, suggestion
+from dspyer.errors import Failure, GraphError, InputError, StateError, brief, suggestion
 from dspyer.events import Commit, Event
-from dspyer.failure import Failure
+from dspyer.log.rows import RECORDS, LayerRow, StoredRow
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
-from dspyer.persistence.row_codec import StoredRow
-from dspyer.persistence.rows import RECORDS, LayerRow
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.unicode import is_valid_text
+from dspyer.values.json import is_valid_text
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""

@@ -20,10 +20,6 @@ from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
 from dspyer import clock
-from dspyer.dspy_module.executing import execute_attempt
-from dspyer.dspy_module.lm_requests import with_new_responses
-from dspyer.dspy_module.request_gate import current_gate
-from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
 from dspyer.errors import (
     always_raised,
     annotate,
@@ -37,10 +33,12 @@ from dspyer.errors import (
     with_article,
 )
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.lm.requests import current_gate, with_new_responses
+from dspyer.lm.tracing import Steps, execute_attempt, recording_apart, step_count, take_steps
+from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, Within, wrapped
 from dspyer.nodes.sync_async import is_async
-from dspyer.persistence.execution_records import RecordKey
 from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"

@@ -12,13 +12,15 @@ from functools import partial
 from threading import Lock
 from typing import Any, ClassVar
 
-from dspyer.budget import Spending
-from dspyer.dspy_module.request_gate import gated
 from dspyer.errors import CallLimitError, Interrupt
+from dspyer.events import Question
 from dspyer.ids import path_text
 from dspyer.layers.layer import Inner, Layer, Place, Stop
+from dspyer.lm.requests import gated
+from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
+from dspyer.stopping import Spending
 
 
 class Spends(Layer):
@@ -102,3 +104,23 @@ class CallCount(Layer):
                 f"{path_text(call.context.branch)}), with the calls of the graphs inside its nodes. Raise the limit "
                 "with compile(max_calls=...)"
             )
+
+
+# `Breakpoints`: the layer that asks before a node runs, for `compile(interrupt_before=)`.
+
+
+class Breakpoints(Layer):
+    """Stops each run before a node, until it is resumed."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "outside"
+
+    def admit(self, call: Call) -> None:
+        """Asks once whether to go on."""
+        attempt = call.context.delegate
+        host, node, execution = attempt.host, attempt.node, attempt.local_id
+        text = f"{node!r} comes next; continue?"
+        if not host.records.ask(
+            Question("before", text, None, node, attempt.branch, execution, host.label), host.answer
+        ):
+            raise Interrupt([host.records.questions[RecordKey(execution, "before")]])

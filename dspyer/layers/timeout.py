@@ -16,16 +16,15 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
-from dspyer.blocking import cancellation_count
-from dspyer.dspy_module.executing import execute_apart
-from dspyer.dspy_module.request_gate import gated
-from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.lm.requests import gated
+from dspyer.lm.tracing import execute_apart, recording_apart
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.stopping import TimeLimit, current_limit
+from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import ThreadCall
 
 logger = logging.getLogger("dspyer")

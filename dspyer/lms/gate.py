@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dspyer import clock
-from dspyer.blocking import end_of, is_on_loop
-from dspyer.ctrl_c import at_fork
-from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
+from dspyer.lm.requests import current_gate
 from dspyer.stopping import OVER, current_limit
+from dspyer.waiting import at_fork, end_of, is_on_loop
 
 NO_TIME = 1e-9
 """Seconds that are the rest of a rounded sum, and no time to wait."""

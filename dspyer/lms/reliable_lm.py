@@ -32,9 +32,17 @@ from dspy import (
 )
 
 from dspyer import clock
-from dspyer.dspy_module.lm_prices import responses_asked, token_counts
-from dspyer.dspy_module.lm_records import FALLBACK
-from dspyer.dspy_module.not_public import (
+from dspyer.errors import (
+    DspyerError,
+    always_raised,
+    annotate,
+    is_transient,
+    mark_lm_retries,
+    retries_of_lm,
+    with_article,
+)
+from dspyer.layers.retry import Retry, retry_after
+from dspyer.lm.not_public import (
     CLIENT_KEYS,
     ENGINES,
     LM_CLASS_STATE_KEY,
@@ -46,16 +54,7 @@ from dspyer.dspy_module.not_public import (
     adapter_message_call,
     prepare,
 )
-from dspyer.errors import (
-    DspyerError,
-    always_raised,
-    annotate,
-    is_transient,
-    mark_lm_retries,
-    retries_of_lm,
-    with_article,
-)
-from dspyer.layers.retry import Retry, retry_after
+from dspyer.lm.tap import FALLBACK, responses_asked, token_counts
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.values.scalars import is_number, is_whole_number

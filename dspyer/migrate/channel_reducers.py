@@ -30,7 +30,7 @@ from dspyer import message_list
 from dspyer.errors import NodeOutputError, brief
 from dspyer.migrate.dict_classes import rebuilt_dict
 from dspyer.migrate.internals import add_message_batches
-from dspyer.nodes.hidden_modules import mentions
+from dspyer.nodes.callables import mentions
 from dspyer.patch import DELETE
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.values.freezing import freeze

@@ -47,10 +47,9 @@ from dspyer.migrate.schema_classes import data_channels, own_validation, private
 from dspyer.migrate.unsupported import graph_problem
 from dspyer.patch import DELETE, Replace, Updates
 from dspyer.state import ImmutableState
+from dspyer.values.freezing import classes_in, is_rebuildable
 from dspyer.values.frozen import thaw
-from dspyer.values.named_classes import classes_in
 from dspyer.values.scalars import SCALARS
-from dspyer.values.types import is_rebuildable
 
 logger = logging.getLogger(__name__)
 

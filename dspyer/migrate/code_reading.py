@@ -22,8 +22,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
-from dspyer.nodes.callables import own_call
-from dspyer.nodes.hidden_modules import attributes_of, code_objects, used_objects
+from dspyer.nodes.callables import attributes_of, code_objects, own_call, used_objects
 
 _DEPTH: Final = 2
 _MOST_ITEMS: Final = 100  # of a container: models and tools are few, and data is not read

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import GraphError, list_names
 from dspyer.graph.builder import Graph
-from dspyer.graph.declarations import NEEDED
+from dspyer.graph.spec import NEEDED
 from dspyer.migrate.async_routers import sync_form
 from dspyer.migrate.channels import state_fields, stored_classes
 from dspyer.migrate.converted_node import AsyncConvertedNode, ConvertedNode
@@ -34,7 +34,7 @@ from dspyer.migrate.targets import Kind, NamedTargets, Targets, usable_name
 from dspyer.migrate.unsupported import check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
-from dspyer.values.named_classes import set_held_classes
+from dspyer.values.freezing import set_held_classes
 from dspyer.values.scalars import check_flags
 
 _LOG = logging.getLogger("dspyer.migrate")

@@ -18,6 +18,7 @@ from pydantic import ValidationError, WithJsonSchema
 from dspyer.errors import AnswerError, GraphError, NodeOutputError, RouteError, always_raised, list_names
 from dspyer.events import NodeFailed
 from dspyer.layers.retry import Retry
+from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
 from dspyer.migrate.internals import ParentCommand, Questions, refused_answer, text_of
@@ -28,7 +29,6 @@ from dspyer.migrate.task_calls import TaskCalls
 from dspyer.migrate.unsupported import LEAVES_BY_COMMAND
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import SENT, Command
-from dspyer.persistence.execution_records import RecordKey
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableSequence
 from langgraph.errors import NodeError
 
 from dspyer.migrate.installed import unknown_version
-from dspyer.nodes.hidden_modules import attributes_of
+from dspyer.nodes.callables import attributes_of
 
 try:
     from langgraph._internal._constants import (

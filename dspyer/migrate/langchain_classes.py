@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langgraph.types import Command, Send
 from pydantic import BaseModel
 
-from dspyer.values.types import register_value_type
+from dspyer.values.freezing import register_value_type
 
 
 def register_langchain_classes() -> None:

@@ -22,7 +22,7 @@ from langgraph.types import Command
 
 from dspyer.migrate.code_reading import NodeCode, is_a, main_function, read_code
 from dspyer.migrate.findings import FoundNode
-from dspyer.nodes.hidden_modules import attributes_of
+from dspyer.nodes.callables import attributes_of
 
 _PLAIN: Final = (bool, int, float)
 _CONTAINERS: Final = (list, dict)

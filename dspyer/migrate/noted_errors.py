@@ -14,8 +14,8 @@ from typing import Any
 from langgraph.errors import NodeError
 
 from dspyer.errors import error_text
+from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.context import Context
-from dspyer.persistence.execution_records import RecordKey
 from dspyer.values.frozen import thaw
 
 _PLAIN = (str, int, float, bool, type(None))

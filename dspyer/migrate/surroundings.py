@@ -13,9 +13,8 @@ from langgraph.store.base import BaseStore
 
 from dspyer.migrate.internals import Questions, managed_value, node_configurable
 from dspyer.migrate.task_calls import TaskCalls
-from dspyer.nodes.binding import find_resource
+from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.context import Context
-from dspyer.nodes.template_plans import value_of_run
 
 
 @dataclass(frozen=True, slots=True)

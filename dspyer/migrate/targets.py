@@ -12,7 +12,7 @@ from langgraph import types as langgraph_types
 from langgraph.constants import END
 
 from dspyer.errors import GraphError, RouteError, brief, list_names
-from dspyer.graph.declarations import attribute_problems, check_name
+from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.nodes.node import SENT, Goto, Send
 
 Kind: TypeAlias = Literal["code", "graph", "replaced"]

@@ -17,10 +17,10 @@ from pydantic_core import to_json
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.ids import id_prefix
+from dspyer.log.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.nodes.callables import members
-from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
-from dspyer.values.unicode import with_valid_text
+from dspyer.values.json import with_valid_text
 
 Answers: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are given before the questions are asked: by key, or from a function of the question."""

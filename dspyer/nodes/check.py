@@ -22,19 +22,16 @@ from dspyer.errors import CheckError, NodeOutputError, annotate, brief, list_nam
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
 from dspyer.nodes.build import refused_class
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.field_names import FieldNames, unknown_field_text
-from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.module import build_module, module_io
+from dspyer.nodes.callables import hidden_problems, read_signature
+from dspyer.nodes.field_access import FieldNames, unknown_field_text
+from dspyer.nodes.module import build_module, build_subgraph, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import FunctionStep, Script
-from dspyer.nodes.subgraph import build_subgraph
+from dspyer.nodes.steps import FunctionStep, Script, is_program
 from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
-from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.schedule import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.state import ImmutableState
 from dspyer.templates import RUN

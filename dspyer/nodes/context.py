@@ -9,9 +9,8 @@ from typing import Any, NoReturn, overload
 import dspy
 from typing_extensions import TypeVar
 
-from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.live_access import Entries, Peer
-from dspyer.nodes.program_calls import acall_program, call_program
+from dspyer.nodes.attempt import Attempt, Entries, Peer
+from dspyer.nodes.steps import acall_program, call_program
 from dspyer.views import Delta, View
 
 T = TypeVar("T")

@@ -16,14 +16,13 @@ from pydantic import ValidationError
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, is_known, plan_binding, unknown_names
 from dspyer.nodes.callables import members, read_signature
-from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.template_plans import is_known, unknown_names
 from dspyer.schema.type_fit import misfit, shown_type
 from dspyer.templates import Templates
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
-from dspyer.dspy_module.executing import execute_item
-from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import (
+    Failure,
     Interrupt,
     MapError,
     NodeOutputError,
@@ -27,20 +26,20 @@ from dspyer.errors import (
     unwrap_stop_iteration,
 )
 from dspyer.events import ItemFinished, ItemStarted
-from dspyer.failure import Failure
 from dspyer.ids import part_id
+from dspyer.lm.tracing import execute_item, step_count, take_steps
+from dspyer.log.execution_records import MISSING
+from dspyer.log.journal import Journal
+from dspyer.log.rows import DraftRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
-from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.field_access import unknown_field_text
+from dspyer.nodes.function import RESULT
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
-from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
-from dspyer.persistence.execution_records import MISSING
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.row_codec import DraftRow
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same

@@ -26,10 +26,10 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    from dspyer.failure import Failure
+    from dspyer.errors import Failure
     from dspyer.nodes.attempt import Attempt
     from dspyer.scheduler.lineage import LogEntry
-    from dspyer.scheduler.run_state import Target
+    from dspyer.scheduler.schedule import Target
     from dspyer.schema.schema import Schema
     from dspyer.state import ImmutableState
 

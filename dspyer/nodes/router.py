@@ -15,17 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding, unset
-from dspyer.nodes.callables import gives_literals_alone, literals, members, read_signature
-from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
-from dspyer.nodes.hidden_modules import hidden_problems, mentions
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_binding, plan_templates, unset
+from dspyer.nodes.callables import gives_literals_alone, hidden_problems, literals, members, mentions, read_signature
+from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
+from dspyer.nodes.function import check_target
 from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.node import Built, Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.outputs import check_target
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.schema.schema import Schema
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module

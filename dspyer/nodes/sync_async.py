@@ -23,18 +23,19 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 from anyio.lowlevel import current_token
 
-from dspyer.blocking import (
+from dspyer.lm.requests import gated
+from dspyer.lm.tracing import recording_apart
+from dspyer.nodes.callables import own_call
+from dspyer.stopping import AsyncCalls, current_limit
+from dspyer.waiting import (
     Outcome,
     cancellation_count,
     forget_cancellations,
+    gives_up,
     has_lent_loop,
+    may_raise,
     result_of,
 )
-from dspyer.ctrl_c import gives_up, may_raise
-from dspyer.dspy_module.request_gate import gated
-from dspyer.dspy_module.tracing import recording_apart
-from dspyer.nodes.callables import own_call
-from dspyer.stopping import AsyncCalls, current_limit
 from dspyer.worker_threads import ThreadCall, run_in_thread
 
 T = TypeVar("T")

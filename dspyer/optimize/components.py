@@ -7,9 +7,8 @@ from typing import Any
 
 import dspy
 
-from dspyer.dspy_module.predictors import modules_in, walk
-from dspyer.dspy_module.signatures import path_in_program
 from dspyer.events import TraceStep
+from dspyer.lm.parameters import modules_in, path_in_program, walk
 from dspyer.nodes.router import Router
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run

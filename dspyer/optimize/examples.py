@@ -7,9 +7,9 @@ from typing import Any
 
 import dspy
 
-from dspyer.dspy_module.not_public import INPUT_KEYS
 from dspyer.errors import InputError, brief, with_article
 from dspyer.graph.spec import check_inputs
+from dspyer.lm.not_public import INPUT_KEYS
 from dspyer.runtime.program import CompiledGraph
 
 

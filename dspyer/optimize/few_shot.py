@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import dspy
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dspyer.dspy_module.not_public import Hasher
-from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
 from dspyer.ids import outermost_execution
 from dspyer.layers.layer import using
+from dspyer.lm.not_public import Hasher
+from dspyer.lm.tracing import recording
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric

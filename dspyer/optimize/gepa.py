@@ -16,7 +16,7 @@ import dspy
 from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
-from dspyer.dspy_module.not_public import gepa_compile
+from dspyer.lm.not_public import gepa_compile
 from dspyer.optimize.components import Components
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric

@@ -16,16 +16,14 @@ import dspy
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
-from dspyer.dspy_module.lm_requests import STRIDE
-from dspyer.dspy_module.not_public import InstructionProposer
-from dspyer.errors import error_text, needs_new_response
-from dspyer.failure import Failure
+from dspyer.errors import Failure, error_text, needs_new_response
+from dspyer.lm.not_public import InstructionProposer
+from dspyer.lm.requests import STRIDE
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
 from dspyer.runtime.request import FAILED_RUNS
-from dspyer.runtime.run import Run
-from dspyer.runtime.run_link import without_run
+from dspyer.runtime.run import Run, without_run
 
 Candidate = Mapping[str, str]
 Batch = EvaluationBatch[Any, Any]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.dspy_module.not_public import FailedPrediction
 from dspyer.errors import always_raised
+from dspyer.lm.not_public import FailedPrediction
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats

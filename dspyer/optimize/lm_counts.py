@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.dspy_module.executing import Executing
-from dspyer.dspy_module.not_public import calling_modules
-from dspyer.dspy_module.parameters import walk_parameters
-from dspyer.dspy_module.tap import Subscriber, TappedCall, subscribing
 from dspyer.events import LMCall
 from dspyer.ids import outermost_execution
+from dspyer.lm.not_public import calling_modules
+from dspyer.lm.parameters import walk_parameters
+from dspyer.lm.tap import Subscriber, TappedCall, subscribing
+from dspyer.lm.tracing import Executing
 from dspyer.optimize.components import nodes_by_part, only_graph
 from dspyer.runtime.program import CompiledGraph
 

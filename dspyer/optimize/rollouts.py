@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from dspyer.dspy_module.executing import execute_attempt
-from dspyer.dspy_module.tracing import Steps, append_to_trace, step_count, take_steps
 from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.events import Commit
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.retry import apart_from_earlier
+from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, wrapped

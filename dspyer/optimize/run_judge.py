@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from dspyer.dspy_module.signatures import path_in_program
-from dspyer.dspy_module.tracing import is_apart
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
+from dspyer.lm.parameters import path_in_program
+from dspyer.lm.tracing import is_apart
 from dspyer.nodes.router import Router
 from dspyer.optimize.field_functions import FieldJudge, FieldResult
 from dspyer.optimize.written_values import NO_FIELD, FieldRead, WrittenValue, WrittenValues

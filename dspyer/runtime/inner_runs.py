@@ -14,14 +14,13 @@ import dspy
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
 from dspyer.ids import FIRST, Address, full_id, id_prefix, part_id
 from dspyer.layers.retry import Retry
+from dspyer.log.execution_records import ExecutionRecords, RecordKey
+from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.program_calls import InsideRun
-from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.rows import EffectRow
+from dspyer.nodes.steps import InsideRun
 from dspyer.runtime.lineage_order import changes_of
-from dspyer.runtime.request import REQUEST, Request
+from dspyer.runtime.request import REQUEST, Around, CallOptions, Inside, Request
 from dspyer.runtime.run import internals_of
-from dspyer.runtime.run_start import Around, CallOptions, Inside
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
 from dspyer.stopping import StopSignal

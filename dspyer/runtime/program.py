@@ -16,33 +16,38 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
-from dspyer.budget import Budget
-from dspyer.dspy_module.not_public import COMPILED
-from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
-from dspyer.dspy_module.predictors import modules_in
-from dspyer.dspy_module.signatures import own_signatures
-from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.errors import ThreadError
-from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.executors.call import ExecutorCall, check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.lm.not_public import COMPILED
+from dspyer.lm.parameters import (
+    all_parameters,
+    copy_tree,
+    load_parameters,
+    modules_in,
+    own_signatures,
+    walk_parameters,
+    without_histories,
+)
+from dspyer.lm.source import reduce_program, source_class
+from dspyer.log.journal import CheckedStore
+from dspyer.log.time_travel import check_thread_name
 from dspyer.nodes.answer_types import Answers
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import resources_of
-from dspyer.nodes.program_calls import InsideRun
-from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.time_travel import check_thread_name
-from dspyer.runtime.drivers import adrive, drive
+from dspyer.nodes.steps import InsideRun
+from dspyer.runtime.drivers import ProgramCall, adrive, drive, settings_inside
 from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_inside
-from dspyer.runtime.program_call import ProgramCall, settings_inside
 from dspyer.runtime.request import REQUEST, Request, new_request
 from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.streams import AsyncEvents, Events
+from dspyer.stopping import Budget
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
 from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
+from dspyer.waiting import EventQueue
 
 _NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",

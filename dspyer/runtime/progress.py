@@ -22,10 +22,10 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
-from dspyer.ctrl_c import at_fork
 from dspyer.display.running import LMUse, RunningRuns
 from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token
-from dspyer.runtime.session_events import watching
+from dspyer.runtime.run_log import watching
+from dspyer.waiting import at_fork
 
 if TYPE_CHECKING:
     from dspyer.display.progress_screen import NotebookScreen, TerminalScreen

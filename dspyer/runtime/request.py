@@ -6,32 +6,178 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
-from dspyer.budget import Budget, Spending
-from dspyer.ctrl_c import held_back
-from dspyer.dspy_module.lm_records import LMRecorder, record_lm_calls
-from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import Interrupted, unwrap_stop_iteration
-from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
+from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
+from dspyer.layers.redacted import Streaming
 from dspyer.layers.run_limits import CallCount, Spends
-from dspyer.layers.streaming import Streaming
+from dspyer.lm.tap import LMRecorder, record_lm_calls
+from dspyer.lm.tracing import Steps
+from dspyer.log.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.binding import resources_of
-from dspyer.persistence.execution_records import ExecutionRecords
-from dspyer.runtime.run_start import CallOptions, Inside, RunStart
-from dspyer.scheduler.run_state import FailedBranch, RunState
-from dspyer.stopping import StopSignal
+from dspyer.patch import Replace
+from dspyer.runtime.session_views import EarlierCommits
+from dspyer.scheduler.schedule import FailedBranch, RunState
+from dspyer.state import ImmutableState
+from dspyer.stopping import Budget, Spending, StopSignal, TimeLimit
 from dspyer.values.scalars import check_flags
+from dspyer.waiting import EventQueue, held_back
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
+    from dspyer.runtime.run_log import SessionEvents
     from dspyer.runtime.session import Session, SessionEnd
+
+
+# What a run begins with: its first state, its ids, what its call asks for, and the node that it is inside of.
+
+
+class RunStart(NamedTuple):
+    """A run before the first commit that this process makes.
+
+    Attributes:
+        run: the run; a resumed one has the commits of earlier processes.
+        patch: the patch of its first commit.
+        state: the state after that commit.
+        run_id: its id.
+        label: the name of the run, the same in every resume; in front of the ids that are derived from its commits.
+            Empty for a run that is not stored.
+        earlier: the commits of the thread before the run; None for none.
+        id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
+            to which it does not apply any more, prefix), in ascending order.
+        kept: of a run inside a node, what earlier attempts of the node have committed in this process.
+    """
+
+    run: RunState
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    run_id: str
+    label: tuple[str, ...] = ()
+    earlier: EarlierCommits | None = None
+    id_prefixes: tuple[tuple[int, str], ...] = ()
+    kept: KeptRun = KeptRun()
+
+    def to_replay(self) -> RunStart:
+        """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""
+        # The patch of a run that begins from inputs holds whole values. Folding them a second time would add them to
+        # what is there.
+        reducer = self.run.topology.schema.reducer
+        patch = {
+            name: update if reducer(name) is None else Replace(self.state.raw(name))
+            for name, update in self.patch.items()
+        }
+        return self._replace(patch=patch)
+
+
+class RunIds(NamedTuple):
+    """The ids of a run, and what begins those that are derived from it.
+
+    Attributes:
+        run_id: its own.
+        root: that of the outermost run.
+        label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
+        scope: the executions around the run, if it is a part of another one.
+        prefix: what the ids of its commits begin with among all runs of a thread.
+        around: what the ids of its executions begin with in `executing_id`.
+        called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
+            "" for none, and for a run that is a part of another one.
+    """
+
+    run_id: str
+    root: str
+    label: str
+    scope: tuple[str, ...]
+    prefix: str
+    around: str
+    called_in: str
+
+    def local_id(self, execution_id: str) -> str:
+        """The id of an execution within the outermost run: after those of the executions around this graph."""
+        return self.around + execution_id
+
+    def global_id(self, execution_id: str, *rest: str) -> str:
+        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
+        return full_id(self.prefix + execution_id, *rest) if rest else self.prefix + execution_id
+
+
+class Around(NamedTuple):
+    """The node in which a run is, a part of the run around it.
+
+    Attributes:
+        events: the events of the run around it.
+        node: the name of the node.
+        item: the index of the item of a map in which it is; None for another node.
+        stop_signal: stops the outermost run.
+    """
+
+    events: SessionEvents
+    node: str
+    item: int | None
+    stop_signal: StopSignal
+
+
+_NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it
+
+
+class CallOptions(NamedTuple):
+    """What a call of a program asks for.
+
+    Attributes:
+        resources: objects by type, for parameters that are annotated with it.
+        answer: answers questions as they are asked.
+        live: whether nodes that run at once read each other's posts.
+        budget: what the run may spend; None for the budget of `compile`.
+        layers: what is around the nodes of the run, and of the runs inside of them.
+        keeps_events: whether a `Run` will be made, which has the events.
+    """
+
+    resources: Mapping[type, object] = _NOTHING
+    answer: AnswerSource = no_answer
+    live: bool = True
+    budget: Budget | None = None
+    layers: tuple[Layer, ...] = ()
+    keeps_events: bool = True
+
+
+CALLED = CallOptions(keeps_events=False)
+"""What `program(...)` asks for."""
+
+
+class Inside(NamedTuple):
+    """Where a run is that is a part of the run around it: in a node that has called its program.
+
+    Attributes:
+        around: that node; None for one that is called without a run, and in a worker.
+        scope: the executions around the run, outermost first.
+        attempts: the numbers of their attempts.
+        keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
+        own_inputs: whether the node has made up the inputs, `ctx.call(program, {...})`; else they are values of the
+            state around it.
+        valid: of these values, the frozen ones that need no validation, by input.
+        label: the name of the outermost run, in front of the ids that are derived from it.
+        root: the id of the outermost run.
+        limit: the time that the node has; None for no limit.
+        max_concurrency: that of the outermost program; None for its own.
+    """
+
+    around: Around | None = None
+    scope: tuple[str, ...] = ()
+    attempts: tuple[int, ...] = ()
+    keeps_commits: bool = False
+    own_inputs: bool = False
+    valid: Mapping[str, Any] = _NOTHING
+    label: tuple[str, ...] = ()
+    root: str = ""
+    limit: TimeLimit | None = None
+    max_concurrency: int | None = None
+
 
 REQUEST = "dspyer_request"
 """The key of DSPy's settings under which a request travels: every wrapper of a module and every thread of DSPy passes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 
 import dspy
 
@@ -19,30 +21,169 @@ from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
-from dspyer.display.stats import FinalFailure, Stats, count_stats
+from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
 from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.dspy_module.lm_records import LMRecorder
-from dspyer.errors import Interrupted
-from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
-from dspyer.failure import Failure
+from dspyer.errors import Failure, Interrupted
+from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import commit_name, outermost_execution
+from dspyer.ids import commit_name, outermost_execution, whole_execution
 from dspyer.layers.redacted import redacted
-from dspyer.persistence.lm_usage import total_cost
-from dspyer.runtime.read_sources import ReadSources, Sources
-from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.lm.tap import LMRecorder
+from dspyer.log.rows import total_cost
+from dspyer.nodes.check import rejecting_of
+from dspyer.nodes.map import map_fields_of
+from dspyer.nodes.node import Node
+from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
-from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import TokenReads
+from dspyer.runtime.session_views import ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
-from dspyer.scheduler.run_state import FailedBranch
-from dspyer.scheduler.writers import Writers
+from dspyer.scheduler.provenance import Writers
+from dspyer.scheduler.schedule import FailedBranch
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
+
+# `RunLink`: what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
+#
+# A prediction refers to its link, and the link to its run; a run refers to its prediction weakly, so that both are
+# freed
+# by their reference counts.
+
+
+ATTRIBUTE = "_dspyer_run"
+"""The attribute of a prediction with its link. It is no field: DSPy keeps fields in a store of their own."""
+
+MakeRun = Callable[[dspy.Prediction], Any]
+"""Makes the `Run` of a prediction (a module of its own, which imports this one)."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class RunLink:
+    """The run of a prediction, made when it is first asked for. Copies of the prediction share it."""
+
+    _make: MakeRun | None = None
+    _run: Any = None
+    _lock: Any = field(default_factory=RLock)  # a run that is made sets itself
+
+    def run(self, prediction: dspy.Prediction) -> Any:
+        """The run. May be called from any thread."""
+        with self._lock:
+            if self._run is None:
+                assert self._make is not None
+                self.set(self._make(prediction))
+            return self._run
+
+    def set(self, run: Any) -> None:
+        """Sets the run."""
+        with self._lock:
+            self._run, self._make = run, None
+
+    def __copy__(self) -> RunLink:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunLink:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a pickled prediction has no run, and needs no dspyer where it is loaded
+
+
+class KeptPrediction:
+    """The prediction of a run, as the run keeps it: weakly, and its parts, to make another one if it is gone."""
+
+    __slots__ = ("_made", "_parts")
+
+    def __init__(self, prediction: dspy.Prediction) -> None:
+        self._parts = _without_link(prediction)
+        self._made = weakref.ref(prediction)
+
+    def of(self, run: Any) -> dspy.Prediction:
+        """The prediction of `run`."""
+        prediction = self._made()
+        if prediction is None:
+            prediction = _prediction_of(self._parts)
+            prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
+            self._made = weakref.ref(prediction)
+        return prediction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptPrediction, (_prediction_of(self._parts),)
+
+
+def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
+    """The same prediction without a link, so that it keeps no run alive."""
+    return _prediction_of(_without_link(prediction))
+
+
+def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
+    parts: dict[str, Any] = vars(prediction).copy()
+    parts.pop(ATTRIBUTE, None)
+    return parts
+
+
+def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
+    """A prediction with the attributes of another one: what is set in one of them is set in both."""
+    prediction: dspy.Prediction = object.__new__(dspy.Prediction)
+    vars(prediction).update(parts)
+    return prediction
+
+
+def link_of(prediction: dspy.Prediction) -> RunLink | None:
+    """The link of a prediction; None if a program has not given it."""
+    found = getattr(prediction, "__dict__", {}).get(ATTRIBUTE)
+    return found if isinstance(found, RunLink) else None
+
+
+def has_no_run(prediction: object) -> NoReturn:
+    """Raises the error for a prediction without a run."""
+    if not isinstance(prediction, dspy.Prediction):
+        raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
+    raise LookupError(
+        "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from the fields "
+        "of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
+    )
+
+
+# What `display.stats` must know of a graph: its checks and its maps.
+
+
+class CountedParts(TypedDict):
+    """The checks and the maps of a graph, by name."""
+
+    checks: dict[str, Checked]
+    maps: dict[str, Mapped]
+
+
+def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
+    """The items of each execution of a map."""
+    totals: dict[str, int] = {}
+    ended: dict[tuple[str, str], set[int]] = {}
+    for event in events:
+        if isinstance(event, ItemFinished):
+            execution = whole_execution(event.execution)
+            totals[execution] = event.items
+            ended.setdefault((execution, event.status), set()).add(event.item)
+    return {
+        execution: ItemCounts(
+            total, *[frozenset(ended.get((execution, status), ())) for status in ("completed", "failed")]
+        )
+        for execution, total in totals.items()
+    }
+
+
+def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
+    """The checks and the maps among the nodes of a graph."""
+    checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
+    maps: dict[str, Mapped] = {}
+    for name, node in nodes.items():
+        if (fields := map_fields_of(node)) is not None:
+            into, failures = fields.into, fields.failures
+            folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
+            maps[name] = Mapped(into, failures, frozenset(folded))
+    return {"checks": checks, "maps": maps}
 
 
 class Run:

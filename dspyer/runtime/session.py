@@ -5,7 +5,7 @@ A session holds the `RunState` (a value) and replaces it with the next one at ea
 The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
 `compile(interrupt_after=...)`, and the rows that a stored run has not written yet.
 
-In a stored run the order is that of a write-ahead log (see `persistence.journal`): a commit is written, then its event
+In a stored run the order is that of a write-ahead log (see `log.journal`): a commit is written, then its event
 is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
 and no call depends on such a commit.
 """
@@ -20,10 +20,9 @@ from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
     ConcurrentRunError,
+    Failure,
     Interrupt,
     RunStoppedError,
     always_raised,
@@ -42,29 +41,33 @@ from dspyer.events import (
     RunStarted,
     TraceStep,
 )
-from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import Layer, RunLayers
-from dspyer.nodes.attempt import Attempt, AttemptHost
-from dspyer.nodes.live_access import Peer, Together
-from dspyer.nodes.node import Call
-from dspyer.patch import SealedPatch, seal
-from dspyer.persistence.execution_records import (
+from dspyer.lm.tracing import Steps, executing_id, is_apart
+from dspyer.log.execution_records import (
     AnswerSource,
     ExecutionRecords,
     RecordKey,
 )
-from dspyer.persistence.row_codec import DraftRow
-from dspyer.persistence.rows import LayerRow
-from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
-from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import FAILED_BESIDE, Request
-from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.run_start import Inside, RunIds, RunStart
-from dspyer.runtime.session_events import SessionEvents
+from dspyer.log.rows import DraftRow, LayerRow
+from dspyer.nodes.attempt import Attempt, AttemptHost, Peer, Together
+from dspyer.nodes.node import Call
+from dspyer.patch import SealedPatch, seal
+from dspyer.runtime.lineage_order import (
+    LoggedChecks,
+    LostSteps,
+    checks_in,
+    log_rejection,
+    trace_of,
+    trace_steps_of,
+    uncredited,
+    unfinished_branches,
+)
+from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
+from dspyer.runtime.run_log import KeptCommits, RunLog, SessionEvents
 from dspyer.runtime.session_views import Fields, RunViews
-from dspyer.scheduler.run_state import (
+from dspyer.scheduler.schedule import (
     Branch,
     Execution,
     FailedBranch,
@@ -72,9 +75,12 @@ from dspyer.scheduler.run_state import (
     RunState,
     Suspended,
     Transition,
+    advance,
+    begin,
     last_attempt,
+    limit_error,
+    only_end_is_left,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal, TimeLimit

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 import dspy
 
-from dspyer.blocking import end_of, join_loop, loop_of_worker
-from dspyer.ctrl_c import at_fork, held_back, may_raise
 from dspyer.display.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
-from dspyer.dspy_module.not_public import SEND_STREAM
 from dspyer.errors import RunStoppedError
-from dspyer.event_queue import EventQueue
 from dspyer.events import Event
+from dspyer.lm.not_public import SEND_STREAM
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
+from dspyer.waiting import EventQueue, at_fork, end_of, held_back, join_loop, loop_of_worker, may_raise
 
 if TYPE_CHECKING:
     from dspyer.runtime.session import Session

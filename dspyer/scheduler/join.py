@@ -40,12 +40,12 @@ from dspyer.scheduler.lineage import (
     merge_base,
     value_at,
 )
-from dspyer.scheduler.writers import Writers
+from dspyer.scheduler.provenance import Writers
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-from dspyer.values.refusals import KeyPath
+from dspyer.values.scalars import KeyPath
 
 FindWriters = Callable[[KeyPath, Any, Any], tuple[int, int]]
 """`(path, left, right)` -> log indexes of the commits that wrote the left and the right value."""

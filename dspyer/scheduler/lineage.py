@@ -22,7 +22,7 @@ from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap
-from dspyer.values.refusals import KeyPath
+from dspyer.values.scalars import KeyPath
 
 
 class LogEntry(NamedTuple):

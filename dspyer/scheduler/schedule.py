@@ -13,46 +13,332 @@ which `loops.Rounds` answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import StepLimitError
+from dspyer.errors import Failure, StepLimitError, suggestion
 from dspyer.events import (
     Asked,
+    BranchPath,
     Commit,
     Committed,
     ConflictFound,
     Event,
+    Exchange,
     Forked,
     Joined,
+    MergedConflict,
     NodeFailed,
     NodeStarted,
+    Question,
 )
-from dspyer.failure import Failure
-from dspyer.ids import execution_id, path_text
+from dspyer.ids import Address, execution_id, outermost_execution, path_text
 from dspyer.patch import seal
 from dspyer.scheduler.join import Join, JoinFailedError, JoinResult
-from dspyer.scheduler.lineage import NO_CALLS, LogEntry, ancestry, extra_counts, is_manual
-from dspyer.scheduler.run_state import (
-    NOTHING_READY,
-    Branch,
-    Execution,
-    FailedBranch,
-    Group,
-    Position,
-    ReadyQueue,
-    RunState,
-    Suspended,
-    Target,
-    Transition,
-    active_branches,
-    collapse_forks,
-    path_of,
+from dspyer.scheduler.lineage import (
+    CALL_KINDS,
+    NO_CALLS,
+    REASON_KEY,
+    LineageCounts,
+    LogEntry,
+    ancestry,
+    calls_key,
+    extra_counts,
+    is_manual,
 )
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import END, START, Round, Topology
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap, PersistentVector
+
+# A run as a value: its branches, groups and executions, and their ids. No decision is made here.
+
+
+ForkPoint = tuple[int, int]  # (which child of a fork, how many children it has)
+Position = tuple[str, Round]  # a node, in a round of the loops around it
+
+
+class RunState(NamedTuple):
+    """A run as a value.
+
+    Attributes:
+        topology: the graph.
+        log: the commits in order of arrival.
+        waiting: groups at a position that other branches may still reach, by position.
+        ready: groups that may start, in path order.
+        running: executions by id.
+        positions: how many groups are at each position, whether they wait, are ready, run or are suspended; branches
+            that wait at one position are one group.
+        failures: what raised, in path order.
+        trunk_state: the last state at which only one branch was active.
+        ended: whether all branches have reached `END`.
+        suspended: executions that wait for answers, with their questions, by id.
+        first: the version of the first commit: the runs of a thread share one numbering.
+    """
+
+    topology: Topology
+    log: PersistentVector[LogEntry]
+    waiting: PersistentMap[Position, Group]
+    ready: ReadyQueue
+    running: PersistentMap[str, Execution]
+    positions: PersistentMap[Position, int]
+    failures: tuple[FailedBranch, ...] = ()
+    trunk_state: ImmutableState = ImmutableState()
+    ended: bool = False
+    suspended: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
+    first: int = 0
+
+
+class Target(NamedTuple):
+    """Where a branch goes. With an overlay it is a `Send`: it starts at once, as a group of its own."""
+
+    node: str
+    overlay: FrozenDict[str, Any] | None = None
+
+
+class Transition(NamedTuple):
+    """The outcome of a finished node: its patch, the state with it, the targets. Applied whole or not at all.
+
+    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools. `failure` is
+    set where the node failed and an error edge leads on; `failed_attempts` are the attempts of the node, of its
+    condensers and of its routers that another one followed; `attempt` is the number of the node's own attempt.
+    """
+
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    targets: tuple[Target, ...]
+    reason: str | None = None
+    started: float = 0.0
+    duration: float = 0.0
+    live: Exchange | None = None
+    calls: tuple[int, int] = (0, 0)
+    attempt: int = 1
+    failure: Failure | None = None
+    failed_attempts: tuple[Failure, ...] = ()
+    cached: bool = False
+
+
+class Suspended(NamedTuple):
+    """The outcome of a node that asked questions: its execution is called again once they are answered."""
+
+    questions: tuple[Question, ...]
+
+
+class Branch(NamedTuple):
+    """An active branch.
+
+    A fork extends the path of the branch by the index of each child. A joined branch holds the paths of all its
+    branches, where the paths of all children of one fork are replaced by the path of their parent.
+
+    Attributes:
+        path: the path that names the branch: the smallest that it holds.
+        fork_children: the paths that it holds, smallest first, as pairs of a child's index and the width of the fork.
+        state: its state.
+        head: index of its last commit in the log, -1 before the first.
+        id: the id of that commit.
+        step: the step of that commit, -1 before the first.
+        counts: commits per node and per path in its lineage, and the other facts of `lineage.extra_counts`.
+    """
+
+    path: BranchPath
+    fork_children: tuple[tuple[ForkPoint, ...], ...]
+    state: ImmutableState
+    head: int
+    id: str
+    step: int
+    counts: LineageCounts
+
+
+class Group(NamedTuple):
+    """Branches at one position, which join there. A `Send` branch, with its overlay, is a group of its own.
+
+    `blocker`: for a waiting group, a position from which another branch can still reach it.
+    """
+
+    position: Position
+    branches: tuple[Branch, ...] | PersistentVector[Branch]  # a vector where many wait: it grows without a copy
+    overlay: FrozenDict[str, Any] | None = None
+    blocker: Position | None = None
+
+
+class Execution(NamedTuple):
+    """One node that runs: what a driver needs to call it."""
+
+    id: str
+    node: str
+    branch: Branch
+    path: BranchPath
+    visit: int
+    position: Position
+    overlay: FrozenDict[str, Any] | None
+
+
+class FailedBranch(NamedTuple):
+    """A node, router or join that raised, with the branches that it stopped.
+
+    `failed_attempts` are the attempts before the last one: of the node, and of items of a map.
+    """
+
+    path: BranchPath
+    node: str
+    execution: str
+    error: BaseException
+    branches: tuple[Branch, ...]
+    position: Position
+    conflicts: tuple[MergedConflict, ...] = ()
+    failed_attempts: tuple[Failure, ...] = ()
+
+    @property
+    def failure(self) -> Failure:
+        """The record of what it raised."""
+        attempt = last_attempt(self.failed_attempts)
+        return Failure.of(self.error, node=self.node, branch=self.path, execution=self.execution, attempt=attempt)
+
+
+def last_attempt(failed_attempts: Iterable[Failure]) -> int:
+    """The number of the attempt after those that failed: of the node, or of its condensers or its router.
+
+    Each of these is retried by itself, so their attempts begin with 1.
+    """
+    return 1 + next((failure.attempt for failure in reversed(tuple(failed_attempts)) if failure.index is None), 0)
+
+
+def active_branches(run: RunState) -> list[Branch]:
+    """The branches that have neither reached `END` nor failed, in path order."""
+    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
+    branches += [execution.branch for execution in run.running.values()]
+    branches += [execution.branch for execution, _ in run.suspended.values()]
+    return sorted(branches, key=lambda branch: branch.path)
+
+
+# --- paths
+
+
+def contains_commit(branch: Branch, execution: str) -> bool:
+    """Whether the commit of an execution is in the lineage of a branch.
+
+    The commits of one path are a chain, numbered from 0, so their count in the lineage decides.
+    """
+    commit = Address.parse(outermost_execution(execution))
+    known: int = branch.counts.get(commit.path, 0)
+    return commit.index < known
+
+
+def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
+    """The path that names a branch: the smallest of those that it united."""
+    return tuple([child for child, _ in fork_children[0]])
+
+
+def collapse_forks(paths: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
+    """The paths with all children of a fork replaced by their parent, repeatedly, until no fork is complete."""
+    held = set(paths)
+    while True:
+        families: dict[tuple[ForkPoint, ...], list[tuple[ForkPoint, ...]]] = {}
+        for path in held:
+            if path:
+                families.setdefault(path[:-1], []).append(path)
+        complete = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
+        if not complete:
+            return tuple(sorted(held))
+        for parent, children in complete.items():
+            held.difference_update(children)
+            held.add(parent)
+
+
+# --- the ready queue
+
+# A node of a leftist heap (Crane, "Linear Lists and Priority Queues as Balanced Binary Trees", 1972): path, group,
+# length of the right spine, left heap, right heap. Two heaps are merged along their right spines, whose length is at
+# most logarithmic, and merging shares what it does not change: an older queue stays as it was.
+Heap: TypeAlias = "tuple[BranchPath, Group, int, Heap | None, Heap | None]"
+
+
+class ReadyQueue:
+    """Groups by the smallest path among their branches, smallest first: a priority queue that is a value.
+
+    Adding and taking cost logarithmic time; taking the first of groups that were added together costs constant time.
+    """
+
+    __slots__ = ("_heap",)
+
+    def __init__(self, heap: Heap | None = None) -> None:
+        self._heap = heap
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> ReadyQueue:
+        """A queue of groups, given in any order."""
+        heap: Heap | None = None
+        # From the last to the first, each the parent of the one before: a chain of left children, so that taking the
+        # first needs no merging.
+        for path, group in sorted(
+            [(_smallest_path(group), group) for group in groups], key=itemgetter(0), reverse=True
+        ):
+            heap = (path, group, 1, heap, None)
+        return cls(heap)
+
+    def added(self, groups: Iterable[Group]) -> ReadyQueue:
+        """The queue with more groups, given in any order."""
+        return ReadyQueue(_merged_heaps(self._heap, ReadyQueue.of(groups)._heap))
+
+    def taken(self, index: int = 0) -> tuple[Group, ReadyQueue]:
+        """The group at an index (0 for the smallest path, others in a replay), and the queue without it."""
+        heap = self._heap
+        if not index and heap is not None:
+            _, group, _, left, right = heap
+            rest = left if right is None else _merged_heaps(left, right)
+            return group, NOTHING_READY if rest is None else ReadyQueue(rest)
+        before: list[Group] = []
+        while heap is not None:
+            _, group, _, left, right = heap
+            heap = _merged_heaps(left, right)
+            if len(before) == index:
+                return group, ReadyQueue(heap).added(before) if before else ReadyQueue(heap)
+            before.append(group)
+        raise IndexError(f"no group at {index}: {len(before)} may start")
+
+    def __iter__(self) -> Iterator[Group]:
+        heap = self._heap
+        while heap is not None:
+            yield heap[1]
+            heap = _merged_heaps(heap[3], heap[4])
+
+    def __bool__(self) -> bool:
+        return self._heap is not None
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, ReadyQueue) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # compares by value, and values of groups are not hashable
+
+    def __repr__(self) -> str:
+        return f"ReadyQueue.of({list(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadyQueue.of, (list(self),)
+
+
+NOTHING_READY = ReadyQueue()
+
+
+def _merged_heaps(one: Heap | None, two: Heap | None) -> Heap | None:
+    if one is None:
+        return two
+    if two is None:
+        return one
+    if two[0] < one[0]:
+        one, two = two, one
+    path, group, _, left, right = one
+    right = _merged_heaps(right, two)
+    if left is None or (right is not None and left[2] < right[2]):  # leftist: the right spine is the shorter one
+        left, right = right, left
+    return path, group, 1 if right is None else right[2] + 1, left, right
+
+
+def _smallest_path(group: Group) -> BranchPath:
+    branches = group.branches
+    return branches[0].path if len(branches) == 1 else min([branch.path for branch in branches])
+
 
 Advanced = tuple[RunState, list[Event]]
 NO_POSITIONS: PersistentMap[Position, int] = PersistentMap()
@@ -390,3 +676,133 @@ def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunSt
         running=PersistentMap(running),
         trunk_state=state,
     )
+
+
+# Run values: facts about a run that nodes can read like fields, such as `run.count`.
+#
+# They come from the counts of a branch's lineage, which are kept up to date as commits are made.
+#
+# - `run.count`: how many nodes have run in the lineage of the branch.
+# - `run.remaining`: how many steps it may take after this one, up to `max_steps`.
+# - `run.routing_reason`: the reason given by the last router that gave one.
+# - `run.NODE.visits`: how often a node has run in the lineage.
+# - `run.NODE.calls`: how often it has called predictors.
+# - `run.NODE.tool_calls`: how often it has called tools.
+
+
+RUN_VALUES = ("count", "remaining", "routing_reason")
+NODE_VALUES = ("visits", *CALL_KINDS)
+
+
+def is_counted(name: str) -> bool:
+    """Whether a run value needs the calls of predictors or tools to be counted."""
+    return name.endswith((".calls", ".tool_calls"))
+
+
+def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None:
+    """The value of a valid name that begins with `run.`, for a branch before its next commit.
+
+    `run.routing_reason` is None if no router has given a reason; the others are numbers.
+    """
+    _, first, *rest = name.split(".")
+    if rest:
+        if rest[0] == "visits":
+            return int(branch.counts.get(first, 0))
+        return int(branch.counts.get(calls_key(rest[0], first), 0))
+    if first == "count":
+        return int(sum([branch.counts.get(node, 0) for node in topology.nodes]))
+    if first == "remaining":
+        return max(topology.max_steps - branch.step - 1, 0)
+    reason: str | None = branch.counts.get(REASON_KEY)
+    return reason
+
+
+def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
+    """What is wrong with a name that begins with `run.`, given the names of the nodes; None for a valid one."""
+    _, first, *rest = name.split(".")
+    if not rest:
+        if first in RUN_VALUES:
+            return None
+        known = ", ".join([f"run.{each}" for each in RUN_VALUES] + [f"run.NODE.{each}" for each in NODE_VALUES])
+        return f"is no run value.{suggestion(first, RUN_VALUES)} There are {known}"
+    if first not in nodes:
+        return f"names no node {first!r}.{suggestion(first, nodes)}"
+    if rest[0] not in NODE_VALUES:
+        return f"is no value of a node.{suggestion(rest[0], NODE_VALUES)} There are {', '.join(NODE_VALUES)}"
+    return None
+
+
+# Which of the nodes that wait for posts goes on first, when no one else works: its loop ends, the others still wait.
+#
+# One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them
+# up
+# to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each
+# other,
+# and the first in path order goes on. It may write what another one waits for.
+
+
+_CACHE_SIZE = 4096
+
+
+class WaitingReader(NamedTuple):
+    """An execution that waits for the next entry of a live field."""
+
+    position: Position
+    path: BranchPath
+    execution: str
+    field: str
+
+
+class ReleaseOrder:
+    """The order for one graph. `writes` has the fields that each node writes."""
+
+    def __init__(self, topology: Topology, writes: Mapping[str, Collection[str]]) -> None:
+        self._rounds = topology.rounds
+        self._writes = writes
+        self._out: dict[str, list[tuple[str, bool]]] = {}
+        for edge in topology.edges:
+            self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
+        self._known: dict[tuple[Position, Position, bool], frozenset[str]] = {}
+
+    def first(self, waiting: Sequence[WaitingReader]) -> WaitingReader:
+        """The reader that goes on first."""
+        readers = sorted(waiting, key=lambda one: (one.path, one.execution))
+        # A router may answer with a `Send`, which starts at once and waits at no join. First each router counts as one
+        # that does; if then all wait for each other, none does.
+        for sends in (True, False):
+            for reader in readers:
+                others = (one for one in readers if one is not reader)
+                if not any(reader.field in self._written(one.position, reader.position, sends) for one in others):
+                    return reader
+        return readers[0]
+
+    def _written(self, position: Position, reader: Position, sends: bool) -> frozenset[str]:
+        """The fields that a node and those after it write without waiting for a reader.
+
+        The least round in which each node is reached is enough: what waits for the reader in one round waits for it in
+        later ones too.
+        """
+        key = (position, reader, sends)
+        known = self._known.get(key)
+        if known is None:
+            found = set(self._writes.get(position[0], ()))
+            least: dict[str, Round] = {}
+            work = [position]
+            while work:
+                node, at = work.pop()
+                for target, conditional in self._out.get(node, ()):
+                    to = self._rounds.move(node, at, target)
+                    if self._waits((target, to), reader) and not (sends and conditional):
+                        continue
+                    if target not in least or to < least[target]:
+                        least[target] = to
+                        found.update(self._writes.get(target, ()))
+                        work.append((target, to))
+            if len(self._known) >= _CACHE_SIZE:  # a loop asks for new rounds, never again for old ones
+                self._known.clear()
+            known = self._known[key] = frozenset(found)
+        return known
+
+    def _waits(self, position: Position, reader: Position) -> bool:
+        """Whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
+        return position != reader and self._rounds.can_reach(reader[0], reader[1], position[0], position[1])

@@ -38,8 +38,7 @@ from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
-from dspyer.values.refusals import KeyPath
-from dspyer.values.scalars import check_flags
+from dspyer.values.scalars import KeyPath, check_flags
 
 Check = Callable[[Any], Any]
 """Validates a value and returns it as the declared type; raises `ValidationError`."""

@@ -18,16 +18,15 @@ from typing import Any, Final, NamedTuple
 
 import dspy
 
-from dspyer.dspy_module.executing import execute_item
-from dspyer.dspy_module.lm_requests import in_rollout
-from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
 from dspyer.ids import part_id
+from dspyer.lm.requests import in_rollout
+from dspyer.lm.tracing import execute_item, step_count, take_steps
+from dspyer.log.execution_records import MISSING
 from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import read_signature
+from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
-from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import (
     Gather,
     ItemsNode,
@@ -37,14 +36,11 @@ from dspyer.nodes.map import (
     publish_start,
     recorded,
 )
-from dspyer.nodes.module import build_module, module_io
+from dspyer.nodes.module import build_module, build_subgraph, module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, Within
-from dspyer.nodes.subgraph import build_subgraph
+from dspyer.nodes.steps import Script, Within, is_program
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
-from dspyer.persistence.execution_records import MISSING
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type, value_type

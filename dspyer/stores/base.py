@@ -281,7 +281,7 @@ class Store(ABC):
     block and is called from any thread. Exceptions of the store's own are raised unchanged; the caller turns them into
     `StoreError`. `dspyer.testing.StoreConformance` tests that a store keeps its promises.
 
-    `dspyer.stores.writes` and `dspyer.stores.reachability` decide, without input or output, what a write and a deletion
+    `dspyer.stores.writes` and `dspyer.stores.writes` decide, without input or output, what a write and a deletion
     do. A store of your own calls them inside its transactions.
 
     Example:

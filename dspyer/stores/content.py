@@ -18,7 +18,7 @@ from typing import Any
 from dspyer.errors import StateError
 from dspyer.values import json as encoding
 from dspyer.values.json import TAG
-from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.scalars import MAX_DEPTH
 
 MAX_INLINE = 16 * 1024
 """The longest text or bytes that stay in their row; longer ones become blobs."""

@@ -26,13 +26,19 @@ from dspyer.stores.base import (
     start_of,
 )
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import (
+from dspyer.stores.writes import (
+    CurrentRows,
     DeletionPlan,
     RunSummary,
+    appended,
+    as_read,
+    check_epochs,
+    check_runs,
     plan_delete_unreachable,
     plan_deletion,
+    plan_write,
+    thread_after,
 )
-from dspyer.stores.writes import CurrentRows, appended, as_read, check_epochs, check_runs, plan_write, thread_after
 
 _CONTAINERS = (list, dict, tuple)
 

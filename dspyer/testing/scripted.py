@@ -17,8 +17,8 @@ import dspy
 from dspy import LMError
 from pydantic import ValidationError
 
-from dspyer.dspy_module.not_public import BaseCallback
 from dspyer.errors import ScriptError, annotate
+from dspyer.lm.not_public import BaseCallback
 from dspyer.testing.prompt import LMAnswer, Prompt, ToolCall, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 

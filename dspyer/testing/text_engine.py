@@ -11,7 +11,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.dspy_module.not_public import (
+from dspyer.lm.not_public import (
     Message,
     Request,
     Response,

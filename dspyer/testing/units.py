@@ -9,27 +9,27 @@ from typing import Any
 
 import dspy
 
-from dspyer.dspy_module.executing import executing_here
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.layers.condensers import condensed
+from dspyer.lm.tracing import executing_here
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, AttemptHost
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
 from dspyer.nodes.context import Context
+from dspyer.nodes.function import given
 from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
-from dspyer.nodes.outputs import given
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.provenance import PriorHistory
-from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.schedule import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

@@ -1,1 +1,1 @@
-"""Stored conversations: start, own, resume, read and change a thread. Not here: what a row holds (`persistence`)."""
+"""Stored conversations: start, own, resume, read and change a thread. Not here: what a row holds (`log`)."""

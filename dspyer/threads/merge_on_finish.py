@@ -14,22 +14,18 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
-from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.errors import ConcurrentRunError, Failure, StoreError, ThreadError
 from dspyer.events import Commit
-from dspyer.failure import Failure
 from dspyer.ids import FIRST, full_id, label_of
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import MARK, is_alive, leases, mark_of, new_owner
-from dspyer.persistence.reader import read_run
-from dspyer.persistence.rows import end_row
-from dspyer.persistence.snapshots import AT_END, SnapshotContent, SnapshotState
+from dspyer.log.journal import MARK, Journal, is_alive, leases, mark_of, new_owner
+from dspyer.log.reader import AT_END, SnapshotContent, SnapshotState, read_run
+from dspyer.log.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, Snapshot, ThreadRow
-from dspyer.threads.changes import one_commit_run, write_manual_commit
-from dspyer.threads.merging import ThreadMerger
+from dspyer.threads.changes import ThreadMerger, one_commit_run, write_manual_commit
 from dspyer.threads.ownership import HandOver, OwnedRun, ThreadLock, busy, check_no_owner, pauses
 from dspyer.threads.start import RunStarter, ThreadHead
 

@@ -16,14 +16,13 @@ from typing import NamedTuple, TypeAlias
 
 import anyio
 
-from dspyer.blocking import cancellation_count
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import is_alive, leases
-from dspyer.persistence.rows import end_row
+from dspyer.log.journal import Journal, is_alive, leases
+from dspyer.log.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.stores.base import Owner, Store, ThreadRow
+from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
 LONGEST_PAUSE = 0.05

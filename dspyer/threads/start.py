@@ -11,26 +11,28 @@ A start has three steps, in this order, which makes it safe against crashes and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
+from dspyer.display.redaction import HIDDEN
+from dspyer.errors import ChangedGraphError, InputError, OpenRunError, StoreError, ThreadError, brief, suggestion
+from dspyer.events import Event, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
-from dspyer.ids import FIRST, full_id, id_prefix, label_of, new_run_id
-from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.execution_records import ExecutionRecords
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
-from dspyer.persistence.reader import HistoryReader, RunRows, read_run
-from dspyer.persistence.recovery import recover_state
-from dspyer.persistence.replay import replay
-from dspyer.persistence.row_codec import NO_BLOBS, DraftRow
-from dspyer.persistence.rows import (
+from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
+from dspyer.log.execution_records import ExecutionRecords, RecordKey, resumes_without_progress
+from dspyer.log.history import recover_state
+from dspyer.log.journal import LEASE, MARK, CheckedStore, Journal, is_alive, leases, new_owner
+from dspyer.log.lm_calls import run_usage, totals_at
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
+from dspyer.log.replay import replay
+from dspyer.log.rows import (
+    NO_BLOBS,
     AnswerRow,
     CommitContent,
+    DraftRow,
     EndRow,
     ResumeRow,
     RowKind,
@@ -39,20 +41,15 @@ from dspyer.persistence.rows import (
     is_settled,
     open_row,
 )
-from dspyer.persistence.snapshots import SinceSnapshot
-from dspyer.persistence.status import resumes_without_progress
-from dspyer.persistence.totals import run_usage, totals_at
+from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
-from dspyer.runtime.request import Request
-from dspyer.runtime.run_start import RunStart
-from dspyer.scheduler.run_state import NOTHING_READY, RunState, Suspended
-from dspyer.scheduler.schedule import advance, start
+from dspyer.runtime.request import Request, RunStart
+from dspyer.runtime.run import Run
+from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
-from dspyer.threads.answers import given_answers, were_given
-from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
-from dspyer.threads.graph_fingerprint import GraphFingerprint
+from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, GraphFingerprint
 from dspyer.threads.ownership import (
     REPLACE,
     HandOver,
@@ -62,7 +59,147 @@ from dspyer.threads.ownership import (
 )
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
 from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
+from dspyer.waiting import EventQueue
+
+# The types with which a thread and the program that made it call each other.
+
+
+Resources = Mapping[type, object] | Sequence[object] | None
+AnswersByKey = Mapping[str, Any] | None
+OnConflict = Literal["raise", "wait", "merge"]
+
+
+class ThreadProgram(Protocol):
+    """The compiled graph, as far as a thread needs it: a protocol, so that `threads` imports no program."""
+
+    @property
+    def graph(self) -> GraphSpec: ...
+
+    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
+
+    async def _arun(
+        self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...
+    ) -> Run: ...
+
+    def _as_stored(self, request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
+
+    def _check_resources(self, request: Request) -> Mapping[type, object]: ...
+
+
+# Check the answers that a caller gives to the open questions of a run, before anything is stored.
+
+
+def were_given(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec, completed: bool) -> bool:
+    """Whether a run has had each of these answers before: they were delivered again.
+
+    To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
+    """
+    if not isinstance(cast(object, answers), Mapping):
+        return False
+    asked = _Asked(records)
+    for name, answer in answers.items():
+        if completed and name not in asked.ids:
+            return False
+        if not _was_given(records, asked.named(name), name, freeze(answer), graph):
+            return False
+    return True
+
+
+def _was_given(records: ExecutionRecords, question: Question, name: str, frozen: Any, graph: GraphSpec) -> bool:
+    key = RecordKey(question.execution, question.key)
+    if key not in records.answers:
+        return False
+    if not same(records.answers[key], frozen):
+        raise ThreadError(f"question {name!r} was answered already, with {_shown(graph, records.answers[key])}")
+    return True
+
+
+def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec) -> dict[RecordKey, Any]:
+    """The frozen answers that a resume adds: those of the caller, and None for each question that needs no answer.
+
+    `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
+    answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong type.
+
+    Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before the
+    node runs again: until then it must have the types of the question's JSON schema.
+    """
+    if not isinstance(cast(object, answers), Mapping):
+        listed = ", ".join(repr(question.key) for question in records.open_questions())
+        raise InputError(
+            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
+            f"Open questions: {listed or 'none'}"
+        )
+    given: dict[RecordKey, Any] = {}
+    asked = _Asked(records)
+    for name, answer in answers.items():
+        question = asked.named(name)
+        key = RecordKey(question.execution, question.key)
+        frozen = freeze(answer)
+        if _was_given(records, question, name, frozen, graph):
+            continue  # the same answer, delivered twice
+        if not same(given.get(key, frozen), frozen):
+            raise ThreadError(
+                f"question {question.id!r} is given two answers, by its key and by its id: {_shown(graph, given[key])} "
+                f"and {_shown(graph, frozen)}. Nothing was stored: give it one"
+            )
+        shown = _shown(graph, frozen)
+        node = None if Address.parse(question.execution).scope else graph.nodes.get(question.node)
+        if node is not None and question.key in node.answer_types:
+            validated(node.answer_types[question.key], frozen, question, shown)
+        elif question.answer is None:
+            validated(None, frozen, question, shown)
+        else:
+            check_shape(thaw(frozen), question, f" {shown}")
+        given[key] = frozen
+    for question in asked.open:
+        if question.answer is None:
+            given.setdefault(RecordKey(question.execution, question.key), None)
+    return given
+
+
+def _shown(graph: GraphSpec, answer: Any) -> str:
+    """An answer as errors show it. Not at all if the graph hides values: what an answer is for, is not known here."""
+    return brief(answer) if graph.redaction is None else HIDDEN
+
+
+class _Asked:
+    """The questions of a run, as answers name them: found once, since a run may ask thousands."""
+
+    def __init__(self, records: ExecutionRecords) -> None:
+        self.open = records.open_questions()
+        self.ids = {question.id: question for question in records.questions.values()}
+        self._keys = self._by_key(records.questions.values())
+        self._open_keys = self._by_key(self.open)
+
+    @staticmethod
+    def _by_key(questions: Iterable[Question]) -> dict[str, list[Question]]:
+        found: dict[str, list[Question]] = {}
+        for question in questions:
+            found.setdefault(question.key, []).append(question)
+        return found
+
+    def named(self, name: str) -> Question:
+        """The question with this id, or else the only one with this key; an open one before one that was answered."""
+        if name in self.ids:
+            return self.ids[name]
+        open_with_key = self._open_keys.get(name, [])
+        candidates = open_with_key or self._keys.get(name, [])
+        if len(candidates) == 1:
+            return candidates[0]
+        ids = ", ".join(repr(question.id) for question in self.open) or "none"
+        if open_with_key:
+            raise ThreadError(
+                f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {ids}"
+            )
+        # An id is that of another run or call: its answer must not be given to the question that is open now.
+        meant = suggestion(name, [] if "/" in str(name) else list(self._open_keys))
+        raise ThreadError(
+            f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {ids}"
+        )
+
 
 DONE = ("completed", "interrupted")
 """How a run ends that has nothing more to do, unless a new answer comes."""

@@ -8,11 +8,11 @@ import dspy
 
 from dspyer.display.redaction import Redactor
 from dspyer.ids import Address, full_id, whole_execution
+from dspyer.log.reader import HistoryReader, RunRows, read_runs
+from dspyer.log.rows import COMMITS, CommitRow, RowKind, read_commit_content
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
-from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitRow, RowKind, read_commit_content
-from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 
 
 def stored_repairs(program: Any, reader: HistoryReader, thread: str, redactor: Redactor | None) -> list[dspy.Example]:

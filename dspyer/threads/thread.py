@@ -8,29 +8,26 @@ from typing import Any, Self
 
 import dspy
 
-from dspyer.budget import Budget
 from dspyer.display.stats import Stats
+from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall, Question
-from dspyer.failure import Failure
-from dspyer.persistence.lm_usage import total_cost
-from dspyer.persistence.status import failures_of, shown_questions, status_of
-from dspyer.persistence.time_travel import Moment
-from dspyer.persistence.totals import thread_usage
+from dspyer.log.execution_records import failures_of, shown_questions, status_of
+from dspyer.log.lm_calls import thread_usage
+from dspyer.log.rows import total_cost
+from dspyer.log.time_travel import Moment
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
+from dspyer.stopping import Budget
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.threads.changes import copy_thread, update_thread
-from dspyer.threads.deletion import delete_thread, prune_thread
-from dspyer.threads.export import export, load
+from dspyer.threads.changes import check_same_store, copy_thread, update_thread
+from dspyer.threads.export import delete_thread, export, load, prune_thread
 from dspyer.threads.graph_changes import AllowChanged
-from dspyer.threads.merging import check_same_store
 from dspyer.threads.ownership import existing_row
-from dspyer.threads.playing import stop_run
+from dspyer.threads.playing import stop_run, thread_parts
+from dspyer.threads.start import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.stored_repairs import stored_repairs
-from dspyer.threads.thread_parts import thread_parts
-from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.thread_stats import stats_of_history
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dspyer.archive.stored_records import stored_stats
 from dspyer.display.redaction import Redactor
 from dspyer.display.stats import Stats
+from dspyer.errors import Failure
 from dspyer.events import Commit
-from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.persistence.reader import RunRows
-from dspyer.runtime.run_stats import counted_parts
+from dspyer.log.reader import RunRows
+from dspyer.runtime.run import counted_parts
 
 
 def stats_of_history(

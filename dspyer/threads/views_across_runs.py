@@ -15,11 +15,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from dspyer.graph.spec import GraphSpec
+from dspyer.log.history import CommitListing, part_before, part_of, read_back, runs_back
+from dspyer.log.reader import HistoryReader
 from dspyer.patch import DELETE
-from dspyer.persistence.history import CommitListing
-from dspyer.persistence.history_parts import part_before, part_of, runs_back
-from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.recovery import read_back
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START

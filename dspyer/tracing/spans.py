@@ -43,10 +43,10 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.ids import FIRST, path_text, thread_of, whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.redacted import Redacted, redacted
+from dspyer.log.rows import StoredTrace
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
-from dspyer.persistence.rows import StoredTrace
-from dspyer.scheduler.run_state import RunState
+from dspyer.scheduler.schedule import RunState
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw

@@ -2,24 +2,530 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import copy
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from functools import cached_property, partial
+from typing import Any, NoReturn, cast, get_args, get_type_hints
 
-from dspyer.errors import UnsupportedValueError
+from pydantic import AnyUrl, BaseModel
+
+from dspyer.errors import StateError, UnsupportedValueError, brief
 from dspyer.values.frozen import (
     Container,
     CopyOnRead,
     FrozenDict,
     FrozenList,
     FrozenSet,
+    Same,
+    ValueKind,
     check_depth,
+    copier_of,
     depth_of,
     rebuild_tuple,
+    thaw,
 )
 from dspyer.values.persistent import MapData, as_map, as_sequence
-from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, refuse_depth, refuse_value
-from dspyer.values.scalars import PLAIN, SCALARS, freeze_key, is_scalar, same_scalar, scalar_identity
-from dspyer.values.types import BUNDLE, kind_of
+from dspyer.values.scalars import (
+    MAX_DEPTH,
+    PLAIN,
+    SCALARS,
+    KeyPath,
+    TooDeepError,
+    freeze_key,
+    is_scalar,
+    refuse_depth,
+    refuse_value,
+    same_scalar,
+    scalar_base,
+    scalar_identity,
+)
+
+# The types of which a state keeps private copies: dataclasses, models, DSPy's records, arrays, registered types.
+#
+# A `ValueKind` for each of them says how a value is taken apart and rebuilt. DSPy and numpy are never imported here:
+# a
+# value of theirs can only exist once they have been imported.
+
+
+# A dataclass that inherits from one of these has content that its attributes do not show.
+_LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
+
+
+class _NamedKind:
+    """A kind with one instance, which is pickled as the name of a constant of this module."""
+
+    name = ""
+    freezes_content = False
+
+    def __reduce__(self) -> str:
+        return self.name.upper()
+
+
+def _parts_copier(parts: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns a dict of plain copies of these frozen parts, at each call."""
+    nested = tuple([(name, copier_of(part)) for name, part in parts.items() if type(part) not in SCALARS])
+    if not nested:
+        return parts.copy
+
+    def copied() -> dict[str, Any]:
+        new = parts.copy()
+        for name, copy_part in nested:
+            new[name] = copy_part()
+        return new
+
+    return copied
+
+
+def _none() -> None:
+    return None
+
+
+def _allows_extra(cls: Any) -> bool:
+    return bool(cls.model_config.get("extra") == "allow")
+
+
+class _Record(_NamedKind):
+    """Values that consist of their attributes: the content is a frozen mapping of them."""
+
+    freezes_content = True
+
+    def pack(self, value: Any) -> Any:
+        return self.parts(value)
+
+    def copier(self, cls: type, content: Any) -> Callable[[], Any]:
+        build, copy_parts = self.build, _parts_copier(dict(content.raw_items()))
+        return lambda: build(cls, copy_parts())
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return same(a, b)
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        """Return the attributes of which the value consists."""
+        raise NotImplementedError
+
+    def build(self, cls: type, parts: dict[str, Any]) -> Any:
+        """Return a value with these attributes, without a call of its class."""
+        new: Any = object.__new__(cls)
+        for name, part in parts.items():
+            object.__setattr__(new, name, part)
+        return new
+
+
+class _Dataclass(_Record):
+    name = "dataclass"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        cls = type(value)
+        return {name: part for name, part in _attributes(value).items() if not _is_cache(cls, name)}
+
+
+class _Model(_Record):
+    """Pydantic models: fields under their names, everything else under names that no field can have."""
+
+    name = "model"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        fields = type(value).__pydantic_fields__
+        parts = {name: part for name, part in value.__dict__.items() if name in fields}
+        given = value.__pydantic_fields_set__
+        if given != fields.keys():
+            parts["$set"] = set(given)
+        if value.__pydantic_extra__:
+            parts["$extra"] = value.__pydantic_extra__
+        if value.__pydantic_private__:
+            parts["$private"] = value.__pydantic_private__
+        return parts
+
+    def build(self, cls: Any, parts: dict[str, Any]) -> Any:
+        given, extra, private = parts.pop("$set", None), parts.pop("$extra", None), parts.pop("$private", None)
+        return _built(
+            cls,
+            parts,
+            set(cls.__pydantic_fields__) if given is None else given,
+            {} if extra is None and _allows_extra(cls) else extra,
+            {} if private is None and cls.__private_attributes__ else private,
+        )
+
+    def copier(self, cls: Any, content: Any) -> Callable[[], Any]:
+        parts = dict(content.raw_items())
+        given, extra, private = parts.pop("$set", None), parts.pop("$extra", None), parts.pop("$private", None)
+        if given is None:
+            given = frozenset(cls.__pydantic_fields__)
+        copy_extra = copier_of(extra) if extra is not None else dict if _allows_extra(cls) else _none
+        copy_private = copier_of(private) if private is not None else dict if cls.__private_attributes__ else _none
+        copy_parts = _parts_copier(parts)
+        return lambda: _built(cls, copy_parts(), set(given), copy_extra(), copy_private())
+
+
+_SLOTS: Any = vars(BaseModel)
+_set_attributes = _SLOTS["__dict__"].__set__
+_set_given = _SLOTS["__pydantic_fields_set__"].__set__
+_set_extra = _SLOTS["__pydantic_extra__"].__set__
+_set_private = _SLOTS["__pydantic_private__"].__set__
+
+
+def _built(cls: Any, parts: dict[str, Any], given: set[str], extra: Any, private: Any) -> Any:
+    """Return a model with these attributes, as `model_construct` builds it, in half the time."""
+    new = cls.__new__(cls)
+    _set_attributes(new, parts)
+    _set_given(new, given)
+    _set_extra(new, extra)
+    _set_private(new, private)
+    return new
+
+
+class _Example(_Record):
+    """DSPy's `Example`, `Prediction` and `Completions`, without the signature of completions, which is a class."""
+
+    name = "example"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        parts = dict(vars(value))
+        if "signature" in parts:
+            parts["signature"] = None
+        return parts
+
+
+class _Array(_NamedKind):
+    """Numpy arrays."""
+
+    name = "array"
+
+    def pack(self, value: Any) -> Any:
+        content = value.copy()
+        content.flags.writeable = False
+        return content
+
+    def copier(self, _: type, content: Any) -> Callable[[], Any]:
+        return cast("Callable[[], Any]", content.copy)
+
+    def same(self, a: Any, b: Any, _: Same) -> bool:
+        native = a.dtype.newbyteorder("=")  # pickle does not keep the byte order
+        if b.dtype.newbyteorder("=") != native or a.shape != b.shape:
+            return False
+        return bool(a.astype(native, copy=False).tobytes() == b.astype(native, copy=False).tobytes())
+
+
+class _Bundle(_NamedKind):
+    """Tuples and sets with members that are stored as `CopyOnRead`."""
+
+    name = "bundle"
+
+    def pack(self, value: Any) -> Any:
+        return value  # a tuple of frozen members
+
+    def copier(self, cls: Any, content: Any) -> Callable[[], Any]:
+        def copied() -> Any:
+            members = [thaw(member) for member in content]
+            return rebuild_tuple(cls, members) if issubclass(cls, tuple) else cls(members)
+
+        return copied
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return same(a, b)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RegisteredKind:
+    """The kind of a type that was registered with `register_value_type`; `unstored` is what `encode` leaves out."""
+
+    name = "registered"
+    freezes_content = False
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    duplicate: Callable[[Any], Any]
+    cls: type
+    unstored: Callable[[Any], Any] = lambda _: None
+
+    def pack(self, value: Any) -> Any:
+        return self.duplicate(value)
+
+    def copier(self, _: type, content: Any) -> Callable[[], Any]:
+        return partial(self.duplicate, content)
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return bool(self.unstored(a) == self.unstored(b)) and same(self.encode(a), self.encode(b))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return registered_kind, (self.cls,)
+
+
+DATACLASS, MODEL, EXAMPLE, ARRAY, BUNDLE = _Dataclass(), _Model(), _Example(), _Array(), _Bundle()
+
+_registered: dict[type, RegisteredKind] = {}
+_known: dict[str, type] = {}
+
+
+def register_value_type(
+    type_: Any,
+    *,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    copy: Callable[[Any], Any] = copy.deepcopy,
+) -> None:
+    """Let states hold values of a type, and read them back from JSON.
+
+    A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already: registered
+    without `encode` and `decode`, it is found by its name in `from_json`.
+
+    Args:
+        type_: the class; its subclasses are not included.
+        encode: from an instance to a value that states support (a dict, a string, ...).
+        decode: from the result of `encode` to an instance.
+        copy: from an instance to an independent copy; `lambda value: value` for an immutable type.
+
+    Raises:
+        TypeError: `type_` is not a class, or `encode` or `decode` is missing for a type that needs them.
+
+    Example:
+        >>> from dspyer.values.freezing import freeze
+        >>> class Money:
+        ...     def __init__(self, cents):
+        ...         self.cents = cents
+        >>> register_value_type(Money, encode=lambda money: money.cents, decode=Money)
+        >>> freeze({"price": Money(5)})["price"].cents
+        5
+    """
+    if not isinstance(type_, type) or type_ in SCALARS or type_ in (dict, list, set, frozenset, tuple):
+        raise TypeError(f"register_value_type takes a class that states do not know yet, not {type_!r}")
+    if encode is not None and decode is not None:
+        register_kind(RegisteredKind(encode, decode, copy, type_))
+    elif encode is not None or decode is not None or not is_rebuildable(type_):
+        raise TypeError(
+            f"register_value_type({type_.__qualname__}) needs both `encode` (from an instance to a plain value) and "
+            f"`decode` (the way back)"
+        )
+    _known[class_name(type_)] = type_
+
+
+def register_kind(kind: RegisteredKind) -> None:
+    """Let states hold values of the class of a kind."""
+    _registered[kind.cls] = kind
+    _known[class_name(kind.cls)] = kind.cls
+
+
+def registered_kind(cls: type) -> RegisteredKind:
+    """Return the kind of a registered type; raises `LookupError` for any other class."""
+    try:
+        return _registered[cls]
+    except KeyError:
+        raise LookupError(f"{class_name(cls)} is not registered here: call register_value_type first") from None
+
+
+def is_rebuildable(cls: type) -> bool:
+    """Whether values of a class can be taken apart and rebuilt without functions of the user."""
+    return (
+        dataclasses.is_dataclass(cls)
+        or issubclass(cls, BaseModel | Enum)
+        or issubclass(cls, _dspy_records())
+        or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+        or scalar_base(cls) is not None
+    )
+
+
+def kind_of(value: object) -> ValueKind | None:
+    """Return the kind by which a value is kept as a private copy; None if there is none."""
+    cls = type(value)
+    if cls in _registered:
+        return _registered[cls]
+    if cls is Opaque:
+        return OPAQUE
+    if isinstance(value, Enum):  # tested before dataclasses: an enum may inherit from one
+        return None
+    if isinstance(value, BaseModel):
+        return MODEL
+    if dataclasses.is_dataclass(cls) and not issubclass(cls, _LAYOUTS):
+        return DATACLASS
+    if issubclass(cls, _dspy_records()):
+        return EXAMPLE
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and cls is numpy.ndarray and not value.dtype.hasobject:  # type: ignore[attr-defined]
+        return ARRAY
+    return None
+
+
+def record_kind(cls: type) -> _Record | None:
+    """Return the kind of a class whose values are records; None for any other class."""
+    if issubclass(cls, BaseModel):
+        return MODEL
+    if dataclasses.is_dataclass(cls):
+        return DATACLASS
+    return EXAMPLE if issubclass(cls, _dspy_records()) else None
+
+
+def class_name(cls: type) -> str:
+    """Return the name of a class in JSON, `module:qualname`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def known_class(name: str) -> type | None:
+    """Return the registered class with this name, or the class of DSPy if it has been imported; None for any other."""
+    if name in _known:
+        return _known[name]
+    module, _, qualname = name.partition(":")
+    if module != "dspy" and not module.startswith("dspy."):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and record_kind(found) is not None else None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    state = object.__getstate__(value)
+    in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
+    return {**(in_dict or {}), **(in_slots or {})}
+
+
+def _is_cache(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), cached_property)
+
+
+def _dspy_records() -> tuple[type, ...]:
+    dspy: Any = sys.modules.get("dspy")
+    found = getattr(dspy, "Example", None), getattr(dspy, "Completions", None)
+    return tuple(cls for cls in found if cls is not None)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _register_builtins() -> None:
+    register_value_type(
+        re.Pattern,
+        encode=lambda pattern: (pattern.pattern, pattern.flags),
+        decode=lambda parts: re.compile(*parts),
+        copy=_itself,
+    )
+    urls = [AnyUrl]
+    for cls in urls:
+        urls.extend(cls.__subclasses__())
+        register_value_type(cls, encode=str, decode=cls)
+
+
+_register_builtins()
+
+
+# --- stored values of unknown classes
+
+
+class Opaque:
+    """A stored value of a class that is unknown in this process. It is written back unchanged; any use of it raises.
+
+    Attributes:
+        name: the class, as `module:qualname`; without one the `$type` of the JSON form.
+        reason: why the value could not be read.
+        text: its JSON form.
+    """
+
+    __slots__ = ("name", "reason", "text")
+    name: str
+    reason: str
+    text: str
+
+    shape = ()  # `equal` asks every value for its shape; any other attribute raises
+    any_exist = False
+    """Whether this process has created one: until then no search for them is made."""
+
+    def __init__(self, name: str, reason: str, text: str) -> None:
+        for attribute, value in (("name", name), ("reason", reason), ("text", text)):
+            object.__setattr__(self, attribute, value)
+        Opaque.any_exist = True
+
+    @classmethod
+    def of(cls, tagged: dict[str, Any], error: Exception) -> Opaque:
+        """Wrap the JSON form of a value that could not be read because of `error`."""
+        name = str(tagged.get("class", tagged.get("$type")))
+        reason = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
+        return cls(name, reason, json.dumps(tagged, ensure_ascii=False, allow_nan=False))
+
+    def __repr__(self) -> str:
+        return f"<opaque {self.name}: {brief(json.loads(self.text).get('value'))}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `copy`, `pickle` and numpy look for such names on every object
+            raise AttributeError(f"an opaque value has no attribute {name!r}")
+        self._refuse()
+
+    def __copy__(self) -> Opaque:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Opaque:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Opaque, (self.name, self.reason, self.text)
+
+    @property
+    def explanation(self) -> str:
+        """Why the value cannot be used, and what to do."""
+        return (
+            f"this stored value is a {self.name}, which cannot be read here: {self.reason}. It is kept as it is; "
+            "name its class in the graph's schema, or call register_value_type(...) before the thread is read"
+        )
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise StateError(self.explanation)
+
+    __str__: Any = _refuse
+    __format__: Any = _refuse
+    __bool__: Any = _refuse
+    __len__: Any = _refuse
+    __iter__: Any = _refuse
+    __getitem__: Any = _refuse
+    __setattr__: Any = _refuse
+
+
+class _OpaqueKind:
+    """The kind of opaque values: they are immutable and need no copy."""
+
+    name = "opaque"
+    freezes_content = False
+
+    def pack(self, value: Any) -> Any:
+        return value
+
+    def copier(self, _: type, content: Any) -> Callable[[], Any]:
+        return partial(_itself, content)
+
+    def same(self, a: Any, b: Any, _: Same) -> bool:
+        return bool(a == b)
+
+    def __reduce__(self) -> str:
+        return "OPAQUE"
+
+
+OPAQUE = _OpaqueKind()
+
+
+def find_opaque(value: Any) -> Opaque | None:
+    """Return the first opaque value in a plain or frozen one; None if there is none."""
+    if not Opaque.any_exist:
+        return None
+    if type(value) is Opaque:
+        return value
+    if isinstance(value, Mapping):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (str, bytes)):
+        parts = value
+    else:
+        parts = vars(value).values() if hasattr(type(value), "model_fields") else ()
+    return next((found for part in parts if (found := find_opaque(part)) is not None), None)
+
 
 _FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, CopyOnRead})
 
@@ -227,3 +733,63 @@ def _identity(member: Any) -> Any:
     if isinstance(member, frozenset):
         return FrozenSet if isinstance(member, FrozenSet) else frozenset, _identities(member)
     return scalar_identity(member) if is_scalar(member) else member
+
+
+# The classes that types name: those of values that may be stored under the name of their class.
+
+
+NAMED = (Enum, tuple, str, int, float, bytes)
+"""Bases of the classes that rows name, in addition to models and dataclasses."""
+
+
+_HELD = "__dspyer_held_classes__"
+
+
+def set_held_classes(model: type[BaseModel], classes: Iterable[type]) -> None:
+    """Say of which classes the values of a model may be besides those that its types name.
+
+    An attribute of the class: it goes with a copy of the class to another process.
+    """
+    setattr(model, _HELD, tuple(classes))
+
+
+def held_classes(model: type[BaseModel]) -> tuple[type, ...]:
+    """The classes of which the values of a model may be: those that its types name, and those that were set."""
+    return (*vars(model).get(_HELD, ()), *classes_in([model]))
+
+
+def classes_in(annotations: Iterable[Any]) -> tuple[type, ...]:
+    """The classes that some types name."""
+    found: dict[type, None] = {}
+    for annotation in annotations:
+        _collect(annotation, found)
+    return tuple(found)
+
+
+def _collect(annotation: Any, found: dict[type, None]) -> None:
+    """Add the classes that a type names to `found`, which also keeps recursive types from looping."""
+    annotation = getattr(annotation, "__value__", annotation)  # of an alias, `type X = ...`
+    for argument in get_args(annotation):
+        _collect(argument, found)
+    if not isinstance(annotation, type) or annotation in found:
+        return
+    if issubclass(annotation, BaseModel):
+        found[annotation] = None
+        for field in annotation.model_fields.values():
+            _collect(field.annotation, found)
+    elif dataclasses.is_dataclass(annotation) or hasattr(annotation, "__required_keys__"):
+        found[annotation] = None
+        _collect_hints(annotation, found)
+    elif issubclass(annotation, NAMED) and annotation not in NAMED:
+        found[annotation] = None
+        if hasattr(annotation, "_fields"):
+            _collect_hints(annotation, found)
+
+
+def _collect_hints(cls: type, found: dict[type, None]) -> None:
+    try:
+        hints = get_type_hints(cls)
+    except NameError:  # a name that is imported under TYPE_CHECKING only
+        return
+    for hint in hints.values():
+        _collect(hint, found)

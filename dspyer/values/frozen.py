@@ -17,8 +17,7 @@ from pydantic_core import core_schema
 
 from dspyer.errors import UnsupportedValueError, with_article
 from dspyer.values.persistent import MapData, SequenceData, as_map, as_sequence, extended, with_key, without_key
-from dspyer.values.refusals import MAX_DEPTH, TooDeepError, refuse_change, refuse_missing
-from dspyer.values.scalars import SCALARS, freeze_key
+from dspyer.values.scalars import MAX_DEPTH, SCALARS, TooDeepError, freeze_key, refuse_change, refuse_missing
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)

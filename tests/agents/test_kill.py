@@ -15,9 +15,9 @@ import pytest
 from dspyer import Context, Run, Thread, agents, to_chat
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.scripts import submit, turn
-from tests.persistence.equality import finished
-from tests.persistence.failing import FailingSQLite, kill
-from tests.persistence.processes import end_of, fork
+from tests.log.equality import finished
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
 
 CALLS = turn(("look", {"tag": "a"}), ("mail", {"tag": "m"}), ("research", {"topic": "t", "session": "s"}))
 

@@ -30,8 +30,8 @@ from tests.agents.promised_runs import (
     written,
 )
 from tests.agents.scripts import turn
+from tests.log.failing import Crash, FailingMemory, crash
 from tests.messages.providers import problems_of
-from tests.persistence.failing import Crash, FailingMemory, crash
 
 STORE, NUMBERS = FailingMemory(), itertools.count()
 CALLS: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run, agents, reduc
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
 from tests.budget import deep
-from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.log.failing import Crash, FailingMemory, crash
 from tests.rows import each
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])

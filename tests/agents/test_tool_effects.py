@@ -21,7 +21,7 @@ from dspyer.agents import Approval
 from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 from tests.rows import each, in_turn
 
 

@@ -25,8 +25,8 @@ from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import ScriptedLM
 from tests.children import run_python
-from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import Crash, FailingMemory, crash
+from tests.log.processes import end_of, fork
 from tests.stores.bodies import body
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
 

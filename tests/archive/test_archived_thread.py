@@ -16,9 +16,9 @@ from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite, open_store
 from dspyer.stores.base import Store
-from tests.persistence import test_history_parts as parts
-from tests.persistence.kinds import CALLS, INPUTS, KINDS
-from tests.persistence.pages import page_of
+from tests.log import test_history_parts as parts
+from tests.log.kinds import CALLS, INPUTS, KINDS
+from tests.log.pages import page_of
 
 CHANGES = (
     parts.forked,

@@ -16,8 +16,8 @@ from dspyer import END, START, Archive, Budget, Context, Graph, Run
 from dspyer.errors import MergeConflictError
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
-from tests.persistence.kinds import KINDS
-from tests.persistence.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
+from tests.log.kinds import KINDS
+from tests.log.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
 from tests.scheduler.test_schedule import Plan
 
 TIMES = re.compile(r"\d[\d.,]* (µs|ms|s)\b|\d+:\d\d")

@@ -16,7 +16,7 @@ from dspyer.__main__ import main
 from tests.cli import orders
 from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 from tests.rows import each
 
 # --- exit codes

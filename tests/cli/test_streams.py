@@ -16,7 +16,7 @@ import pytest
 from dspyer.__main__ import main
 from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 
 LOOSE = "tests.cli.orders:loose"
 

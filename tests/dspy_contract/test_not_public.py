@@ -19,14 +19,14 @@ import dspy
 import pytest
 
 import dspyer
-from dspyer.dspy_module import not_public
 from dspyer.errors import DSPyVersionError
+from dspyer.lm import not_public
 from dspyer.testing import ScriptedLM
 from tests.rows import each
 from tests.syntax import tree_of
 
 PACKAGE = Path(dspyer.__file__).parent
-FILE = PACKAGE / "dspy_module" / "not_public.py"
+FILE = PACKAGE / "lm" / "not_public.py"
 IMPORTED = {
     alias.name: str(node.module)
     for node in ast.walk(ast.parse(FILE.read_text()))
@@ -643,4 +643,4 @@ def hidden_in(path: Path) -> set[str]:
 @pytest.mark.slow("parses the package")
 def test_no_other_file_names_them() -> None:
     found = {str(path.relative_to(PACKAGE)): hidden_in(path) for path in PACKAGE.rglob("*.py") if path != FILE}
-    assert not {name: names for name, names in found.items() if names}, "name them in dspyer/dspy_module/not_public.py"
+    assert not {name: names for name, names in found.items() if names}, "name them in dspyer/lm/not_public.py"

@@ -14,7 +14,7 @@ from dspy.utils.usage_tracker import track_usage
 from dspyer import CompiledGraph, Run
 from dspyer.events import TraceStep
 from tests.executors.programs import Case
-from tests.persistence.equality import outcome
+from tests.log.equality import outcome
 
 NOT_EQUAL = {"seconds", "started", "duration", "run_id", "root", "run", "pause", "position"}
 """Times, ids of runs, and the order of arrival."""

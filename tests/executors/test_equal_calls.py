@@ -12,7 +12,7 @@ from dspyer import CompiledGraph, Run
 from tests.executors.comparing import called, differences, plain, ran, run_of
 from tests.executors.pools import BytesExecutor
 from tests.executors.programs import CASES, Case, WordLM, chain, loop
-from tests.persistence.kinds import CALLS, INPUTS, KINDS
+from tests.log.kinds import CALLS, INPUTS, KINDS
 
 # `program(...)` and `acall` differ in how they wait alone, so each case is called in one of the two ways and run in the
 # other one; those whose error or trace takes another way in async code are called in both.

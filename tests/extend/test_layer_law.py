@@ -20,10 +20,10 @@ from dspyer.extend import using
 from dspyer.stores import Memory, Store
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.extend.kit import nothing
-from tests.persistence.equality import outcome
-from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.persistence.kinds import CALLS, INPUTS, KINDS
-from tests.persistence.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
+from tests.log.equality import outcome
+from tests.log.failing import Crash, FailingMemory, crash
+from tests.log.kinds import CALLS, INPUTS, KINDS
+from tests.log.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
 from tests.runtime.test_attempt_law import Nodes
 from tests.runtime.test_attempt_law import Plan as BlockPlan
 from tests.runtime.test_attempt_law import plans as block_plans

@@ -20,8 +20,8 @@ from dspyer.extend import Call, Layer, NewRow, Stop
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.encrypted import Encrypted
 from tests.extend.kit import program_of
-from tests.persistence.failing import FailingSQLite, kill
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
 from tests.rows import each
 from tests.runtime.conftest import Play
 from tests.stores.conftest import postgres, postgres_address  # noqa: F401 - fixtures

@@ -14,7 +14,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Update
 from dspyer.errors import StoreError
 from dspyer.testing import no_pauses
 from tests.live.kit import Pad
-from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.log.failing import Crash, FailingMemory, crash
 
 ACTIONS = st.sampled_from(["post notes", "post echoes", "one notes", "all notes", "all echoes", "raise", "fail", "ask"])
 TEAMS = st.lists(st.lists(ACTIONS, max_size=5), min_size=2, max_size=4)

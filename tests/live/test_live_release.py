@@ -15,17 +15,23 @@ from pydantic import BaseModel
 
 from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
-from dspyer.layers.live import LiveWaiters
-from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor
-from dspyer.nodes.live_access import Waiter
-from dspyer.persistence.execution_records import RecordedPost
+from dspyer.layers.live import LiveBuffer, LiveWaiters, ReaderCursor
+from dspyer.log.execution_records import RecordedPost
+from dspyer.nodes.attempt import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
-from dspyer.scheduler.run_state import RunState, Target, Transition
-from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.schedule import (
+    ReleaseOrder,
+    RunState,
+    Target,
+    Transition,
+    WaitingReader,
+    advance,
+    begin,
+    plan,
+    start,
+)
+from dspyer.scheduler.topology import Edge, Topology
 from dspyer.schema.schema import Schema
 from tests.plain_values import plain
 

@@ -14,7 +14,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread
 from dspyer.events import Posted
 from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
-from tests.persistence.failing import Crash, FailingMemory, FailingSQLite, crash
+from tests.log.failing import Crash, FailingMemory, FailingSQLite, crash
 from tests.rows import each
 
 

@@ -22,10 +22,10 @@ from langgraph.types import Command, interrupt
 from dspyer import errors, testing
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
+from tests.log.processes import end_of, fork
 from tests.migrate import flow_graphs, service_graphs, state_graphs
 from tests.migrate.cases import Case, Seen, run_dspyer, run_langgraph
 from tests.migrate.refused_graphs import REFUSED, all_problems
-from tests.persistence.processes import end_of, fork
 from tests.rows import each
 
 CASES = [*state_graphs.CASES, *flow_graphs.CASES, *service_graphs.CASES]

@@ -15,10 +15,10 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, Thread, event_queue, live, reducers
-from dspyer.dspy_module.token_stream import PredictorCall
-from dspyer.event_queue import LIMIT, EventQueue
 from dspyer.events import Emitted, Posted, RunEnded, Token
+from dspyer.lm.token_stream import PredictorCall
 from dspyer.testing import ScriptedLM
+from dspyer.waiting import LIMIT, EventQueue
 from tests.asgi_server import PATIENCE
 from tests.rows import each
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, create_model
 
 from dspyer import END, START, Graph, Run, Send
 from dspyer.errors import CheckError
-from tests.persistence.equality import outcome
-from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.log.equality import outcome
+from tests.log.failing import Crash, FailingMemory, crash
 
 
 class Step(NamedTuple):

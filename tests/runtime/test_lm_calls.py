@@ -26,9 +26,9 @@ from dspyer.lms import reliable
 from dspyer.stores import SQLite
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import ScriptedLM
+from tests.log.processes import end_of, fork
 from tests.nodes.kit import MODES
 from tests.openai_server import HTTPFailureError, OpenAIServer
-from tests.persistence.processes import end_of, fork
 from tests.stores.bodies import unpacked
 
 NOW = Retry(3, wait=wait_none())

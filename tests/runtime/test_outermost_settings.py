@@ -15,7 +15,7 @@ from dspyer.events import Committed, NodeStarted
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
 from tests.executors.pools import BytesExecutor
-from tests.persistence.test_durability import Recorder
+from tests.log.test_durability import Recorder
 
 
 class Talk(BaseModel):

@@ -13,7 +13,7 @@ import pytest
 
 from dspyer import END, START, Cache, CompiledGraph, Graph
 from dspyer.stores import SQLite
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
 from tests.runtime.calls import CALLS, GATES, Gate, count_call
 from tests.runtime.conftest import PLAYS

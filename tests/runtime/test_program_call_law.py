@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dspyer import END, START, CompiledGraph, Context, Graph
 from dspyer.errors import StoreError
-from tests.persistence.equality import finished
-from tests.persistence.failing import Crash, FailingSQLite, crash
+from tests.log.equality import finished
+from tests.log.failing import Crash, FailingSQLite, crash
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted, NodeOutputError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
-from tests.persistence.failing import FailingMemory
+from tests.log.failing import FailingMemory
 from tests.rows import each
 from tests.timeouts import TimeIsOver
 

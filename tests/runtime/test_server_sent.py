@@ -32,7 +32,7 @@ from dspyer.events import Event
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.asgi_server import PATIENCE, served
-from tests.persistence.failing import FailingMemory
+from tests.log.failing import FailingMemory
 
 HEARTBEAT = b":\n\n"
 

@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from dspyer import START, CompiledGraph, Run
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
-from tests.persistence.equality import outcome
-from tests.persistence.kinds import CALLS
-from tests.persistence.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
+from tests.log.equality import outcome
+from tests.log.kinds import CALLS
+from tests.log.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
 from tests.runtime.traces import Traces, tracing
 from tests.scheduler.test_schedule import Plan
 

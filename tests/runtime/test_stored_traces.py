@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread
 from dspyer.stores import Memory
 from dspyer.stores.base import Change, Row, Store
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 from tests.runtime.traces import Traces, tracing
 
 HOW = pytest.mark.parametrize("how", ["sync", "async"])

@@ -18,7 +18,7 @@ from openinference.instrumentation.dspy import DSPyInstrumentor
 
 from dspyer import END, START, CompiledGraph, Context, Graph
 from dspyer.testing import ScriptedLM
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 from tests.runtime.traces import tracing, tree_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,8 @@ from typing import Any
 from dspyer import START, ImmutableState
 from dspyer.events import Commit, MergedConflict
 from dspyer.policies import Policies
-from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.run_state import Execution, RunState, Target, Transition
-from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.schedule import Execution, RunState, Target, Transition, advance, begin, plan, start
+from dspyer.scheduler.topology import Edge, Topology
 from dspyer.schema.schema import Schema
 
 Behaviour = Callable[[Execution], tuple[Mapping[str, Any], Sequence[str | Target]]]

@@ -30,15 +30,15 @@ from dspyer import (
     live,
     reducers,
 )
-from dspyer.persistence.history import History
-from dspyer.persistence.reader import HistoryReader
+from dspyer.log.history import History
+from dspyer.log.reader import HistoryReader
 from dspyer.policies import Conflict, Policies
 from dspyer.scheduler.join import Join
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.run_state import Execution
+from dspyer.scheduler.schedule import Execution
 from dspyer.schema.schema import Schema
 from dspyer.stores import Memory, SQLite, Store
-from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.log.failing import Crash, FailingMemory, crash
 from tests.scheduler.simulation import graph, simulate
 
 VALUES: list[Any] = [0, 1, 2, [1], [1, 2], DELETE, {"a": 1}, {"a": {"b": 1}}, {"a": DELETE, "c": 3}]

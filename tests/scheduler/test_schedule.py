@@ -15,10 +15,8 @@ from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, reducers
 from dspyer.errors import MergeConflictError, StepLimitError
-from dspyer.scheduler.loops import Edge, Rounds
-from dspyer.scheduler.run_state import Execution, RunState, Target, collapse_forks
-from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.schedule import Execution, RunState, Target, advance, begin, collapse_forks, plan, start
+from dspyer.scheduler.topology import Edge, Rounds, Topology
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import FrozenDict
 from tests.scheduler.simulation import Outcome, graph, simulate, step

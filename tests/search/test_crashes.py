@@ -16,8 +16,8 @@ import pytest
 from dspyer import CompiledGraph, Run
 from dspyer.search import mcts
 from dspyer.testing import Prompt
-from tests.persistence.failing import FailingSQLite, kill
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
 from tests.search.kit import MODES, RolloutLM, digest
 
 PER_ROUND = 2

@@ -17,7 +17,7 @@ from pydantic import BaseModel, field_serializer
 from dspyer import END, START, Context, Graph, Messages, agents
 from dspyer.migrate import from_langgraph
 from dspyer.testing import ScriptedLM, no_pauses
-from tests.persistence.failing import FailingMemory
+from tests.log.failing import FailingMemory
 from tests.serve.posting import Page, app_of, body, events_in, kinds, of_kind, send, user
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dspyer.stores.base import Row
-from dspyer.stores.columns import DICTIONARY, decode_body, encode_body, encode_ended
 from dspyer.stores.content import Content
+from dspyer.stores.sql import DICTIONARY, decode_body, encode_body, encode_ended
 
 
 def body(header: Any, data: bytes | None = None, refs: Sequence[str] = ()) -> bytes:

@@ -21,8 +21,7 @@ from psycopg import sql
 
 from dspyer import END, START, Graph
 from dspyer.errors import StoreError
-from dspyer.stores.postgres import Postgres
-from dspyer.stores.postgres_server import split_address, with_schema
+from dspyer.stores.postgres import Postgres, split_address, with_schema
 from dspyer.testing import FakeClock, clock
 from dspyer.testing.store_samples import append, begin, rows
 
@@ -139,7 +138,7 @@ def test_a_call_takes_the_next_connection_given_back(
 def test_a_connection_that_comes_back_while_another_is_asked_for_is_taken(
     server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspyer.stores.postgres_server.PATIENCE", 10 * LONG)
+    monkeypatch.setattr("dspyer.stores.postgres.PATIENCE", 10 * LONG)
     server.allow(1)
     with one_in_use(server, store, threads) as (written, lock):
         server.on_refusal[:] = [lock.rollback, lambda: written.result(LONG)]
@@ -186,7 +185,7 @@ def test_the_servers_error_is_raised_in_the_end(
 ) -> None:
     server.allow(1)
     with one_in_use(server, store, threads) as (written, lock):
-        monkeypatch.setattr("dspyer.stores.postgres_server.PATIENCE", 0.01)
+        monkeypatch.setattr("dspyer.stores.postgres.PATIENCE", 0.01)
         with pytest.raises(StoreError, match=r"all 1 connections .*too many connections for role.*max_connections"):
             store.rows("r")
         lock.rollback()

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, ThreadRow
-from dspyer.stores.reachability import (
+from dspyer.stores.writes import (
+    CurrentRows,
     DeletionPlan,
     RunSummary,
+    WritePlan,
     plan_delete_unreachable,
     plan_deletion,
+    plan_write,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan, plan_write
 from tests.stores.kit import OTHER, OWNER, row, rows, run
 
 FREE = ThreadRow("t", None, 3)

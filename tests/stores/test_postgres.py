@@ -24,8 +24,7 @@ from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres
-from dspyer.stores.postgres_server import split_address
+from dspyer.stores.postgres import Postgres, split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
 from tests.children import Child
 from tests.rows import each

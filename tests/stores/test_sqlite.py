@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
-from dspyer.persistence.leases import LEASE
+from dspyer.log.journal import LEASE
 from dspyer.stores import SQLite, sqlite_opening
-from dspyer.stores import sqlite_file as sqlite_connections
+from dspyer.stores import sqlite as sqlite_connections
 from dspyer.stores.base import Change, Point
 from dspyer.stores.sql import PATIENCE
-from dspyer.stores.sqlite_file import LOG_LIMIT, FileConnections, checkpoint
+from dspyer.stores.sqlite import LOG_LIMIT, FileConnections, checkpoint
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 

@@ -15,10 +15,10 @@ from dspyer import END, START, Context, Graph, Run, Thread
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change
-from tests.persistence.equality import finished, left_to_call, outcome
-from tests.persistence.failing import FailingMemory
-from tests.persistence.kinds import CALLS, INPUTS, KINDS, Called, State
-from tests.persistence.test_crashes_of_random_graphs import program_of
+from tests.log.equality import finished, left_to_call, outcome
+from tests.log.failing import FailingMemory
+from tests.log.kinds import CALLS, INPUTS, KINDS, Called, State
+from tests.log.test_crashes_of_random_graphs import program_of
 from tests.scheduler.test_schedule import Plan, plans
 
 

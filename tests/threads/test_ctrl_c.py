@@ -23,7 +23,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Thread
 from dspyer.errors import RunStoppedError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store, ThreadRow
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 
 LIBRARY = str(Path(dspyer.__file__).parent)
 

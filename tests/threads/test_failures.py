@@ -14,9 +14,9 @@ from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.errors import InputError, NodeOutputError, OpenRunError, RouteError, StepLimitError, ThreadError
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
-from tests.persistence.equality import outcome
-from tests.persistence.kinds import CALLS, KINDS, Fault
-from tests.persistence.places import FEWER, MODES, Place, nodes, start
+from tests.log.equality import outcome
+from tests.log.kinds import CALLS, KINDS, Fault
+from tests.log.places import FEWER, MODES, Place, nodes, start
 
 OTHERS = ("LM router", "error edges", "failed Sends")
 """Kinds of graphs in which not every fault fails the run: error edges take some of them."""

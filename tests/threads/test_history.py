@@ -15,7 +15,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
-from tests.persistence.kinds import INPUTS, KINDS
+from tests.log.kinds import INPUTS, KINDS
 from tests.rows import each
 
 

@@ -26,8 +26,8 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores import Memory, SQLite, Store, open_store
 from dspyer.stores.encrypted import Encrypted
-from tests.persistence.failing import Crash
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import Crash
+from tests.log.processes import end_of, fork
 from tests.threads.owned_runs import BackgroundRun
 
 

@@ -25,9 +25,9 @@ from dspyer.errors import (
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Change, Point, Row, RunRow
 from dspyer.stores.encrypted import Encrypted
-from tests.persistence.equality import outcome
-from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.persistence.kinds import CALLS, INPUTS, KINDS, State
+from tests.log.equality import outcome
+from tests.log.failing import Crash, FailingMemory, crash
+from tests.log.kinds import CALLS, INPUTS, KINDS, State
 from tests.rows import each
 from tests.threads.owned_runs import BackgroundRun, Clock, Gate, WatchedStore, gated, owner_of
 

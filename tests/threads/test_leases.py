@@ -21,9 +21,8 @@ import pytest
 
 from dspyer import END, START, Graph, Thread
 from dspyer.errors import ConcurrentRunError, ThreadError
-from dspyer.persistence.journal import STOPPING, Journal
-from dspyer.persistence.leases import Leases, is_marked_alive, leases, mark_of
-from dspyer.persistence.rows import end_row
+from dspyer.log.journal import STOPPING, Journal, Leases, is_marked_alive, leases, mark_of
+from dspyer.log.rows import end_row
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Owner, Store, ThreadRow

@@ -17,7 +17,7 @@ from dspyer.errors import ConcurrentRunError, InputError, MergeConflictError, Op
 from dspyer.events import Commit
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store, ThreadRow
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 
 
 class Count(BaseModel):

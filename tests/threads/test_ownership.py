@@ -16,8 +16,8 @@ from dspyer import END, START, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError, OpenRunError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Store, ThreadRow
-from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.persistence.processes import end_of, fork
+from tests.log.failing import Crash, FailingMemory, crash
+from tests.log.processes import end_of, fork
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
 
 

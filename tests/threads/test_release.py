@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import RunStoppedError
 from dspyer.stores.base import Change, Store
-from tests.persistence.failing import Crash
+from tests.log.failing import Crash
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated, owner_of
 
 

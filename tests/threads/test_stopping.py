@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
 from dspyer.events import Asked, NodeStarted, RunEnded
-from tests.persistence.equality import outcome
-from tests.persistence.failing import FailingMemory
-from tests.persistence.kinds import CALLS, INPUTS, KINDS
+from tests.log.equality import outcome
+from tests.log.failing import FailingMemory
+from tests.log.kinds import CALLS, INPUTS, KINDS
 from tests.rows import each
 
 

@@ -16,7 +16,7 @@ from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Replace, Th
 from dspyer.events import Commit
 from dspyer.stores import SQLite, Store
 from dspyer.stores.base import Row
-from tests.persistence.processes import end_of, fork
+from tests.log.processes import end_of, fork
 
 AGENTS = ("read", "check", "write")
 

@@ -12,9 +12,9 @@ import pytest
 from dspyer import END, START, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.events import Committed, Event, NodeStarted, RunEnded, RunStarted
-from tests.persistence.equality import finished, outcome
-from tests.persistence.failing import FailingMemory, disk_full
-from tests.persistence.kinds import CALLS, INPUTS, KINDS, Fault, State
+from tests.log.equality import finished, outcome
+from tests.log.failing import FailingMemory, disk_full
+from tests.log.kinds import CALLS, INPUTS, KINDS, Fault, State
 from tests.rows import each
 
 Streaming = Callable[..., tuple[list[Event], Run | None, BaseException | None]]

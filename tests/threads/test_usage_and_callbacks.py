@@ -14,8 +14,8 @@ from dspyer import END, START, CompiledGraph, Graph, Thread
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row, Store
 from dspyer.testing import ScriptedLM
-from tests.persistence.kinds import State
-from tests.persistence.processes import end_of, fork
+from tests.log.kinds import State
+from tests.log.processes import end_of, fork
 
 
 class Seen(BaseCallback):

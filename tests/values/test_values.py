@@ -26,7 +26,7 @@ from dspyer import register_value_type
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, FrozenSet, depth_of, equal, thaw
-from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.scalars import MAX_DEPTH
 from tests.rows import each
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 

@@ -21,7 +21,7 @@ from dspyer.scheduler.provenance import (
     unseen_commits,
     unseen_parts,
 )
-from dspyer.scheduler.run_state import Execution, Target
+from dspyer.scheduler.schedule import Execution, Target
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point
 from dspyer.threads.views_across_runs import RecentIndexes

@@ -11,7 +11,7 @@ from pydantic import BaseModel, create_model
 from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, reducers, view
 from dspyer.stores import open_store
 from dspyer.stores.base import Store
-from tests.persistence.counting import Counting
+from tests.log.counting import Counting
 from tests.rows import each
 
 

@@ -1,0 +1,724 @@
+"""`NodeCache`: the layer that keeps the results of a node on disk, around all its attempts.
+
+An execution computes its key from what it reads. If another execution of this process has the same key, it follows that
+one. Else it leads: it looks the key up, and without an entry it calls the node and stores what that returned. The entry
+holds what the node returned, not the patch that was committed: that one is the net change of one state. So an entry is
+validated and folded each time, as if the node had just returned it.
+
+The leader commits what it has read back from its entry: a value that JSON changes is the same in the first run and in
+all later ones. Whatever cannot be kept is committed as it is, and a warning says why it is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import logging
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache, partial
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from textwrap import dedent
+from threading import Lock
+from tokenize import TokenError
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+
+import dspy
+
+from dspyer import clock
+from dspyer.errors import StateError, list_names, with_article
+from dspyer.layers.layer import Inner, Layer, Place, replies
+from dspyer.lm.not_public import CACHE_FOLDER, default_cache_dir
+from dspyer.lm.source import source_of
+from dspyer.lm.tracing import step_count
+from dspyer.nodes.callables import names_of, plain_function, used_objects
+from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.node import Call, Node, Output, Reply
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.steps import Script, arun_script, run_script
+from dspyer.nodes.sync_async import blocked_loops
+from dspyer.patch import DELETE, decode_update, encode_update
+from dspyer.schema.schema import Schema
+from dspyer.stopping import current_limit
+from dspyer.values import json as encoding
+from dspyer.values.freezing import class_name, freeze, held_classes
+from dspyer.values.frozen import thaw
+from dspyer.values.json import decoder
+from dspyer.waiting import at_fork, loop_of_worker, task_signal
+
+# Patches of nodes on disk, and the executions of this process that are making one.
+#
+# `PatchCache` is one folder, a `diskcache.Cache`. It holds bytes and never unpickles. Each entry begins with a hash
+# of
+# its key and content: what is damaged is no entry. An error of the disk never reaches a run: it is a miss, and
+# logged.
+#
+# `Flight` is one key that an execution, the leader, is looking up or making. Executions that want the same key
+# meanwhile
+# follow it: they wait for what it ends with. Across processes there is no flight: two of them may make one key.
+
+
+logger = logging.getLogger("dspyer")
+
+SIZE_LIMIT = 2**30
+"""Bytes of one folder, above which the oldest entries are removed."""
+
+_LOCKED_FOR = 10.0  # seconds to wait for another process that writes; a reader does not wait
+_DIGEST_SIZE = 16
+
+
+class CachedPatch(NamedTuple):
+    """What a node returned.
+
+    Attributes:
+        updates: by field of the state.
+        whole: whether the values replace what is there, without a merge of dicts.
+        made: when, as a Unix time.
+    """
+
+    updates: Mapping[str, Any]
+    whole: bool
+    made: float
+
+
+def encode_patch(patch: CachedPatch) -> bytes:
+    """Return the JSON of a patch; raise `StateError` for a value that has none."""
+    updates = [[name, encode_update(update)] for name, update in patch.updates.items()]
+    return json.dumps({"updates": updates, "whole": patch.whole, "made": patch.made}, allow_nan=False).encode()
+
+
+def decode_patch(data: bytes, decode: Callable[[Any], Any]) -> CachedPatch:
+    """Return the patch of a JSON; `decode` reads its values. Raise `StateError` for a class that is unknown here."""
+    found = json.loads(data)
+    updates = {name: decode_update(update, decode) for name, update in found["updates"]}
+    return CachedPatch(updates, found["whole"], found["made"])
+
+
+class PatchCache:
+    """The entries in one folder. It is opened when it is first used, and again after an error."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._lock = Lock()
+        self._disk: Any = None
+        self._warned = False
+
+    def read(self, key: str, ttl: float | None) -> bytes | None:
+        """Return an entry; None if there is none, or none that can be read, or none that is young enough."""
+        try:
+            data = self._open().get(key)
+        except Exception as error:  # noqa: BLE001 - whatever the disk does: the node is called
+            self._failed("read", error)
+            return None
+        if data is None:
+            return None
+        if not isinstance(data, bytes) or data[:_DIGEST_SIZE] != _digest_of_entry(key, data[_DIGEST_SIZE:]):
+            logger.warning("node cache in %s: the entry %s is damaged; the node is called", self.folder, key)
+            return None
+        entry = data[_DIGEST_SIZE:]
+        if ttl is not None and not 0 <= clock.wall() - json.loads(entry)["made"] < ttl:
+            return None
+        return entry
+
+    def write(self, key: str, entry: bytes, ttl: float | None) -> None:
+        """Store an entry."""
+        try:
+            self._open().set(key, _digest_of_entry(key, entry) + entry, expire=ttl)
+        except Exception as error:  # noqa: BLE001 - as in `read`: the result is there, it is only not kept
+            self._failed("written", error)
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._disk is None:
+                self._disk = open_disk(self.folder)
+            return self._disk
+
+    def _failed(self, what: str, error: Exception) -> None:
+        with self._lock:
+            self._disk = None  # opened again: the folder may have been removed, or the disk may have room again
+            warned, self._warned = self._warned, True
+        level = logging.DEBUG if warned else logging.WARNING
+        text = "node cache in %s: it cannot be %s, so nodes are called that could be cached: %s: %s"
+        logger.log(level, text, self.folder, what, type(error).__name__, error)
+
+
+def open_disk(folder: str) -> Any:
+    """Open a folder as a `diskcache.Cache` that never unpickles. Raises what the disk raises."""
+    from diskcache import Cache, Disk
+    from diskcache.core import MODE_PICKLE
+
+    class BytesDisk(Disk):
+        """Reads no pickle: otherwise a process that can write to the folder could run code here."""
+
+        def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
+            if mode == MODE_PICKLE:
+                return None  # no entry of ours
+            return super().fetch(mode, filename, value, read)
+
+    return Cache(folder, disk=BytesDisk, timeout=_LOCKED_FOR, size_limit=SIZE_LIMIT)
+
+
+def _digest_of_entry(key: str, entry: bytes) -> bytes:
+    return blake2b(entry, key=bytes.fromhex(key), digest_size=_DIGEST_SIZE).digest()
+
+
+# --- single flight
+
+_Place: TypeAlias = tuple[str, str, float | None]  # folder, key, ttl: an entry may be too old for another program
+ANY_LOOP: Final = object()
+
+
+class Flight:
+    """One key that an execution of this process is looking up or making.
+
+    Attributes:
+        loop: the event loop that the leader needs, `ANY_LOOP` if it is not known, None for none.
+        ended: whether the leader has ended.
+        entry: what it has found or made; None if that cannot be kept, or if the leader failed.
+        has_outcome: whether it has ended with a result or an error. Without an entry each follower then makes its own
+            call: one after the other, they would wait for each other's timeouts. A leader that was cancelled has no
+            outcome, and one of its followers leads.
+    """
+
+    def __init__(self, place: _Place) -> None:
+        self.loop: object = ANY_LOOP
+        self.ended = False
+        self.entry: bytes | None = None
+        self.has_outcome = False
+        self._place = place
+        self._waiting: list[Callable[[], object]] = []
+
+    @contextmanager
+    def leading(self, loop: object) -> Iterator[None]:
+        """The block in which the leader looks up and makes the entry."""
+        self.loop = loop
+        try:
+            yield
+        except Exception:
+            self._end(True)
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+        else:
+            self._end(True)
+
+    def abandon(self) -> None:
+        """End without an outcome, unless it has ended."""
+        self._end(False)
+
+    def _end(self, has_outcome: bool) -> None:
+        with _lock:
+            if self.ended:
+                return
+            self.has_outcome, self.ended = has_outcome, True
+            waiting, self._waiting = self._waiting, []
+            _flights.pop(self._place, None)
+        for wake in waiting:
+            wake()
+
+    def on_end(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the leader has ended, from its thread, or at once."""
+        with _lock:
+            if not self.ended:
+                self._waiting.append(wake)
+                return
+        wake()
+
+
+def on_disk(work: Callable[..., T], *args: Any) -> Future[T]:
+    """Read or write in one of a few threads that stay: diskcache opens a connection in each thread that it is used in,
+    and leaves closing it to the cyclic garbage collector.
+    """
+    global _threads  # noqa: PLW0603 - started when they are needed, and again in a forked process
+    with _lock:
+        if _threads is None:
+            _threads = ThreadPoolExecutor(4, "dspyer_cache")
+        try:
+            return _threads.submit(work, *args)
+        except RuntimeError:  # the interpreter shuts down
+            done: Future[T] = Future()
+    done.set_result(work(*args))
+    return done
+
+
+T = TypeVar("T")
+_threads: ThreadPoolExecutor | None = None
+_lock = Lock()
+_flights: dict[_Place, Flight] = {}
+_caches: dict[str, PatchCache] = {}
+
+
+def join_flight(cache: PatchCache, key: str, ttl: float | None) -> tuple[Flight, bool]:
+    """Return the flight of a key, and whether the caller leads it: then it must enter `leading` or `abandon` it."""
+    place = (cache.folder, key, ttl)
+    with _lock:
+        found = _flights.get(place)
+        if found is not None:
+            return found, False
+        found = _flights[place] = Flight(place)
+        return found, True
+
+
+def cache_in(folder: str) -> PatchCache:
+    """Return the cache of a folder, the same for all programs of this process."""
+    with _lock:
+        if folder not in _caches:
+            _caches[folder] = PatchCache(folder)
+        return _caches[folder]
+
+
+def _after_fork() -> None:
+    """Forget what threads of the parent process were doing: they do not exist here."""
+    global _lock, _threads
+    _lock, _threads = Lock(), None
+    _flights.clear()
+    _caches.clear()
+
+
+at_fork(_after_fork)
+
+
+# The key under which the result of a node is kept: what the node is, and what one call of it reads.
+#
+# What the node is (`plan_cache`) is computed once, when the graph is compiled: names, version, and the source text of
+# the
+# function, of the functions and classes of its file that it names, and the constants. What a call reads (`key_of`)
+# are
+# the arguments of the function. Both constants and arguments count in the JSON form of `values.json`, which tells
+# apart
+# all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
+#
+# The order of a dict counts, since a function may iterate over it; the order of a set does not.
+
+
+class CachePlan(NamedTuple):
+    """How the results of a node are kept.
+
+    Attributes:
+        node: its name.
+        identity: a hash of all parts of the key that are the same for each call.
+        ttl: how old a result may be, in seconds; None for any age.
+        folder: the folder of the results; None for one in DSPy's cache folder.
+    """
+
+    node: str
+    identity: str
+    ttl: float | None
+    folder: str | None
+
+
+def key_of(plan: CachePlan, node: Node, call: Call) -> str:
+    """The key of a call.
+
+    Raises what making the arguments raises, and `StateError` if one of them has no JSON form.
+    """
+    assert isinstance(node, FunctionNode)
+    # Attempt 0 is none: what the key reads of a view does not count as read by the node.
+    arguments = node.binding.bind(call.of_attempt(call.context.delegate.next(0)))
+    return _digest([plan.identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
+
+
+def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan | None, list[str]]:
+    """The plan of a node with `cache=`, or why its results cannot be kept, each with its fix."""
+    policy, who = options.cache, options.who
+    assert policy is not None
+    if not isinstance(node, FunctionNode) or options.modules:
+        kind = "is a graph: cache nodes of it that are functions" if node.look.inner else _CALLS_PREDICTORS
+        return None, [f"{who}: cache is for functions without predictors, and this node {kind}"]
+    problems = [f"{who}: cache: it {reason}" for reason in _excluded(node)]
+    identity = _Identity(node.fn)
+    if identity.unknown and not policy.version:
+        unknown = "; ".join(dict.fromkeys(identity.unknown))
+        problems.append(
+            f"{who}: cache: the key cannot tell one object from another for {unknown}: say which it is, "
+            "cache=Cache(version=...), and change that when it changes, or read it from a field"
+        )
+    if problems:
+        return None, problems
+    binding = node.binding
+    plan = [
+        [(field.name, field.copy, field.form) for field in binding.fields],
+        None if node.writes is None else sorted(node.writes.items()),
+    ]
+    described = _digest([_FORM, graph, node.name, policy.version, plan, identity.parts])
+    folder = None if policy.folder is None else str(policy.folder)
+    return CachePlan(node.name, described, policy.ttl, folder), []
+
+
+_FORM = 1  # of keys and entries: another number leaves all earlier entries behind
+_CALLS_PREDICTORS = "calls modules: DSPy caches the responses of their LM calls, dspy.LM(..., cache=True)"
+
+
+def _excluded(node: FunctionNode) -> Iterator[str]:
+    """What the signature shows of a function whose result is more than a patch, or depends on more than its key."""
+    binding = node.binding
+    if binding.contexts:
+        yield (
+            f"takes {list_names(binding.contexts)}, by which it may ask, post and have effects: a result from the "
+            "cache would leave them out. Take the fields that it reads as parameters, views in reads={...}"
+        )
+    if binding.whole_state:
+        yield "reads the state as a whole, most of which changes nothing in its result: name the fields as parameters"
+    if binding.resources:
+        names = list_names([resource.name for resource in binding.resources])
+        yield (
+            f"takes the resource {names}, which differs from run to run: bind it, functools.partial(fn, client=...), "
+            "with cache=Cache(version=...)"
+        )
+    if node.goto:
+        yield "returns a Command, and only a patch is kept: route by add_conditional_edges"
+
+
+# --- the identity of a function
+
+
+def _digest(described: Any) -> str:
+    """The hash of a description that is plain JSON."""
+    text = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+class _Identity:
+    """What a function is: its text, and what it names in its file and holds.
+
+    What other files define counts by its name.
+
+    Attributes:
+        parts: the description as JSON: the names of the parts, and what each of them is.
+        unknown: what has no description: it may be different where the description is equal.
+    """
+
+    def __init__(self, fn: Any) -> None:
+        self.parts: list[Any] = []
+        self.unknown: list[str] = []
+        home = plain_function(fn)
+        self._home = getattr(home, "__module__", None) or type(home).__module__
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
+        self._add("the function", fn)
+
+    def _add(self, name: str, value: Any) -> None:
+        kind = type(value)
+        with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
+            self.parts.append([name, encoding.encode(freeze(value))])
+            return self._add_type(name, kind)
+        if id(value) in self._seen:
+            self.parts.append([name, self._seen[id(value)][0]])
+            return None
+        self._seen[id(value)] = len(self._seen), value
+        if isinstance(value, types.FunctionType):
+            return self._add_function(name, value)
+        if isinstance(value, type):
+            return self._add_class(name, value)
+        self._add_type(name, kind)
+        if (parts := _parts_of(value)) is None:
+            self.unknown.append(f"{name!r} ({with_article(kind.__name__)})")
+        for index, part in enumerate(parts or ()):
+            self._add(f"{name}[{index}]", part)
+        return None
+
+    def _add_type(self, name: str, kind: type) -> None:
+        if kind.__module__ == self._home:  # its methods may be called
+            self._add(f"the class of {name}", kind)
+        else:
+            self.parts.append([name, class_name(kind)])
+
+    def _add_function(self, name: str, fn: types.FunctionType) -> None:
+        code = fn.__code__
+        used = {one: part for one, part in used_objects(fn).items() if "." not in one}
+        self.parts.append([name, fn.__module__, fn.__qualname__])
+        if fn.__globals__.get("__name__") == self._home:
+            self._add_text(name, code)
+            later = {*names_of(code)[0], *code.co_freevars}.difference(used, vars(builtins))
+            self.unknown += [f"{one!r} (not defined yet)" for one in sorted(later)]
+            parameters = reversed(code.co_varnames[: code.co_argcount])
+            used |= dict(zip(parameters, reversed(fn.__defaults__ or ()), strict=False)) | (fn.__kwdefaults__ or {})
+        else:
+            used = {one: part for one, part in used.items() if one in code.co_freevars}
+        for one, part in sorted(used.items()):
+            self._add(one, part)
+
+    def _add_class(self, name: str, cls: type) -> None:
+        self.parts.append([name, class_name(cls)])
+        if cls.__module__ == self._home and (text := self._add_text(name, cls)):
+            known = vars(sys.modules[self._home]) if self._home in sys.modules else {}
+            with suppress(SyntaxError):  # a text that is a part of a statement
+                for one in names_of(compile(text, "<class>", "exec", dont_inherit=True))[0]:
+                    if one in known:
+                        self._add(one, known[one])
+
+    def _add_text(self, name: str, source: Any) -> str:
+        try:
+            text = dedent(source_of(source))
+        except (OSError, TypeError, SyntaxError, TokenError):
+            self.unknown.append(f"{name!r} (without source text)")
+            return ""
+        self.parts.append([name, text])
+        return text
+
+
+_CACHED: Final = type(lru_cache(abs))
+_WITHOUT_STATE: Final = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(...), type(DELETE))
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    """What a value that is no constant is made of; None for an object, which cannot be told from others."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return list(value)
+    if kind is dict:
+        return [*chain.from_iterable(value.items())]
+    if kind is partial:
+        return [value.func, *value.args, value.keywords]
+    if kind is types.MethodType:
+        return [value.__func__, value.__self__]
+    if kind is _CACHED:
+        return [value.__wrapped__]
+    if issubclass(kind, types.ModuleType):
+        return [value.__name__]
+    if kind in (types.BuiltinFunctionType, types.MethodDescriptorType):
+        return [value.__qualname__, getattr(value, "__self__", None)]
+    if kind.__module__ == "typing" or kind in (types.GenericAlias, types.UnionType):
+        arguments = get_args(value)
+        return [str(get_origin(value)), *arguments] if arguments else [repr(value)]
+    return [] if kind is object or issubclass(kind, _WITHOUT_STATE) else None
+
+
+# The steps of a script that uses a cache: work on its folder, lead a flight, follow one.
+
+
+_LED: Final = "dspyer_led"  # a setting, since DSPy carries these to its threads
+
+
+def _led() -> tuple[Flight, ...]:
+    """The flights that executions around the caller lead."""
+    found: tuple[Flight, ...] = dspy.settings.get(_LED) or ()
+    return found
+
+
+class DiskStep:
+    """Does something with the entries of a `PatchCache`, which is one of its methods with its arguments."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
+        self._work = work
+        self._args = args
+
+    def call(self, call: Call) -> Any:
+        del call
+        return on_disk(self._work, *self._args).result()
+
+    async def acall(self, call: Call) -> Any:
+        del call
+        return await asyncio.wrap_future(on_disk(self._work, *self._args))
+
+
+class Lead(NamedTuple):
+    """Runs the script of a leader as one step: its flight ends when it does, also if the task is cancelled."""
+
+    flight: Flight
+    script: Script[Any]
+
+    def call(self, call: Call) -> Any:
+        del call
+        # In a worker thread of AnyIO, async functions run on the loop that the thread belongs to.
+        with self._leading(ANY_LOOP if loop_of_worker() else None):
+            return run_script(self.script)
+
+    async def acall(self, call: Call) -> Any:
+        del call
+        with self._leading(asyncio.get_running_loop()):
+            return await arun_script(self.script)
+
+    @contextmanager
+    def _leading(self, loop: object) -> Iterator[None]:
+        with ExitStack() as stack:
+            # If an attempt around the execution times out, it may be left running for good: nothing waits for it then.
+            limit = current_limit.get()
+            while limit is not None:
+                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
+                limit = limit.around
+            stack.enter_context(dspy.context(**{_LED: (*_led(), self.flight)}))
+            with self.flight.leading(loop):
+                yield
+
+
+class Follow(NamedTuple):
+    """Waits for the leader; returns whether it has an outcome. If the run is stopped, the execution is left open."""
+
+    flight: Flight
+
+    def call(self, call: Call) -> bool:
+        if self._would_deadlock():
+            return True
+        ended = threading.Event()
+        with call.runner.session.stop_signal.on_stop(lambda _reason: ended.set()):
+            self.flight.on_end(ended.set)
+            ended.wait()
+        return self._has_outcome()
+
+    async def acall(self, call: Call) -> bool:
+        if self._would_deadlock():
+            return True
+        ended, end = task_signal()
+        with call.runner.session.stop_signal.on_stop(end):
+            self.flight.on_end(end)
+            await ended
+        return self._has_outcome()
+
+    def _would_deadlock(self) -> bool:
+        """Whether the leader waits for this execution.
+
+        It is around it, if what is called calls its own program again. Or it needs an event loop that a sync call
+        around this execution blocks, as in a notebook.
+        """
+        if any(flight is self.flight for flight in _led()):
+            return True
+        blocked = blocked_loops()
+        return bool(blocked) and (self.flight.loop is ANY_LOOP or self.flight.loop in blocked)
+
+    def _has_outcome(self) -> bool:
+        if not self.flight.ended:
+            raise asyncio.CancelledError
+        return self.flight.has_outcome
+
+
+Warn: TypeAlias = Callable[..., None]
+
+
+class NodeCache(Layer):
+    """The cache of one node: the layer of `add_node(cache=)`."""
+
+    __slots__ = ("_node", "_plan")
+    place: ClassVar[Place] = "cache"
+
+    def __init__(self, plan: CachePlan, node: Node) -> None:
+        self._plan = plan
+        self._node = node
+
+    @property
+    def note(self) -> str:
+        """How `explain()` names it."""
+        return "cached" if self._plan.ttl is None else f"cached for {self._plan.ttl:g} s"
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The output that the cache holds, else that of `inner`, which the cache keeps."""
+        plan = self._plan
+        warn = partial(_warn, plan, call)
+        try:
+            key = key_of(plan, self._node, call)
+        except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
+            warn("what it reads gives no key, so nothing is kept", error)
+            return (yield from inner(call))
+        decode = _decoder(call.runner.session.graph.topology.schema)
+        look = _Look(plan, cache_in(plan.folder or default_folder()), key, decode, call, warn)
+        while True:
+            flight, leads = join_flight(look.cache, key, plan.ttl)
+            if leads:
+                try:
+                    found: Output = yield Lead(flight, _leader(look, flight, inner)), call
+                finally:
+                    flight.abandon()  # no follower waits for a script that is closed before its step
+                return found
+            has_outcome: bool = yield Follow(flight), call
+            if has_outcome:
+                output = None if flight.entry is None else look.used(flight.entry)
+                return output or (yield from inner(call))
+
+
+@lru_cache(maxsize=128)
+def _decoder(schema: Schema) -> Callable[[Any], Any]:
+    """Reads the values of cache entries: the classes that the schema names are searched for once."""
+    return decoder(() if schema.model is None else held_classes(schema.model))
+
+
+def _leader(look: _Look, flight: Flight, inner: Inner) -> Script[Output]:
+    """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
+    call = look.call
+    entry: bytes | None = yield DiskStep(look.cache.read, look.key, look.plan.ttl), call
+    found = None if entry is None else look.used(entry)
+    if found is not None:
+        flight.entry = entry
+        return found
+    steps = step_count()
+    output: Output = yield from inner(replies(call, look.capture))
+    if look.entry is not None and step_count() > steps:
+        look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
+    elif look.entry is not None:
+        flight.entry = look.entry
+        yield DiskStep(look.cache.write, look.key, look.entry, look.plan.ttl), call
+    return output
+
+
+class _Look:
+    """One look of an execution into the cache.
+
+    Attributes:
+        entry: what the last attempt returned, as an entry; None if it cannot be kept.
+    """
+
+    def __init__(
+        self, plan: CachePlan, cache: PatchCache, key: str, decode: Callable[[Any], Any], call: Call, warn: Warn
+    ) -> None:
+        self.plan = plan
+        self.call = call
+        self.cache = cache
+        self.key = key
+        self.warn = warn
+        self.entry: bytes | None = None
+        self._decode = decode
+
+    def capture(self, reply: Reply) -> Reply:
+        """Encodes what the node returned; returns it as it reads from its entry."""
+        self.entry = None
+        try:
+            entry = encode_patch(CachedPatch(reply.updates, reply.whole, clock.wall()))
+            found = self._read_back(entry)
+        except Exception as error:  # noqa: BLE001 - the result is good, it only has no JSON form that can be read
+            self.warn("what it returned cannot be kept", error)
+            return reply
+        self.entry = entry
+        return found
+
+    def used(self, entry: bytes) -> Output | None:
+        """The output that an entry gives; None if it cannot be read, or the schema refuses it: then the node is called.
+
+        The entry may be of another version of a class or of the schema.
+        """
+        try:
+            output: Output = self.call.reply(self._read_back(entry))
+        except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
+            self.warn("an entry cannot be used, so it is called", error)
+            return None
+        return output._replace(cached=True)
+
+    def _read_back(self, entry: bytes) -> Reply:
+        # Plain copies, as the function returned them: pydantic accepts no frozen model in a plain dict.
+        found = decode_patch(entry, lambda encoded: thaw(self._decode(encoded)))
+        return Reply(found.updates, None, found.whole)
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None) -> None:
+    """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
+    known = (plan.identity, text) in _warned
+    _warned.add((plan.identity, text))
+    shown = error if error is None else call.runner.session.layers.shown(error)
+    reason = text if shown is None else f"{text}: {type(shown).__name__}: {shown}"
+    logger.log(logging.DEBUG if known else logging.WARNING, "cache of node %r: %s", plan.node, reason)
+    if error is not None:
+        error.__traceback__ = None  # its frames refer to the run, which would wait for the cyclic garbage collector
+
+
+def default_folder() -> str:
+    """The folder of node results in DSPy's cache folder: that of `dspy.configure_cache`, else of `DSPY_CACHEDIR`."""
+    built = vars(dspy).get("cache")  # not `dspy.cache`, which would open DSPy's own files
+    return str(Path(getattr(built, CACHE_FOLDER, None) or default_cache_dir(), "dspyer"))

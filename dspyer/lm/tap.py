@@ -1,0 +1,515 @@
+"""The tap of LM calls: the one place where dspyer hears of them. What wants to know of them subscribes.
+
+DSPy tells of an LM call in three ways. A callback sees that it begins and how it ends, also if it fails. In the history
+of each calling module DSPy puts an entry with response and cost. A usage tracker gets the usage of what no cache has
+served, also where histories are off. One callback makes a `TappedCall`, which is the other two while the call runs.
+
+Who subscribes is a setting of DSPy, so it holds in all threads that DSPy starts: the record of a run, its budget, the
+notes of retries, what `progress()` shows, what an optimizer counts. What is off does not subscribe.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from threading import Lock
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import dspy
+
+from dspyer.display.running import LMUse
+from dspyer.errors import error_text
+from dspyer.events import LMCall
+from dspyer.lm.not_public import (
+    CALLED,
+    CALLERS,
+    DECIDES,
+    TRACKER,
+    BaseCallback,
+    LM15Error,
+    Request,
+    UsageTracker,
+    calling_modules,
+    history_messages,
+    model_info,
+    rate,
+    resolve,
+)
+from dspyer.lm.parameters import parameter_names
+from dspyer.lm.tracing import Executing, executing, executing_copy
+from dspyer.log.rows import LMUsage, add_tokens, usage_of_calls
+
+# What an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows.
+
+
+Prices = Mapping[str, tuple[float, float]]
+"""US dollars per million tokens of prompts and of responses by the name of the model, as in `Budget(prices=)`."""
+
+
+class TokenCounts(NamedTuple):
+    """The tokens of one response: of its prompt, of the response, and of both."""
+
+    prompt: int
+    response: int
+    total: int
+
+
+def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
+    """The tokens in the usage of a response, by the names of either of OpenAI's protocols; 0 where there is no number.
+
+    Example:
+        >>> token_counts({"prompt_tokens": 2, "completion_tokens": 3}).total
+        5
+    """
+    prompt = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+    response = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    return TokenCounts(prompt, response, usage.get("total_tokens") or prompt + response)
+
+
+def known_prices(lm: Any) -> tuple[float, float] | None:
+    """The prices that DSPy knows, in USD per million tokens in and out; None for none."""
+    try:
+        route = resolve(lm)
+        info = model_info(route.provider, route.model)
+    except LM15Error:  # a model that only LiteLLM can route
+        info = model_info(*lm.model.split("/", 1)) if "/" in lm.model else {}
+    prices = [rate(info, key) for key in ("input_cost_per_token", "output_cost_per_token")]
+    return None if prices[0] is None or prices[1] is None else (prices[0] * 1e6, prices[1] * 1e6)
+
+
+def responses_asked(lm: Any, options: Mapping[str, Any]) -> int:
+    """How many responses a call asks for, by its options or those of its LM."""
+    found: int = options.get("n") or getattr(lm, "kwargs", {}).get("n") or 1
+    return found
+
+
+S = TypeVar("S", bound="Subscriber")
+
+_SUBSCRIBERS: Final = "dspyer_lm_subscribers"
+PRICES: Final = "dspyer_prices"
+"""The setting with prices that come before those of DSPy."""
+
+
+class Subscriber:
+    """What hears of the LM calls of a block."""
+
+    def begins(self, call: TappedCall) -> None:
+        """Hears that a call begins. `CancelledError` refuses it: an `Exception` would only be logged by DSPy."""
+
+    def ended(self, call: TappedCall) -> None:
+        """Hears that a call has ended."""
+
+    def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+        """Hears of calls that a worker of an executor has made. `nodes` of the program have run, by execution."""
+
+
+class TappedCall:
+    """One LM call: to DSPy a calling module with a history, and a usage tracker that passes on what it gets.
+
+    Attributes:
+        lm: the LM.
+        given: what it was called with.
+        execution: the execution that made it. A copy: the driver names its next execution in the same object.
+        callers: the modules around it.
+        asked: how many responses it asked for.
+        began: when it began, in seconds since the epoch.
+        seconds: how long it took.
+        prices: prices that come before those of DSPy.
+        usages: the usage of each response that no cache gave.
+        history: where DSPy puts its entry; empty if histories are off, or the call failed.
+        outputs: what it gave.
+        error: what it raised.
+    """
+
+    def __init__(self, lm: Any, given: Mapping[str, Any]) -> None:
+        tracker = dspy.settings.get(TRACKER)
+        self.execution = executing_copy()
+        self.lm = lm
+        self.given = given
+        # An LM that calls another one is told nothing of the other one's response.
+        self.callers = [one for one in calling_modules() if not isinstance(one, TappedCall)]
+        self.asked = responses_asked(lm, given.get("kwargs") or {})
+        self.prices = prices_here()
+        self.usages: list[Mapping[str, Any]] = []
+        self.history: list[Mapping[str, Any]] = []
+        self.outputs: Any = None
+        self.error: BaseException | None = None
+        self.began = time.time()
+        self.seconds = 0.0
+        self._clock = time.perf_counter()
+        self._tracker: Any = (tracker._tracker if isinstance(tracker, TappedCall) else tracker) or UsageTracker()
+        self._subscribers = subscribers()
+
+    def add_usage(self, model: str, usage: dict[str, Any]) -> None:
+        """Get the usage of a response that no cache gave."""
+        self.usages.append(usage)
+        self._tracker.add_usage(model, usage)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracker, name)  # what else the code of an LM may ask a tracker
+
+    def begin(self) -> AbstractContextManager[None]:
+        """Tell subscribers that the call begins; return the block in which it hears of itself."""
+        for one in self._subscribers:
+            one.begins(self)
+        block: AbstractContextManager[None] = dspy.context(**{TRACKER: self, CALLERS: [self, *self.callers]})
+        return block
+
+    def end(self, outputs: Any, error: BaseException | None) -> None:
+        """Tell subscribers how the call has ended."""
+        self.outputs, self.error, self.seconds = outputs, error, time.perf_counter() - self._clock
+        for one in self._subscribers:
+            one.ended(self)
+
+    @property
+    def entry(self) -> Mapping[str, Any] | None:
+        """DSPy's history entry of the call, or None."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def counts(self) -> list[TokenCounts]:
+        """The tokens of each response that no cache gave."""
+        return [token_counts(usage) for usage in self.usages]
+
+    @property
+    def requests(self) -> int:
+        """How many requests were made, one for each response; 0 if a cache gave them."""
+        if self.error is not None:
+            return min(len(self.usages) + 1, self.asked)  # each response before the failure has its own usage
+        if not self.usages or self.entry is None:
+            return self.asked if self.usages else 0
+        given = self.entry.get("response")
+        return len(given) if isinstance(given, tuple) else 1  # LiteLLM gives all of them in one
+
+    @property
+    def cost(self) -> float | None:
+        """The cost in USD at its prices, else by DSPy's figure, else at the prices that it knows; None if unknown."""
+        known, counts = self.prices.get(self.lm.model), self.counts
+        if not counts:
+            return 0.0
+        if known is None and self.entry is not None:
+            cost: float | None = self.entry.get("cost")
+            return cost
+        known = known or known_prices(self.lm)
+        if known is None or not all(one.total for one in counts):
+            return None
+        return sum((one.prompt * known[0] + one.response * known[1]) / 1e6 for one in counts)
+
+
+class _Tap(BaseCallback):
+    """The callback of DSPy. There is one: a call finds its subscribers where it is made."""
+
+    def __init__(self) -> None:
+        self.history: Any = _Untapped()
+        self._open: dict[str, tuple[TappedCall, AbstractContextManager[None]]] = {}  # by DSPy's id of the call
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begin a call, if no subscriber refuses it."""
+        call = TappedCall(instance, inputs)
+        block = call.begin()
+        block.__enter__()
+        self._open[call_id] = call, block
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """End a call that has begun."""
+        found = self._open.pop(call_id, None)
+        if found is not None:
+            call, block = found
+            try:
+                call.end(outputs, exception)
+            finally:
+                block.__exit__(None, None, None)
+
+
+class _Untapped(list[Any]):
+    """A history that keeps nothing. Of an LM whose class calls no callbacks, its entry is all that there is."""
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        callers = calling_modules()
+        if callers and isinstance(callers[0], TappedCall):
+            return
+        call = TappedCall(_NamedLM(str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
+        call.history.append(entry)
+        call.usages += [entry["usage"]] if entry.get("usage") else []
+        call.end(entry.get("outputs"), None)
+
+
+class _NamedLM(NamedTuple):
+    """An LM of which the name alone is known."""
+
+    model: str
+
+
+class _LMCallbacks(list[Any]):
+    """Callbacks that concern LMs alone: DSPy adds them to those of an LM, and to those of nothing else.
+
+    Callbacks that DSPy calls for each module, adapter and tool would take 0.2 ms for each call of a predictor.
+    """
+
+    def __add__(self, others: Any) -> Any:
+        # DSPy adds the callbacks of an instance to these (`with_callbacks`); the instance is a local of its frame.
+        instance = sys._getframe(1).f_locals.get(CALLED, self)
+        if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, DECIDES):
+            return [*self, *others]
+        return others
+
+
+_tap = _Tap()
+
+
+def prices_here() -> Prices:
+    """The prices of the budgets around the caller; those of the innermost one come first."""
+    found: Prices = dspy.settings.get(PRICES) or {}
+    return found
+
+
+def subscribers() -> tuple[Subscriber, ...]:
+    """What hears of the LM calls here, in the order in which it does."""
+    found: tuple[Subscriber, ...] = dspy.settings.get(_SUBSCRIBERS) or ()
+    return found
+
+
+def subscriber(kind: type[S]) -> S | None:
+    """The subscriber of a class around the caller, in any thread that has its DSPy settings; None for none."""
+    return next((one for one in subscribers() if isinstance(one, kind)), None)
+
+
+def subscribing(
+    *added: Subscriber, instead_of: tuple[type[Subscriber], ...] = (), callbacks: list[Any] | None = None
+) -> dict[str, Any]:
+    """DSPy settings of a block whose LM calls these hear of, before those that hear of them here.
+
+    Those of the classes `instead_of` hear of them no more. `callbacks` are those of the block, if it has others.
+    """
+    kept = [one for one in subscribers() if not isinstance(one, instead_of)]
+    found: dict[str, Any] = {_SUBSCRIBERS: (*added, *kept)}
+    callers = calling_modules()
+    callbacks = (dspy.settings.callbacks or []) if callbacks is None else callbacks
+    if not any(one is _tap for one in callbacks):
+        found["callbacks"] = [_tap, *callbacks] if callbacks else _LMCallbacks([_tap])
+    if not any(one is _tap for one in callers):
+        found[CALLERS] = [_tap, *callers]
+    return found
+
+
+# The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only.
+
+
+FALLBACK = "fallback"
+"""The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
+
+
+class CallLog(Protocol):
+    """What gets the calls that are to be stored."""
+
+    @property
+    def wants_texts(self) -> bool:
+        """Whether it wants messages and responses."""
+
+    def add(self, call: LMCall) -> LMCall:
+        """Take a call to be written; return it as the run shows it."""
+
+
+class LMRecorder(Subscriber):
+    """Records the LM calls of a run. May be used from several threads.
+
+    Args:
+        log: gets the calls that are to be stored; None for none.
+        keeps_texts: whether to keep messages and responses for the run around this one, whose log wants them.
+
+    Attributes:
+        usages: the calls in the order in which they ended, without messages and responses.
+        calls: the same as the run shows them.
+        tracker: DSPy's usage tracker of the run.
+    """
+
+    def __init__(self, log: CallLog | None = None, *, keeps_texts: bool = False) -> None:
+        self.log = log
+        self.usages: list[LMCall] = []
+        self.calls: list[LMCall] = []
+        self._kept: list[LMCall] | None = [] if keeps_texts else None
+        self.tracker = RunUsage()
+        self._names: dict[int, tuple[Any, dict[int, str]]] = {}  # of predictors, by id of their program, which is kept
+        self._lock = Lock()
+
+    @property
+    def wants_texts(self) -> bool:
+        """Whether the log, or that of a run around this one, wants messages and responses."""
+        return self._kept is not None or (self.log is not None and self.log.wants_texts)
+
+    def ended(self, call: TappedCall) -> None:
+        """Records a call that has ended."""
+        entry, here, counts, error = call.entry or {}, call.execution, call.counts, call.error
+        made = LMCall(
+            here.id,
+            here.node,
+            self._name(call),
+            str(call.lm.model),
+            entry.get("response_model"),
+            sum(one.prompt for one in counts),
+            sum(one.response for one in counts),
+            call.cost,
+            call.seconds,
+            call.began,
+            error is None and not counts,
+            _finish_reason(entry.get("response")),
+            here.attempt,
+            None if error is None else type(error).__name__,
+            requests=call.requests,
+            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(call.lm, FALLBACK, False))),
+        )
+        whole = made
+        if self.wants_texts:
+            whole = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
+            if error is not None:
+                whole = replace(whole, failed=f"{made.failed}: {error_text(error)}", response=None)
+        self._add(made, whole)
+
+    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+        """Adds the calls that a worker of an executor has made."""
+        del program, nodes
+        for whole in calls:
+            self._add(replace(whole, messages=None, response=None), whole)
+
+    def _add(self, call: LMCall, whole: LMCall) -> None:
+        """Add a call, which is `whole` with messages and response; log, run and the run around it get what they may."""
+        log, shown = self.log, call
+        if log is not None:
+            logged = log.add(whole if log.wants_texts else call)
+            shown = logged if log.wants_texts else call
+        with self._lock:
+            self.usages.append(call)
+            self.calls.append(shown)
+            if self._kept is not None:
+                self._kept.append(whole)
+
+    def _name(self, call: TappedCall) -> str:
+        """The name of the predictor in its program; of one that the program does not have, that of its class."""
+        predictor = next((one for one in reversed(call.callers) if isinstance(one, dspy.Predict)), None)
+        program = call.execution.program
+        if predictor is None:
+            return ""
+        known = self._names.get(id(program))
+        if known is None:
+            names = {} if program is None else parameter_names(program)
+            known = self._names[id(program)] = (program, names)
+        return known[1].get(id(predictor)) or type(predictor).__name__
+
+    def usage_by_lm(self) -> dict[str, LMUsage]:
+        """Tokens as DSPy counts them, requests and cost so far, by language model, as plain JSON.
+
+        A node that was left running may add some meanwhile.
+        """
+        so_far = UsageTracker()
+        so_far.usage_data.update({name: list(entries) for name, entries in list(self.tracker.usage_data.items())})
+        found: dict[str, LMUsage] = {}
+        add_tokens(found, so_far.get_total_tokens())
+        for name, counted in usage_of_calls([call for call in list(self.usages) if call.requests]).items():
+            known = found.setdefault(name, {})
+            known["requests"], known["cost"] = counted["requests"], counted["cost"]
+        return found
+
+    @property
+    def with_texts(self) -> tuple[LMCall, ...]:
+        """The calls with messages and responses, if the run around this one wants them."""
+        return tuple(self.usages if self._kept is None else self._kept)
+
+    def add_inner(self, inner: LMRecorder, here: Executing) -> None:
+        """Adds the calls of a run that was made by code of a node: they are calls of that node."""
+        # A node that was left running may add some meanwhile.
+        calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
+        for both in calls:
+            call, whole = [replace(one, execution=here.id, node=here.node, attempt=here.attempt) for one in both]
+            self._add(call, whole)
+
+
+class LMWatcher(Subscriber):
+    """Passes on what each LM call has used, and keeps nothing."""
+
+    def __init__(self, note: Callable[[LMUse], object]) -> None:
+        self._note = note
+
+    def ended(self, call: TappedCall) -> None:
+        """Pass on what a call has used; a response from a cache costs nothing."""
+        self._note(LMUse(sum(one.total for one in call.counts), call.cost))
+
+    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+        """Pass on what the calls that a worker has made have used."""
+        del program, nodes
+        for call in calls:
+            self._note(LMUse(call.tokens, call.cost))
+
+
+class RunUsage(UsageTracker):
+    """DSPy's usage tracker of a run."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunUsage:
+        # `dspy.Parallel` gives each thread a copy, which it drops: the calls are those of the run there, too.
+        return self
+
+
+@contextmanager
+def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
+    """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
+    tracker, around, before = dspy.settings.get(TRACKER), subscriber(LMRecorder), executing.get()
+    recorder = LMRecorder(log, keeps_texts=around is not None and around.wants_texts)
+    place = executing_copy()
+    executing.set(Executing())
+    try:
+        with dspy.context(**subscribing(recorder, instead_of=(LMRecorder,)), **{TRACKER: recorder.tracker}):
+            yield recorder
+    finally:
+        executing.set(before)
+        # A tracker of the caller's own (`dspy.track_usage()`) passes on what it has to the one around it.
+        own = isinstance(tracker, UsageTracker) and not isinstance(tracker, RunUsage)
+        taker = tracker if own else None if around is None else around.tracker
+        if taker is not None:
+            for model, entries in list(recorder.tracker.usage_data.items()):
+                taker.usage_data[model] += entries
+        if around is not None:
+            around.add_inner(recorder, place)
+
+
+def usage_so_far() -> dict[str, LMUsage]:
+    """What the run around the caller has used so far, by language model: tokens, requests and cost."""
+    recorder = subscriber(LMRecorder)
+    return {} if recorder is None else recorder.usage_by_lm()
+
+
+# --- the texts of a call
+
+
+def _messages(call: TappedCall) -> list[Any]:
+    """The prompt of a call as a list of messages."""
+    entry, given = call.entry, call.given
+    source = given if entry is None else entry
+    messages, prompt = source.get("messages"), source.get("prompt")
+    if messages:
+        return list(messages)
+    if isinstance(prompt, Request):
+        return list(history_messages(prompt))
+    return [] if prompt is None else [{"role": "user", "content": str(prompt)}]
+
+
+def _response(outputs: Any) -> Any:
+    """The response: of several, or of one with parts, a list."""
+    if not isinstance(outputs, list):
+        return None if outputs is None else str(outputs)
+    return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], str) else outputs
+
+
+def _finish_reason(response: Any) -> str | None:
+    """Why a response ended; of several, what is not `"stop"` first."""
+    found = [_reason_of(one) for one in (response if isinstance(response, tuple) else (response,))]
+    return next((one for one in found if one not in (None, "stop")), next(iter(found), None))
+
+
+def _reason_of(response: Any) -> str | None:
+    reason = getattr(response, "finish_reason", None)
+    if reason is None:
+        choices = getattr(response, "choices", None)
+        reason = getattr(choices[0], "finish_reason", None) if choices else None
+    return None if reason is None else str(reason)

@@ -1,0 +1,619 @@
+"""Tokens: what the predictors of one node call stream, by predictor and output field.
+
+DSPy asks an LM to stream if the setting `send_stream` is there, and sends it every chunk. `TokenCallback` is one of
+DSPy's callbacks: it sees each call of a predictor begin and end, in whatever module, thread or task it is made, and
+puts a `PredictorCall` in place of `send_stream` for just this call. So no two calls share a parser, and the chunks of a
+call need no id. A stream that is there already (`dspy.streamify`) gets the same chunks as without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from inspect import unwrap
+from typing import Any, Protocol
+from xml.parsers import expat
+
+import dspy
+from pydantic_core import from_json, to_json
+
+from dspyer.display.redaction import OutputRedaction
+from dspyer.lm.not_public import (
+    DECIDES,
+    LISTENERS,
+    SEND_STREAM,
+    BaseCallback,
+    Choice,
+    Noul,
+    Score,
+    _adapter_calls,
+    field_header_pattern,
+)
+from dspyer.values.json import with_valid_text
+from dspyer.waiting import EventQueue, lend_loop, reachable_loop, take_back_loop
+
+# The texts of output fields as they arrive: readers of a response that has not ended yet, one per adapter of DSPy.
+#
+# A reader is given the response piece by piece, however it is cut, and shows of each field what is certain: joined,
+# the
+# pieces are what the adapter will make of the whole response. So white space around a value, and a line that may
+# become
+# the header of the next field, are held back. The work of `ChatText` and `XMLText` grows with the response.
+# `JSONText`
+# parses it again for each piece (2 µs per 1,000 characters).
+#
+# `dspy.streaming.StreamListener` is not used: it gives the text of a JSON string with its escapes, ends a value at
+# the
+# first `[[`, and gives nothing of a field that arrives in one piece.
+
+
+Show = Callable[[str, str, bool], None]
+"""Called with a field, the next piece of its text, and whether that is the last one."""
+
+TakeNested = Callable[[str, Any], bool]
+"""Called with a field and its value as far as it has been parsed; returns whether it has taken the field."""
+
+
+class ResponseReader(Protocol):
+    """Reads a response piece by piece."""
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+
+    def end(self) -> None:
+        """Show what was held back: the response has ended."""
+
+
+def reader_for(
+    adapter: dspy.Adapter, fields: Collection[str], show: Show, nested: TakeNested | None = None
+) -> ResponseReader | None:
+    """The reader for the responses that an adapter parses; None for a class that parses in a way of its own."""
+    parse = unwrap(type(adapter).parse)
+    if parse is unwrap(dspy.JSONAdapter.parse):
+        return JSONText(fields, show, nested)
+    for known, reader in _READERS:
+        if parse is unwrap(known.parse):
+            return reader(fields, show)
+    return None
+
+
+def text_of_value(value: object) -> str:
+    """A whole value as text: a text as it is, anything else as JSON."""
+    if isinstance(value, (str, dspy.Reasoning)):
+        return str(value)
+    return to_json(value, fallback=str).decode()
+
+
+# --- the format of `dspy.ChatAdapter`
+
+_BEFORE, _AFTER = "[[ ## ", " ## ]]"
+_NAME = re.compile(r"\w*")
+
+
+class ChatText:
+    """Reads lines. `[[ ## field ## ]]` at the start of one begins a field."""
+
+    def __init__(self, fields: Collection[str], show: Show) -> None:
+        self._left = set(fields)
+        self._show = show
+        self._line = ""  # what has not been read yet of the last line
+        self._begun = self._has_header = False  # of that line, whether its beginning has been read, and is a header
+        self._field: StrippedText | None = None
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        self._line += text
+        if not self._line.isprintable():  # else no line ends in it
+            *lines, last = self._line.splitlines(keepends=True)
+            bare = last.splitlines()[0]
+            if bare != last and last != bare + "\r":  # it has ended; after "\r", the "\n" of the same end may follow
+                lines.append(last)
+                last = ""
+            for line in lines:
+                self._line = line.splitlines()[0]
+                self._end_line()
+            self._line = last
+        self._read_header()
+        if self._begun or not _may_become_header(self._line.lstrip()):
+            part = self._line.removesuffix("\r")
+            self._read(part)
+            self._line, self._begun = self._line[len(part) :], True
+
+    def end(self) -> None:
+        """Show what was held back."""
+        if self._line:
+            self._line = self._line.splitlines()[0]
+            self._end_line()
+        self._begin(None)
+
+    def _end_line(self) -> None:
+        self._read_header()
+        self._read(self._line)
+        if self._field is not None and self._has_header:
+            self._field.drop_spaces()  # DSPy strips what follows a header in its line
+        self._read("\n")
+        self._line, self._begun, self._has_header = "", False, False
+
+    def _read_header(self) -> None:
+        """Begin a field if the line begins with its header."""
+        match = None if self._begun else field_header_pattern.match(self._line.strip())
+        if match is not None:
+            name = match.group(1)
+            self._begin(StrippedText(name, self._show) if name in self._left else None)
+            self._left.discard(name)
+            self._line, self._begun, self._has_header = self._line[match.end() :], True, True
+
+    def _read(self, text: str) -> None:
+        if self._field is not None:
+            self._field.add(text)
+
+    def _begin(self, field: StrippedText | None) -> None:
+        if self._field is not None:
+            self._field.end()
+        self._field = field
+
+
+def _may_become_header(line: str) -> bool:
+    if len(line) <= len(_BEFORE):
+        return _BEFORE.startswith(line)
+    if not line.startswith(_BEFORE):
+        return False
+    name, gap, rest = line[len(_BEFORE) :].partition(" ")
+    return _NAME.fullmatch(name) is not None and _AFTER.startswith(gap + rest)
+
+
+class StrippedText:
+    """The text of one field, without the white space around it: that at the end is held back until more follows."""
+
+    def __init__(self, field: str, show: Show) -> None:
+        self._field = field
+        self._show = show
+        self._begun = False
+        self._spaces = ""
+
+    def add(self, text: str) -> None:
+        """Read the next piece."""
+        if not self._begun:
+            text = text.lstrip()
+            if not text:
+                return
+            self._begun = True
+        text = self._spaces + text
+        shown = text.rstrip()
+        self._spaces = text[len(shown) :]
+        if shown:
+            self._show(self._field, shown, False)
+
+    def drop_spaces(self) -> None:
+        """Forget the white space at the end so far."""
+        self._spaces = ""
+
+    def end(self) -> None:
+        """The field has ended."""
+        self._show(self._field, "", True)
+
+
+# --- JSON
+
+
+class JSONText:
+    """Reads one JSON object, which text may precede, such as the mark of a code block."""
+
+    def __init__(self, fields: Collection[str], show: Show, nested: TakeNested | None = None) -> None:
+        self._values = GrowingValues(fields, show, nested)
+        self._text = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        if self._stopped:
+            return
+        self._text = (self._text + text) if self._text else text[text.find("{") :] if "{" in text else ""
+        found = partial_json(self._text)
+        if isinstance(found, dict):
+            self._values.update(found)
+        elif self._text:
+            self._stopped = True  # no JSON; DSPy may mend it when it has ended
+
+    def end(self) -> None:
+        """Nothing is held back: the last value is complete when the prediction is."""
+
+
+def partial_json(text: str) -> Any:
+    """The value of a JSON text that may not have ended; None if it is no JSON."""
+    try:
+        return from_json(with_valid_text(text), allow_partial="trailing-strings")
+    except ValueError:
+        return None
+
+
+class GrowingValues:
+    """The values of a mapping that is read again and again while it grows at its end.
+
+    A text is shown as it grows, any other value when the next one has begun. `nested` gets the fields first, and says
+    whether it has taken one.
+    """
+
+    def __init__(self, fields: Collection[str], show: Show, nested: TakeNested | None = None) -> None:
+        self._lengths = dict.fromkeys(fields, 0)
+        self._done: set[str] = set()
+        self._show = show
+        self._nested = nested
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Show what is new."""
+        last = next(reversed(values), None)
+        for field, value in values.items():
+            if field not in self._lengths or field in self._done or (self._nested and self._nested(field, value)):
+                continue
+            done = field != last
+            if isinstance(value, str):
+                start = self._lengths[field]
+                if done or len(value) > start:
+                    self._lengths[field] = len(value)
+                    self._show(field, value[start:], done)
+            elif done:
+                self._show(field, text_of_value(value), True)
+            if done:
+                self._done.add(field)
+
+
+# --- the format of `dspy.XMLAdapter`
+
+
+class XMLText:
+    """Reads elements. One that has elements in it is left to the end of the response."""
+
+    def __init__(self, fields: Collection[str], show: Show) -> None:
+        self._left = set(fields)
+        self._show = show
+        self._depth = 0
+        self._field: StrippedText | None = None
+        self._stopped = False
+        parser = self._parser = expat.ParserCreate()
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._data
+        if hasattr(parser, "SetReparseDeferralEnabled"):
+            parser.SetReparseDeferralEnabled(False)  # else it holds back what it could read already
+        parser.Parse("<response>", False)
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        if not self._stopped:
+            try:
+                self._parser.Parse(text, False)
+            except expat.ExpatError:
+                self._stopped = True
+
+    def end(self) -> None:
+        """Nothing is held back: a field ends with its element."""
+
+    def _start(self, name: str, _attributes: Any) -> None:
+        self._depth += 1
+        if self._depth == 2 and name in self._left:  # below the root
+            self._left.discard(name)
+            self._field = StrippedText(name, self._show)
+        else:
+            self._field = None
+
+    def _end(self, _name: str) -> None:
+        self._depth -= 1
+        if self._field is not None:
+            self._field.end()
+        self._field = None
+
+    def _data(self, text: str) -> None:
+        if self._field is not None:
+            self._field.add(text)
+
+
+_READERS: tuple[tuple[type[dspy.Adapter], Callable[[Collection[str], Show], ResponseReader]], ...] = (
+    (dspy.ChatAdapter, ChatText),
+    (dspy.XMLAdapter, XMLText),
+)
+
+
+# --- the final call of an agent
+
+
+class SubmitText:
+    """The arguments of the first call of `submit` in the tool calls of an agent, as they arrive."""
+
+    def __init__(self, fields: Collection[str], show: Show) -> None:
+        self._values = GrowingValues(fields, show)
+        self._text = ""
+        self._native: dict[int, list[str]] = {}  # name and arguments of each call so far
+
+    def add_text(self, text: str) -> None:
+        """Read the next piece of the JSON text of all calls."""
+        self._text += text
+        self.update(partial_json(self._text))
+
+    def update(self, calls: Any) -> None:
+        """Read the calls as far as they have been parsed."""
+        if isinstance(calls, dict):
+            calls = calls.get("tool_calls", [calls])
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, dict) and call.get("name") == SUBMIT:
+                args = call.get("args", call.get("arguments"))
+                if isinstance(args, dict) and next(reversed(call)) != "name":  # a name at the end may still grow
+                    self._values.update(args)
+                return
+
+    def add_native(self, index: int, name: str, arguments: str) -> None:
+        """Read the next piece of a native call."""
+        call = self._native.setdefault(index, ["", ""])
+        call[0] += name
+        call[1] += arguments
+        first = next((index for index, (known, _) in self._native.items() if known == SUBMIT), None)
+        if first == index:
+            args = partial_json(call[1])
+            if isinstance(args, dict):
+                self._values.update(args)
+
+
+SUBMIT = "submit"
+
+
+ShowToken = Callable[[dspy.Predict, str, str, bool], None]
+"""Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
+
+
+class TokenCallback(BaseCallback):
+    """Streams the tokens of the predictors that are called in one attempt of a node.
+
+    Args:
+        show: gets the tokens.
+        redaction: what to show of the outputs; None for all of it, as it arrives.
+        queue: where the tokens wait for their reader; None for no reader.
+    """
+
+    def __init__(self, show: ShowToken, redaction: OutputRedaction | None, queue: EventQueue[Any] | None) -> None:
+        self._show = show
+        self._queue = queue
+        self._redaction = redaction
+        self._calls: dict[str, tuple[PredictorCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
+
+    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begins to listen to a predictor."""
+        if not isinstance(instance, dspy.Predict):
+            return
+        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
+        stream = None if _decides(instance) else call
+        context = dspy.context(**{SEND_STREAM: stream, LISTENERS: []})  # with listeners, DSPy streams theirs alone
+        context.__enter__()
+        self._calls[call_id] = (call, context, lend_loop())
+
+    def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Notes which adapter will parse the response: `dspy.ChatAdapter` falls back to `dspy.JSONAdapter`."""
+        del call_id
+        call = dspy.settings.get(SEND_STREAM)
+        # Of a class below `dspy.ChatAdapter` the method is wrapped several times: the innermost call names its inputs.
+        if isinstance(call, PredictorCall) and "signature" in inputs:
+            call.read_as(instance, inputs["signature"])
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begins a response: `dspyer.lms.reliable` asks again, or another LM, if one breaks off before a token."""
+        del call_id, instance, inputs
+        call = dspy.settings.get(SEND_STREAM)
+        if isinstance(call, PredictorCall):
+            call.begin_response()
+
+    def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Shows the rest of each field; all of it if the response came from a cache or the LM does not stream."""
+        call, context, lent = self._calls.pop(call_id, (None, None, False))
+        if call is None or context is None:
+            return
+        if lent:
+            take_back_loop()
+        context.__exit__(None, None, None)
+        if exception is None and isinstance(outputs, dspy.Prediction):
+            call.end(outputs)
+        if self._queue is not None:
+            self._queue.wait_for_room()
+
+
+def without_tokens(callbacks: list[Any]) -> list[Any]:
+    """The callbacks without those of tokens; the same list if there are none."""
+    others = [one for one in callbacks if not isinstance(one, TokenCallback)]
+    return others if len(others) < len(callbacks) else callbacks
+
+
+def apart_from_tokens(callbacks: list[Any], stream: Any) -> dict[str, Any]:
+    """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none.
+
+    `callbacks` and `stream` are what DSPy's settings have.
+    """
+    found: dict[str, Any] = {}
+    if callbacks and without_tokens(callbacks) is not callbacks:
+        found["callbacks"] = without_tokens(callbacks)
+    if isinstance(stream, PredictorCall):
+        found[SEND_STREAM] = stream.around
+    return found
+
+
+class PredictorCall:
+    """One call of a predictor, and the `send_stream` of its LM calls.
+
+    Attributes:
+        around: the stream that the caller of the program has set up, if it gets the chunks of the predictor; else None.
+    """
+
+    def __init__(
+        self,
+        predictor: dspy.Predict,
+        inputs: Mapping[str, Any],
+        show: ShowToken,
+        redaction: OutputRedaction | None,
+        queue: EventQueue[Any] | None,
+    ) -> None:
+        self._predictor = predictor
+        self._queue = queue
+        self._show_token = show
+        self._redaction = redaction
+        self._held: dict[str, str] = {}  # what may be the beginning of a hidden text
+        self._outputs = dspy.ensure_signature(inputs.get("signature") or predictor.signature).output_fields
+        self._shown: dict[str, list[str]] = {}
+        self._done: set[str] = set()
+        self._make_reader: Callable[[], ResponseReader | None] = _no_reader
+        self._reader: ResponseReader | None = None
+        self._ended = False  # whether the first of several responses to one request has ended
+        self._half = ""  # the first half of a surrogate pair, of which the next chunk may bring the other one
+        self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
+        calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
+        self._calls_field, self._final = _submit_of(calls, inputs)
+        self._submit = SubmitText(self._final, self._show)
+        settings = dspy.settings
+        listeners = settings.get(LISTENERS) or ()
+        wanted = not listeners or any(one.predict == predictor for one in listeners)
+        around = settings.get(SEND_STREAM) if wanted else None
+        # Of a predictor that another one calls, the chunks are not a part of the other one's response.
+        self.around: Any = around.around if isinstance(around, PredictorCall) else around
+        self._loop = reachable_loop()
+        self._scopes = len(_adapter_calls.get())  # of calls around this one
+
+    async def send(self, chunk: Any) -> None:
+        """Gets a chunk from DSPy. It must not block: the loop may be one that all sync runs of the process share."""
+        # A stream around the program belongs to the loop from which the program was called.
+        if self.around is not None and asyncio.get_running_loop() is self._loop:
+            await self.around.send(chunk)
+        self._receive(chunk)
+        if self.around is None and not self._shown:
+            # DSPy falls back to another adapter, and `dspyer.lms.reliable` to another LM, until a chunk was streamed.
+            # Here what counts is that a token was shown.
+            for progress in _adapter_calls.get()[self._scopes :]:
+                progress.emitted = False
+        if self._queue is not None:
+            await self._queue.room()  # the LM is read no faster than the stream
+
+    def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
+        """The next response is for this adapter, with the fields of this signature in its text."""
+        fields = [name for name in signature.output_fields if name in self._outputs]
+        self._make_reader = partial(reader_for, adapter, fields, self._show_field, self._take_calls)
+        left = {name: field.annotation for name, field in self._outputs.items() if name not in signature.output_fields}
+        self._native = {name: kind for name, kind in left.items() if name == self._calls_field or _streams(kind)}
+        self.begin_response()
+
+    def begin_response(self) -> None:
+        """What is received from now on is another response."""
+        self._reader, self._ended, self._half = self._make_reader(), False, ""
+        self._submit = SubmitText(self._final, self._show)
+
+    def _receive(self, chunk: Any) -> None:
+        choices = getattr(chunk, "choices", None)
+        if self._ended or not choices or choices[0].index:  # of several responses the first counts
+            return
+        self._ended = choices[0].finish_reason is not None
+        delta = choices[0].delta
+        text = self._half + (getattr(delta, "content", None) or "")
+        self._half = text[-1:] if "\ud800" <= text[-1:] < "\udc00" and not self._ended else ""
+        text = with_valid_text(text.removesuffix(self._half))
+        if text and self._reader is not None:
+            self._reader.feed(text)
+        for name, kind in self._native.items():
+            if name == self._calls_field:
+                self._read_native_calls(getattr(delta, "tool_calls", None) or ())
+            elif isinstance(part := kind.parse_stream_chunk(chunk), str):
+                self._show(name, part, False)
+
+    def _read_native_calls(self, calls: Any) -> None:
+        for call in calls:
+            function = call["function"] if isinstance(call, Mapping) else call.function
+            index = call["index"] if isinstance(call, Mapping) else call.index
+            self._submit.add_native(index, _get(function, "name"), _get(function, "arguments"))
+
+    def _show_field(self, field: str, text: str, done: bool) -> None:
+        """Shows a piece of a field's text; that of the tool calls of an agent is read for the arguments of `submit`."""
+        if field != self._calls_field:
+            self._show(field, text, done)
+        elif text:
+            self._submit.add_text(text)
+
+    def _take_calls(self, field: str, value: Any) -> bool:
+        """Takes the tool calls of an agent out of a parsed response."""
+        if field != self._calls_field:
+            return False
+        self._submit.update(value)
+        return True
+
+    def _show(self, field: str, text: str, done: bool) -> None:
+        redaction = self._redaction
+        if field in self._done or not (text or done) or (redaction is not None and redaction.may_hide(field)):
+            return
+        self._shown.setdefault(field, []).append(text)
+        if done:
+            self._done.add(field)
+        if redaction is not None:
+            text = self._held.pop(field, "") + text
+            if not done:
+                length = redaction.settled(text)
+                self._held[field], text = text[length:], text[:length]
+        if text or done:
+            self._show_token(self._predictor, field, text, done)
+
+    def end(self, prediction: dspy.Prediction) -> None:
+        """Shows what is left of each field."""
+        if self._reader is not None:
+            self._reader.end()
+        values = {name: value for name, value in prediction.items() if name in self._outputs}
+        if self._calls_field in values:
+            values.update(_final_values(values.pop(self._calls_field), self._final))
+        for field, value in values.items():
+            if field in self._done:
+                continue
+            whole, shown = with_valid_text(text_of_value(value)), "".join(self._shown.get(field, ()))
+            if self._redaction is not None and self._redaction.may_hide(field):
+                self._show_token(self._predictor, field, self._redaction.output(field, whole), True)
+                continue
+            # A value that is no text is shown as the LM has written it, in whatever form.
+            is_text = not shown or isinstance(value, (str, dspy.Reasoning))
+            self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
+
+
+def _no_reader() -> None:
+    """Before an adapter has formatted a prompt."""
+
+
+def _decides(predictor: Any) -> bool:
+    """Whether DSPy refuses to stream: a predictor has outputs of its experimental types of decisions."""
+    found = [
+        kind for field in predictor.signature.output_fields.values() for kind in (field.annotation, *field.metadata)
+    ]
+    lm = predictor.lm or dspy.settings.lm
+    return (
+        any(isinstance(kind, type) and issubclass(kind, (Choice, Noul, Score)) for kind in found)
+        or bool(getattr(predictor, "fields", None))
+        or getattr(lm, DECIDES, False) is True
+    )
+
+
+def _streams(kind: Any) -> bool:
+    """Whether chunks have parts of a value of this type, beside the text of the response."""
+    own: Any = kind if isinstance(kind, type) and issubclass(kind, dspy.Type) else None
+    return own is not None and bool(own.is_streamable())
+
+
+def _submit_of(calls: list[str], inputs: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The output with the tool calls of an agent, and the arguments of its tool `submit`; ("", ()) for no agent."""
+    for value in inputs.values() if calls else ():
+        for tool in value if isinstance(value, (list, tuple)) else ():
+            if isinstance(tool, dspy.Tool) and tool.name == SUBMIT:
+                return calls[0], tuple(tool.args or ())
+    return "", ()
+
+
+def _final_values(calls: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of the first call of `submit`; none if there is no such call."""
+    for call in getattr(calls, "tool_calls", None) or ():
+        if call.name == SUBMIT:
+            return {name: value for name, value in (call.args or {}).items() if name in fields}
+    return {}
+
+
+def _get(value: Any, name: str) -> str:
+    found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return found or ""

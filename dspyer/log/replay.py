@@ -1,0 +1,195 @@
+"""Replay: fold the rows of an unfinished run to the scheduler's `RunState`, so that it can be resumed.
+
+This is event sourcing: the state of a run is the fold of its log. The scheduler's pure functions that made the log
+(`begin`, `advance`) are called again with what the rows have recorded: patches, routes, overlays of a `Send`, and what
+joins have made. Neither nodes nor routers, policies, reducers of users or LMs are called, and nothing is merged: replay
+is deterministic and costs no tokens. Of an open fork it has the lineage, which the next join needs.
+
+A log may have been cut at a past version. It may lack the commits that proved that no other branch could still reach a
+join; where the log has the commit of a group that the scheduler would let wait, the group is forced to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from sys import maxsize
+from typing import Any
+
+from dspyer.errors import ChangedGraphError
+from dspyer.events import Commit
+from dspyer.ids import Address
+from dspyer.log.rows import CommitContent, CommitRow, EndRow, RowKind, attempts_of, read_commit_content
+from dspyer.patch import apply, seal
+from dspyer.record_codec import DecodeValue
+from dspyer.scheduler.join import JoinResult
+from dspyer.scheduler.lineage import joined_counts, merge_base
+from dspyer.scheduler.schedule import (
+    Branch,
+    Execution,
+    Group,
+    RunState,
+    Target,
+    Transition,
+    active_branches,
+    advance,
+    append_commit,
+    begin,
+    force_ready,
+    plan,
+)
+from dspyer.scheduler.topology import END as END_NODE
+from dspyer.schema.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Row
+from dspyer.stores.content import Fetch
+from dspyer.values import json as encoding
+
+InputsAndState = tuple[Mapping[str, Any], ImmutableState]
+"""The patch with which a run begins, and the state after it."""
+
+
+def replay(
+    run: RunState,
+    rows: Iterable[Row],
+    opening: InputsAndState,
+    fetch: Fetch,
+    decode: DecodeValue = encoding.decode,
+    schema_at: Callable[[Row], Schema] | None = None,
+) -> RunState:
+    """Fold the rows of one scope, in the order of writing, and return the run as they left it.
+
+    Args:
+        run: the run at its start.
+        rows: its rows; those that are no commits are ignored.
+        opening: the patch of its first commit, and the state after it.
+        fetch: returns blobs.
+        decode: makes frozen values of their JSON form.
+        schema_at: returns the schema that folds a row, if other graphs have written some.
+
+    Raises:
+        ChangedGraphError: if the graph cannot have written these rows.
+        StoreError: if a row is malformed.
+    """
+    topology = run.topology
+    # The limit of steps is for what is new: a run that reached it, and got a higher one, must replay.
+    run = run._replace(topology=replace(topology, max_steps=maxsize))
+    for row in rows:
+        kind = row.kind
+        schema = run.topology.schema if schema_at is None else schema_at(row)
+        if schema is not run.topology.schema:
+            run = run._replace(topology=replace(run.topology, schema=schema))
+        if kind == RowKind.COMMIT:
+            content = read_commit_content(row.content, fetch, decode)
+            run = _replay_commit(run, CommitRow.of(row), content, opening)
+        elif kind == RowKind.JOIN:
+            run = _replay_join(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
+        elif kind == RowKind.UPDATE:
+            run = _replay_update(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
+        elif kind == RowKind.END and EndRow.of(row).status == "completed":
+            ready = [index for index, group in enumerate(plan(run)) if group.position[0] == END_NODE]
+            run = begin(run, ready[0])[0] if ready else run
+    return run._replace(topology=topology)
+
+
+def _replay_commit(run: RunState, header: CommitRow, content: CommitContent, opening: InputsAndState) -> RunState:
+    run, execution = _execution_of(run, header)
+    if execution is None or execution.node != header.node:
+        raise _impossible(header)
+    if content.patch is None:
+        patch, state = opening
+    else:
+        state = run.topology.schema.replay(execution.branch.state, content.patch, content.made)
+        patch = content.patch
+    allowed = run.topology.targets(header.node)
+    gone = [name for name in header.route if name not in allowed]
+    if gone:
+        raise ChangedGraphError(
+            f"commit {header.id} of node {header.node!r} went to {gone[0]!r}, which is none of its targets in this "
+            "graph",
+            [f"node {header.node!r} cannot go to {gone[0]!r}"],
+        )
+    overlays = content.sent or (None,) * len(header.route)
+    targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
+    times, attempts = header.seconds, attempts_of(header, content)
+    transition = Transition(patch, state, targets, content.reason, *times, header.live, header.calls, **attempts)
+    return advance(run, execution.id, transition)[0]
+
+
+def _execution_of(run: RunState, header: CommitRow) -> tuple[RunState, Execution | None]:
+    """Return the execution of a commit: that of a join has begun with the join's commit, any other begins here."""
+    if header.id in run.running:
+        return run, run.running[header.id]
+    run, index = _ready_index(run, lambda group: len(group.branches) == 1 and group.branches[0].path == header.branch)
+    if index is None:
+        return run, None
+    run, execution, _ = begin(run, index)
+    return run, execution
+
+
+def _replay_join(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
+    parents, node = header.parents or (), header.node.removeprefix("join:")
+
+    def joins(group: Group) -> bool:
+        heads = {branch.head for branch in group.branches}
+        return len(group.branches) > 1 and group.position[0] == node and heads == set(parents)
+
+    run, index = _ready_index(run, joins)
+    if index is None:
+        raise _impossible(header)
+    log = run.log
+    counts = joined_counts(log, *merge_base(log, parents), run.topology.schema.none_by_default)
+    winners = content.winner_indexes(log, header.id, len(log))
+    state = apply(log[parents[0]].state, content.made)
+    return begin(run, index, JoinResult(state, content.patch or {}, content.plain_conflicts(), winners, counts))[0]
+
+
+def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunState, int | None]:
+    """Return the index of a group among those that are ready. One that still waits is forced to start."""
+    for index, group in enumerate(plan(run)):
+        if wanted(group):
+            return run, index
+    waiting = [group.position for group in run.waiting.values() if wanted(group)]
+    if not waiting:
+        return run, None
+    run = force_ready(run, waiting[0])
+    return run, next(index for index, group in enumerate(plan(run)) if wanted(group))
+
+
+def _replay_update(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
+    branches = active_branches(run)
+    if len(branches) != 1:
+        raise _impossible(header)
+    (branch,) = branches
+    patch = content.patch or {}
+    commit = update_commit(branch, run.first + len(run.log), header.node, patch, *header.seconds)
+    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, content.made))
+
+
+def update_commit(
+    branch: Branch, version: int, author: str, patch: Mapping[str, Any], started: float, duration: float = 0.0
+) -> Commit:
+    """Return a manual commit after the last one of a branch: `"trunk:3+1"` after `"trunk:3"`.
+
+    It takes no index of its own. So the ids of later executions stay the same, and with them their recorded effects.
+    """
+    change = Address.parse(branch.id).changed()
+    return Commit(
+        str(change),
+        version,
+        author,
+        branch.path,
+        change.change,
+        branch.step + 1,
+        seal(patch),
+        (branch.id,),
+        started=started,
+        duration=duration,
+    )
+
+
+def _impossible(header: CommitRow) -> ChangedGraphError:
+    return ChangedGraphError(
+        f"this graph cannot have made commit {header.id} of {header.node!r}: its nodes or edges were others",
+        [f"commit {header.id} of {header.node!r} has no place in it"],
+    )

@@ -1,0 +1,649 @@
+"""Read the past of a thread: its commits, its state after any of them, who wrote a value. No node is called.
+
+Most questions are answered by `PageReader` from the few rows between two snapshots, however long the history is. Where
+that cannot work (merged or pruned history, commits that cannot be read) `HistoryCache` reads the whole history once and
+caches it for the `Thread` object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from dspyer.errors import StoreError, ThreadError
+from dspyer.events import BranchPath, Commit, LMCall
+from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
+from dspyer.log.execution_records import failures_in, last_end
+from dspyer.log.history import (
+    CommitListing,
+    History,
+    LoggedCommit,
+    commit_row,
+    inner_commits,
+    part_around,
+    part_of,
+    read_back,
+    recover_state,
+    rows_from,
+    runs_back,
+    writing_part,
+)
+from dspyer.log.journal import RowDigest
+from dspyer.log.lm_calls import calls_in
+from dspyer.log.reader import (
+    EVERY,
+    HistoryReader,
+    RunRows,
+    commit_header,
+    latest_snapshot,
+    load_run,
+    newest_rows,
+    read_runs,
+)
+from dspyer.log.rows import COMMITS, EndRow, RowKind, run_label
+from dspyer.patch import DELETE
+from dspyer.scheduler.lineage import (
+    NOTHING_SENT,
+    is_manual,
+    sent_along,
+    touches,
+)
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.scalars import KeyPath
+
+# Stored LM calls of a thread: those of one execution, those of a page of commits, those of all runs.
+
+
+def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
+    """Return the LM calls of an execution of a thread, with those inside of it.
+
+    Args:
+        store: the store.
+        thread: the thread.
+        name: the id of its commit, or of an execution that has none. Without the label of a run in front, it is one of
+            the last run.
+
+    Raises:
+        LookupError: if there is no such execution.
+    """
+    row = store.thread(thread)
+    address = Address.parse(name)
+    last = _last_row(store, row, address.run, _labels(store, thread))
+    execution = _in_run(address)
+    if last is not None and Address.parse(outermost_execution(execution)).is_commit:
+        at = commit_row(store, last, execution)
+        calls = _calls_back(store, at or last, execution, None if row is None else row.root)
+        if at is not None or calls or _has_failed(store, last, execution):
+            return tuple(calls)
+    raise LookupError(
+        f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
+        "ids are those of thread.history(), and Failure.execution"
+    )
+
+
+def _calls_back(store: Store, at: Point, execution: str, root: Point | None) -> list[LMCall]:
+    """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
+
+    Read back from the row of its commit, or from the end of the run, to the last commit before it on its branch.
+    """
+    path = Address.parse(outermost_execution(execution)).path
+    found: list[LMCall] = []
+    for index, row in enumerate(_rows_back(store, at, root)):
+        if row.kind in COMMITS:
+            header = commit_header(row)
+            if index and not header.scope and header.branch == path[: len(header.branch)]:
+                break
+        found[:0] = [call for call in calls_in(row, store.blobs) if is_within(call.execution, execution)]
+    return found
+
+
+def _rows_back(store: Store, at: Point, root: Point | None) -> Iterator[Row]:
+    """Yield the rows of a run up to one of them, newest first, back to pruned history at `root`."""
+    for run, row in newest_rows(store, at):
+        yield row
+        if Point(run.id, row.seq) == root:
+            return
+
+
+def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
+    """Return the LM calls of each of some commits, without their texts, by the ids of the commits.
+
+    For the commits of one part of a run, one range of rows is read: from the earliest parent on, since an execution
+    begins after its parents.
+    """
+    found: dict[str, list[LMCall]] = {}
+    by_run: dict[str, dict[str, Commit]] = {}
+    for one in commits:
+        address = Address.parse(one.id)
+        by_run.setdefault(address.run, {})[_in_run(address)] = one
+        found[one.id] = []
+    row = store.thread(thread)
+    own = _labels(store, thread)
+    for label, here in by_run.items():
+        last = _last_row(store, row, label, own)
+        if row is None or last is None:
+            continue
+        rows: Iterator[Row]
+        if load_run(store, last.run).header.get("continues"):  # they may have begun, and failed, in the part before
+            rows = reversed([*_rows_back(store, last, row.root)])
+        else:
+            before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
+            starts = [
+                commit_row(store, last, _in_run(parent)) if parent.run == label else None
+                for parent in map(Address.parse, before)
+            ]
+            # Without a parent in this part of the run, executions may have begun with its first row.
+            rows = rows_from(store, last.run, min([0 if at is None else at.seq for at in starts], default=0), last.seq)
+        missing = set(here)
+        for stored in rows:
+            for call in calls_in(stored):
+                commit = here.get(outermost_execution(call.execution))
+                if commit is not None:
+                    found[commit.id].append(call)
+            if stored.kind in COMMITS:
+                missing.discard(commit_header(stored).execution)
+            if not missing:
+                break
+    return found
+
+
+def _in_run(address: Address) -> str:
+    return str(replace(address, run=""))
+
+
+def _labels(store: Store, thread: str) -> dict[str, str]:
+    """Return the ids of the runs that were made for a thread, by label."""
+    return {run_label(run): run.id for run in store.runs(thread)}
+
+
+def _last_row(store: Store, row: ThreadRow | None, label: str, own: Mapping[str, str]) -> Point | None:
+    """Return the last row of the run with a label, "" for the last one; `own` are those of the thread."""
+    if row is None or row.head is None:
+        return None
+    run, last = own.get(label), row.head
+    if not label:
+        return last
+    if run is None:  # of a copy: the history of another thread
+        named = ((run, one.points[-1]) for one in read_runs(store, [last], row.root) for run in _named(one, label))
+        run, last = next(named, (None, last))
+    if run is None or last.run == run:
+        return None if run is None else last
+    # A list knows the last row without reading the others; it lacks the runs of deleted threads.
+    (listed,) = store.list_runs(RunQuery(run=run, limit=1)) or (None,)
+    return Point(run, store.rows(run)[-1].seq if listed is None else listed.last)
+
+
+def _named(run: RunRows, label: str) -> list[str]:
+    return [part for part, name in run.labels.items() if name == label]
+
+
+def _has_failed(store: Store, last: Point, execution: str) -> bool:
+    failures = failures_in(store, last_end(store, last))
+    return any(failure.execution == execution for failure in failures)
+
+
+def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
+    """Yield all LM calls of runs, each with the id of the commit that it belongs to as its execution; no texts."""
+    for run in runs:
+        for row, point in zip(run.rows, run.points, strict=True):
+            for call in calls_in(row):
+                yield replace(call, execution=full_id(run.labels[point.run], outermost_execution(call.execution)))
+
+
+def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:
+    """Return a sentence on the LM calls that were counted and not recorded, if there are any."""
+    missing = sum(used.get("total_tokens", 0) for used in usage.values()) - sum(call.tokens for call in calls)
+    if missing <= 0:
+        return []
+    return [f"{missing:,} tokens are of LM calls that were not recorded: the figures of nodes lack them"]
+
+
+Moment = int | str | Mapping[str, Any]
+"""A version, the id of a commit, or a state itself."""
+
+
+def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:
+    """Raise `ThreadError` for a name that is no text, empty, or cannot be encoded as UTF-8."""
+    with suppress(UnicodeEncodeError):
+        if isinstance(name, str) and name.encode():
+            return
+    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: {example}")
+
+
+Bounds = tuple[Point | None, Point | None]
+"""The last row of a history, and the one at which it begins if older history was pruned."""
+
+
+def thread_bounds(store: Store, thread: str) -> Bounds:
+    """The bounds of the history of a thread, now."""
+    row = store.thread(thread)
+    return (None, None) if row is None else (row.head, row.root)
+
+
+class ThreadReader:
+    """Reads the history of one thread. Safe for use by several threads at once.
+
+    Args:
+        reader: folds rows.
+        thread: the name of the thread.
+        bounds: returns the bounds of the history, for one that is not that of the thread's head; None for the thread.
+
+    Attributes:
+        cache: the whole history, read when it is needed.
+        pages: reads parts of the history.
+    """
+
+    def __init__(self, reader: HistoryReader, thread: str, bounds: Callable[[], Bounds] | None = None) -> None:
+        find = bounds or partial(thread_bounds, reader.store, thread)
+        self.cache = HistoryCache(reader, find)
+        self.pages = PageReader(reader, find)
+        self._find = find
+        self._reader = reader
+        self._thread = thread
+
+    def forget(self) -> None:
+        """Drop what was read, since rows of it were deleted."""
+        self.cache.forget()
+        self.pages = PageReader(self._reader, self._find)
+
+    def history(
+        self, inside: int | str | None, first: int | None, count: int | None, newest: bool, floor: int = 0
+    ) -> list[Commit]:
+        """The commits of the thread, a page of them, or those inside of a node.
+
+        `floor` is the version with which the last run begins, for the commits of that run alone.
+        """
+        if inside is not None:
+            if first is not None or count is not None or newest:
+                raise ThreadError("the commits inside of a node have no pages: pass inside= alone")
+            return self._commits_inside(inside)
+        if count is not None and count < 1:
+            raise ThreadError(f"count={count}: a page of a history has at least one commit")
+        page = None if count is None else self.pages.page(first, count, newest, floor)
+        if page is not None:
+            return page
+        listed = self.cache.listed()
+        commits = list(listed.commits)
+        if floor:  # only those of the last run
+            commits = [one for one, at in zip(commits, listed.runs, strict=True) if at == listed.heads[-1]]
+        return cut_page(commits, first, count, newest)
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit."""
+        return self.entry(version).after
+
+    def state_of(self, moment: Moment) -> ImmutableState:
+        """The state after a commit, or the given one."""
+        if isinstance(moment, int | str):
+            return self.at(moment)
+        return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
+
+    def entry(self, version: int | str) -> LoggedCommit:
+        """A commit with the states before and after it."""
+        version = commit_name(version)
+        listed = self.pages.around(version) or self.commits_around(version)
+        return listed.entry(listed.index_of(version))
+
+    def sent_to(self, parents: Sequence[str], path: BranchPath) -> FrozenDict[str, Any]:
+        """What a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
+        if len(parents) != 1:
+            return NOTHING_SENT
+        found = self.entry(parents[0])
+        while is_manual(found.commit) and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
+            found = self.entry(found.commit.parents[0])
+        return sent_along(found.commit, found.sends, path)
+
+    def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
+        """The commit that last wrote a path, up to the head or to the commit `at`."""
+        keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+        found = self._last_writers([keys], at)
+        if keys in found:
+            return found[keys]
+        listed, name = self.cache.listed() if at is None else self.commits_around(at), ".".join(map(str, keys))
+        last = listed.trunk_index if at is None else listed.log_index_of(at)
+        fields = ", ".join(listed.history.state(last)) or "none"
+        not_joined = [commit for commit in listed.commits if touches(commit.patch, keys)]
+        if at is not None:
+            raise LookupError(f"no commit up to {at!r} has written {name!r}; fields of the state: {fields}")
+        if not_joined:
+            raise LookupError(
+                f"{name!r} was written by {not_joined[-1].node!r} (commit {not_joined[-1].id!r}), but its branch never "
+                "joined, or its run was abandoned: see thread.at(id)"
+            )
+        raise LookupError(f"no commit has written {name!r}; fields of the state: {fields}")
+
+    def writers(self, version: int | str) -> dict[str, Commit]:
+        """For each field of the state after a commit, the commit that had last written it, in order of the state."""
+        found = self._last_writers([(field,) for field in self.at(version)], version)
+        return {field: commit for (field,), commit in found.items()}
+
+    def _last_writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit]:
+        """By path, the commit that last wrote it, up to the head or to a commit."""
+        at = None if at is None else commit_name(at)
+        found = None if self.cache.is_read() else self.pages.writers(paths, at)
+        if found is None:
+            listed = self.cache.listed() if at is None else self.commits_around(at)
+            if at is None and listed.heads and (broken := listed.history.runs[listed.heads[-1]].broken):
+                raise StoreError(broken)  # it may have written there, and what is behind it, too
+            if at is not None:
+                listed.state(listed.index_of(at))  # raises if it cannot be read
+            found = listed.last_writers(paths, listed.trunk_index if at is None else listed.log_index_of(at))
+        return {path: found[path] for path in paths if path in found}
+
+    def replay(self) -> ImmutableState:
+        """The state at the head, computed from all patches, and compared with every snapshot and digest on the way."""
+        store = self._reader.store
+        row = store.thread(self._thread)
+        heads = [row.head] if row is not None and row.head is not None else []
+        root = None if row is None else row.root
+        history = History(self._reader)
+        history.read(heads, root)
+        for run in read_runs(store, heads, root):
+            of_run = history.runs[run.points[-1]]
+            if of_run.broken:
+                raise StoreError(f"thread {self._thread!r}: {of_run.broken}")
+            for index, expected_by in self._differences(history, run):
+                commit = self.cache.listed().commits[self.cache.listed().index_of(history.log[index].commit.id)]
+                raise StoreError(
+                    f"thread {self._thread!r}: the state after version {commit.version} (commit {commit.id!r}) is not "
+                    f"the one {expected_by}. What is stored was changed, or a reducer of the schema returns something "
+                    "else than it did then"
+                )
+        return history.state(history.runs[heads[-1]].trunk_index) if heads else ImmutableState()
+
+    def _differences(self, history: History, run: RunRows) -> Iterator[tuple[int, str]]:
+        """The commits of a run whose computed state is not the stored one, with where that is stored; oldest first."""
+        reader, of_run = self._reader, history.runs[run.points[-1]]
+        # What functions of the user have made is stored, and only here they are called again.
+        schema, then = reader.schema, [reader.schema_of(one) for one in run.fingerprints.values()]
+        names = {name for name in schema.user_folded if all(one.reducer(name) is schema.reducer(name) for one in then)}
+        for at_log in of_run.log_indexes:
+            commit, state, parents, *_ = history.log[at_log]
+            for name in commit.patch.keys() & names if len(parents) < 2 else ():
+                before = history.state(parents[0] if parents else None).raw(name, DELETE)
+                try:
+                    folded = schema.fold(name, before, commit.patch[name])
+                except Exception as error:  # noqa: BLE001 - a function that refuses now what it folded then
+                    folded = error
+                if not same(folded, state.raw(name, DELETE)):
+                    yield at_log, f"that the reducer of field {name!r} makes"
+        snapshots = []
+        at = run.points[-1]
+        pruned = at in history.roots  # then its state was read from the snapshot: there is nothing to compare
+        while not pruned and at.seq >= 0 and (taken := latest_snapshot(reader.store, at, reader.decode)) is not None:
+            snapshots.append(taken[1])
+            at = Point(at.run, taken[0].seq - 1)
+        for snapshot in reversed(snapshots):
+            index = of_run.log_indexes[snapshot.commit_index] if snapshot.commit_index >= 0 else of_run.trunk_index
+            if index is not None and history.log[index].state != snapshot.state:
+                yield index, "in its snapshot (thread.resume() and thread.run() continue from that one)"
+        if not pruned and of_run.trunk_index is not None and any(map(self._was_changed, dict(run.points).items())):
+            yield of_run.trunk_index, "that its run ended with"
+
+    def _was_changed(self, at: tuple[str, int]) -> bool:
+        """Whether the rows of a part of a run, up to one of them, are not those that an end has the digest of."""
+        rows = self._reader.store.rows(at[0], 0, at[1])
+        ends = [(row.seq, end.digest) for row in rows if row.kind == RowKind.END and (end := EndRow.of(row)).digest]
+        if rows[0].seq:
+            return False  # its beginning was pruned
+        return any(digest != RowDigest(rows[:seq]).followed_by(()) for seq, digest in ends)
+
+    def commits_around(self, version: int | str) -> CommitListing:
+        """The commits that hold a version or an id: those of the thread, or of an abandoned or rerun run of it."""
+        listed, store = self.cache.listed(), self._reader.store
+        if isinstance(version, int) or listed.has(version):
+            return listed
+        label = Address.parse(version).run
+        for run in store.runs(self._thread):
+            rows = store.rows(run.id) if label == run.header.get("label") else []
+            if rows:
+                at = Point(run.id, rows[-1].seq)
+                row = ThreadRow(self._thread, at, 0, root=self.cache.root)
+                other = CommitListing(self.cache.extended(row), (at,))
+                if other.has(version):
+                    return other
+        return listed
+
+    def _commits_inside(self, version: int | str) -> list[Commit]:
+        """The commits of the graph inside of a node."""
+        name = commit_name(version)
+        outer = Address.parse(self.id_of(name) if isinstance(name, int) else name)
+        listed = self.cache.listed()
+        found: list[Commit] = []
+        for run in read_runs(self._reader.store, listed.heads, self.cache.root):
+            if outer.run in run.labels.values():
+                found += inner_commits(self._reader, run, outer.inside)
+        return found
+
+    def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
+        """The LM calls of a commit, by version or id; or of an execution that has failed, by its id."""
+        name = commit_name(commit)
+        name = self.id_of(name) if isinstance(name, int) else name
+        try:
+            return lm_calls_of(self._reader.store, self._thread, name)
+        except LookupError:
+            if self.commits_around(name).has(name):  # one without a row: of pruned history, or a manual one
+                return ()
+            raise
+
+    def runs(self) -> list[RunRows]:
+        """The rows of all runs in the history of the thread."""
+        row = self._reader.store.thread(self._thread)
+        return [] if row is None or row.head is None else read_runs(self._reader.store, [row.head], row.root)
+
+    def id_of(self, version: int) -> str:
+        """The id of the commit of a version."""
+        page = self.history(None, version, 1, newest=False)
+        if page and page[0].version == version:
+            return page[0].id
+        listed = self.cache.listed()
+        return listed.commits[listed.index_of(version)].id
+
+
+# --- whole history
+
+
+class HistoryCache:
+    """The history of one thread as far as it was read; no row is read twice. Safe for use by several threads at once.
+
+    Attributes:
+        history: what was read.
+        root: the row at which it begins, if older history was pruned.
+    """
+
+    def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
+        self._reader = reader
+        self._bounds = bounds
+        self._lock = Lock()
+        self.history: History
+        self.root: Point | None
+        self._listed: CommitListing
+        self._drop(None)
+
+    def up_to(self, at: Point) -> CommitListing:
+        """The commits up to a row of the thread."""
+        _, root = self._bounds()
+        with self._lock:
+            return self._listing((at,), root)
+
+    def extended(self, *rows: ThreadRow) -> History:
+        """The history up to the heads of some threads, the first of which is this one."""
+        with self._lock:
+            if rows[0].root != self.root:
+                self._drop(rows[0].root)
+            for row in rows:
+                self.history.read([] if row.head is None else [row.head], row.root)
+        return self.history
+
+    def listed(self) -> CommitListing:
+        """The commits up to the head of the thread."""
+        head, root = self._bounds()
+        heads = () if head is None else (head,)
+        with self._lock:
+            if heads != self._listed.heads or root != self.root:
+                self._listed = self._listing(heads, root)
+            return self._listed
+
+    def is_read(self) -> bool:
+        """Whether all commits up to the head were listed before, and can be read."""
+        listed, root = self._listed, self.root
+        return any((at, root) == self._bounds() and not listed.history.runs[at].broken for at in listed.heads)
+
+    def _listing(self, heads: Sequence[Point], root: Point | None) -> CommitListing:
+        """Read up to some rows; what was read is dropped, if older history was pruned since."""
+        if root != self.root:
+            self._drop(root)
+        self.history.read(heads, root)
+        return CommitListing(self.history, heads)
+
+    def forget(self) -> None:
+        """Drop what was read."""
+        with self._lock:
+            self._drop(self.root)
+
+    def _drop(self, root: Point | None) -> None:
+        self.history, self.root = History(self._reader), root
+        self._listed = CommitListing(self.history, ())
+
+
+# --- parts of the history
+
+KEPT_PARTS = 4
+"""Parts that a `PageReader` caches: a caller that reads one state often reads its neighbours next."""
+
+
+class PageReader:
+    """Reads a state, the author of a value or a page of commits, without the rest of the history.
+
+    A method returns None if that cannot be done: where histories were merged, older history was pruned, a commit cannot
+    be read or does not exist. The caller then reads the whole history, which also knows what to raise. Safe for use by
+    several threads at once.
+    """
+
+    def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
+        self._reader = reader
+        self._bounds = bounds
+        # The last used first. Replaced as a whole, so that no lock is needed.
+        self._kept: tuple[Point | None, tuple[CommitListing, ...]] = None, ()
+
+    def _parts(self, root: Point | None) -> tuple[CommitListing, ...]:
+        """The cached parts; none if older history was pruned since: a run may have the id of a pruned one."""
+        known, parts = self._kept
+        return parts if known == root else ()
+
+    def around(self, version: int | str) -> CommitListing | None:
+        """The commits around one."""
+        head, root = self._bounds()
+        commit = Address.parse(version) if isinstance(version, str) else Address(index=version)
+        if commit.scope or not commit.is_commit:
+            return None
+        for span in runs_back(self._reader.store, head, root):
+            here: int | str = version
+            if isinstance(version, str):
+                # A run in several parts has commits with the labels of all of them: only the whole history knows these.
+                if commit.run not in ("", run_label(span.run)) or span.run is not span.oldest:
+                    if not commit.run:
+                        return None
+                    continue
+                here = full_id(run_label(span.run), commit.own)
+            in_run = [part for part in self._parts(root) if part.heads[0].run == span.run.id]
+            for known in in_run:
+                # Of a settled commit it stays true what is said there.
+                if known.heads[0].seq <= span.at.seq and known.has(here, settled=True):
+                    return known
+            if isinstance(version, int) and version < span.first:
+                continue
+            row = -1
+            if isinstance(version, str):
+                at = commit_row(self._reader.store, span.at, commit.own)
+                if at is None:
+                    return None
+                row = at.seq
+            count = EVERY if in_run else 1  # its neighbours were read before
+            part = part_around(self._reader, span, root, commit.index, count, row)
+            if part is None or not part.has(here):
+                return None
+            if not part.history.ends_open:
+                self._kept = root, (part, *self._parts(root)[: KEPT_PARTS - 1])
+            return part
+        return None
+
+    def writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit] | None:
+        """By path, the commit that last wrote it, up to the head or to a commit, found by reading back part by part.
+
+        A path that no commit has written is left out.
+        """
+        head, root = self._bounds()
+        if head is None:
+            return {}
+        part = part_of(self._reader, read_back(self._reader, head), root) if at is None else self.around(at)
+        if part is None:
+            return None
+        last = part.trunk_index if at is None else part.log_index_of(at)
+        found, before = part.last_writers(paths, last), part.before
+        missing = {path for path in paths if path not in found and path not in before}
+        if last is not None and any(part.writers.item(last, path) is not None for path in missing):
+            return None  # an older item: where it was in an older part is not known
+        while missing and part.history.snapshot_at is not None:
+            fields = {path[0] for path in missing if path}
+            part = writing_part(self._reader, part.history.snapshot_at, fields, root)
+            if part is None:
+                return None
+            before |= part.last_writers(missing, part.trunk_index)
+            missing -= before.keys()
+        return {path: before[path] for path in paths if path in before} | found
+
+    def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
+        """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
+        head, root = self._bounds()
+        if head is None:
+            return []
+        begin = max(min(first or 0, 2**62), floor)  # beyond it no store counts
+        end = begin + count - 1
+        if newest:
+            last = recover_state(self._reader, head).next_version - 1
+            end = last if first is None else min(first, last)
+            begin = max(end - count + 1, floor)
+        found: list[Commit] = []
+        lowest = 2**63
+        for span in runs_back(self._reader.store, head, root):
+            if span.first < lowest and (span.first <= end or (newest and first is None)):
+                start = max(begin, span.first)
+                # All of it: of a run that goes on behind the page, and without a version of commits in an open fork.
+                whole = bool(found) or (newest and first is None)
+                part = part_around(self._reader, span, root, start, span.at.seq + 1 if whole else end - start + 1)
+                if part is None:
+                    return None
+                listed = list(part.commits)
+                while found and listed and (listed[-1].version is None or listed[-1].version >= lowest):
+                    listed.pop()  # the part behind begins inside of its run
+                inside = (
+                    index
+                    for index, commit in enumerate(listed)
+                    if (part.runs[index] == part.heads[0] if commit.version is None else commit.version >= begin)
+                )
+                before = 0 if begin < part.first else next(inside, len(listed))
+                found, lowest = listed[before:] + found, part.first
+            if min(span.first, lowest) <= begin:
+                return cut_page(found, first, count, newest)
+        return None
+
+
+def cut_page(commits: list[Commit], first: int | None, count: int | None, newest: bool) -> list[Commit]:
+    """A page of at most `count` commits, from version `first` on, of commits that are listed oldest first.
+
+    With `newest` the page is listed newest first.
+    """
+    commits = list(reversed(commits)) if newest else commits
+    if first is not None:
+        versions = enumerate([commit.version for commit in commits])
+        inside = (index for index, v in versions if v is not None and (v <= first if newest else v >= first))
+        commits = commits[next(inside, len(commits)) :]
+    return commits if count is None else commits[:count]
