@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
+    from dspyer.budget import Budget
     from dspyer.errors import DspyerError, Failure, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.graph.builder import Graph
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from dspyer.schema.fields import Live, live
     from dspyer.schema.limits import limit
     from dspyer.state import ImmutableState
-    from dspyer.stopping import Budget
     from dspyer.templates import Fill, fill
     from dspyer.threads.thread import Thread
     from dspyer.values.freezing import register_value_type
@@ -94,7 +94,7 @@ __all__ = [
 
 _HOMES = {
     "dspyer.archive.archive": ("Archive",),
-    "dspyer.stopping": ("Budget",),
+    "dspyer.budget": ("Budget",),
     "dspyer.nodes.options": ("Cache",),
     "dspyer.errors": ("DspyerError", "Failure", "short_error"),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),

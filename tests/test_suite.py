@@ -83,7 +83,7 @@ REAL_PROCESSES: dict[str, str] = {
     "faults.py": "it runs the tests of a changed copy",
     "inspector/test_page_files.py": "it runs Node",
     "serve/test_agui_in_node.py": "it runs Node",
-    "stores/postgres.py": "it starts the server",
+    "stores/postgres_server.py": "it starts the server",
     "stores/test_postgres.py": "how a fork ends",
     "stores/test_sqlite_processes.py": "how daemon threads end",
     "test_bench.py": "it runs git",

@@ -10,10 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from dspyer.errors import Failure, StoreError
 from dspyer.events import Question
 from dspyer.ids import full_id
-from dspyer.log.execution_records import failures_in, questions_at
 from dspyer.log.journal import MARK, is_alive, is_marked_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
+from dspyer.log.time_travel import failures_in, questions_at
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
 from dspyer.stores.base import ListedRun, Point, RunQuery, Store

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.archive import Archive
 from dspyer.archive.run_info import RunInfo
+from dspyer.budget import Budget
 from dspyer.cli.arguments import UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
@@ -23,7 +24,6 @@ from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.progress import progress
 from dspyer.runtime.run import Run
-from dspyer.stopping import Budget
 from dspyer.stores.base import Store
 from dspyer.threads.thread import Thread
 from dspyer.values.freezing import freeze

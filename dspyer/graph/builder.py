@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
+from dspyer.budget import Budget
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate, brief
 from dspyer.graph.checks import error_edges
@@ -47,7 +48,6 @@ from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
-from dspyer.stopping import Budget
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
 from dspyer.views import View

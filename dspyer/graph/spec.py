@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import dspy
 
+from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
@@ -34,7 +35,6 @@ from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
-from dspyer.stopping import Budget
 from dspyer.values.scalars import is_whole_number
 
 if TYPE_CHECKING:

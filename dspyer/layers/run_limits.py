@@ -12,6 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, ClassVar
 
+from dspyer.budget import Spending
 from dspyer.errors import CallLimitError, Interrupt
 from dspyer.events import Question
 from dspyer.ids import path_text
@@ -20,7 +21,6 @@ from dspyer.lm.requests import gated
 from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
-from dspyer.stopping import Spending
 
 
 class Spends(Layer):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
+from dspyer.budget import Budget
 from dspyer.errors import ThreadError
 from dspyer.events import Asked, Event
 from dspyer.executors.call import ExecutorCall, check_executor, check_sent, refused
@@ -43,7 +44,6 @@ from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_ins
 from dspyer.runtime.request import REQUEST, Request, new_request
 from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.stopping import Budget
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
 from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
+from dspyer.budget import Budget, Spending
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
@@ -26,7 +27,7 @@ from dspyer.patch import Replace
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.schedule import FailedBranch, RunState
 from dspyer.state import ImmutableState
-from dspyer.stopping import Budget, Spending, StopSignal, TimeLimit
+from dspyer.stopping import StopSignal, TimeLimit
 from dspyer.values.scalars import check_flags
 from dspyer.waiting import EventQueue, held_back
 

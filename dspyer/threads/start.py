@@ -22,7 +22,7 @@ from dspyer.errors import ChangedGraphError, InputError, OpenRunError, StoreErro
 from dspyer.events import Event, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
-from dspyer.log.execution_records import ExecutionRecords, RecordKey, resumes_without_progress
+from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.history import recover_state
 from dspyer.log.journal import LEASE, MARK, CheckedStore, Journal, is_alive, leases, new_owner
 from dspyer.log.lm_calls import run_usage, totals_at
@@ -41,6 +41,7 @@ from dspyer.log.rows import (
     is_settled,
     open_row,
 )
+from dspyer.log.time_travel import resumes_without_progress
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.runtime.request import Request, RunStart

@@ -8,18 +8,17 @@ from typing import Any, Self
 
 import dspy
 
+from dspyer.budget import Budget
 from dspyer.display.stats import Stats
 from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall, Question
-from dspyer.log.execution_records import failures_of, shown_questions, status_of
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment
+from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
-from dspyer.stopping import Budget
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import check_same_store, copy_thread, update_thread
 from dspyer.threads.export import delete_thread, export, load, prune_thread

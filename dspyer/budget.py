@@ -1,0 +1,213 @@
+"""Budgets: what a run may spend, and what it has spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, Self
+
+from dspyer import clock
+from dspyer.errors import BudgetError, InputError, with_article
+from dspyer.stopping import StopSignal
+from dspyer.values.scalars import is_number, is_whole_number
+
+_LIMITS = ("tokens", "cost", "requests", "seconds")
+
+
+_COUNTS = ("tokens", "requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a run may spend. When a limit is reached, the run is stopped, and `t.resume()` can continue it.
+
+    The limits are checked before each node and before each request to a language model. Requests in progress are
+    finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
+    progress. A response from a cache costs nothing. A request that the LM repeats itself (`num_retries`) counts once.
+
+    Args:
+        tokens: the most tokens, of prompts and responses. A response that does not say how many it has used fails the
+            run.
+        cost: the most US dollars, by the prices that DSPy knows, or `prices`.
+        requests: the most requests to language models; one that failed counts, too. A call with `n=5` counts as five.
+        seconds: how long the run may take.
+        prices: for models whose price DSPy does not know, or that cost you something else: USD per million tokens of
+            prompts and of responses, by the name of the model, `{"openai/x": (0.1, 0.4)}`.
+
+    Raises:
+        ValueError: without a limit, or for one that is not greater than 0.
+        TypeError: for a limit that is no number, or prices of another form.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "add")
+        >>> program = graph.add_conditional_edges("add", lambda n: "add", ["add", END]).compile(max_steps=10**9)
+        >>> run = program.run({"n": 0}, budget=Budget(seconds=0.05))
+        >>> run.status, run.error.reason[:8]
+        ('stopped', 'seconds:')
+    """
+
+    tokens: int | None = None
+    cost: float | None = None
+    requests: int | None = None
+    seconds: float | None = None
+    prices: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            _check_limit(name, getattr(self, name))
+        if all(getattr(self, name) is None for name in _LIMITS):
+            raise ValueError("Budget() has no limit: give tokens, cost (USD), requests or seconds")
+        object.__setattr__(self, "prices", MappingProxyType(_checked_prices(self.prices)))
+
+    @classmethod
+    def of(cls, given: Self | None) -> Self | None:
+        """The budget that an option `budget=` means.
+
+        Raises:
+            TypeError: for what is neither a `Budget` nor None.
+
+        Example:
+            >>> Budget.of(None) is None
+            True
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        raise TypeError(f"budget={given!r}: give a dspyer.Budget, for example Budget(cost=0.50), or None")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        limits = {name: getattr(self, name) for name in _LIMITS}
+        return partial(type(self), **limits, prices=dict(self.prices)), ()
+
+
+def _check_limit(name: str, limit: object) -> None:
+    if limit is None:
+        return
+    if not (is_whole_number(limit) if name in _COUNTS else is_number(limit)):
+        kind = "a whole number" if name in _COUNTS else "US dollars" if name == "cost" else "a number"
+        raise TypeError(f"Budget({name}={limit!r}): give {kind}, or None for no limit")
+    assert isinstance(limit, int | float)
+    if not math.isfinite(limit) or limit <= 0:
+        raise ValueError(f"Budget({name}={limit!r}): give more than 0, or None for no limit")
+
+
+def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
+    form = "give USD per million tokens in and out by model, prices={'openai/x': (0.1, 0.4)}"
+    if not isinstance(prices, Mapping):
+        raise TypeError(f"Budget(prices=) got {with_article(type(prices).__name__)}: {form}")
+    found: dict[str, tuple[float, float]] = {}
+    for model, price in prices.items():
+        pair = tuple(price) if isinstance(price, tuple | list) else ()
+        numbers = [one for one in pair if is_number(one)]
+        if not isinstance(model, str) or len(pair) != 2 or len(numbers) != 2:
+            raise TypeError(f"Budget(prices=) has {price!r} for {model!r}: {form}")
+        if not all(math.isfinite(one) and one >= 0 for one in numbers):
+            raise ValueError(f"Budget(prices=) has {price!r} for {model!r}: a price is 0 or more")
+        found[model] = (float(numbers[0]), float(numbers[1]))
+    return found
+
+
+class Spending:
+    """What the runs of one call of a program have spent. May be used from any thread.
+
+    Attributes:
+        budget: the limits.
+    """
+
+    def __init__(self, budget: Budget, signal: StopSignal) -> None:
+        self.budget = budget
+        self._signal = signal
+        self._lock = Lock()
+        self._began = clock.now()
+        self._counted: dict[str, float] = {"tokens": 0, "cost": 0.0, "requests": 0}
+        self._ended: float | None = None
+        self._used_up = False
+
+    def check(self) -> bool:
+        """Whether another request may start; stops the run when a limit is reached.
+
+        A run that something else has stopped may make requests: its sync nodes are finished.
+        """
+        if not self._used_up and (reached := self._reached()):
+            self._ended = clock.now()
+            self._used_up = True  # before the stop: what it wakes asks again
+            self._signal.stop(reached, self._error())
+        return not self._used_up
+
+    @contextmanager
+    def on_used_up(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` with the reason if the budget stops the run during the block, or did before."""
+
+        def stopped(reason: str) -> None:
+            if self._used_up:
+                callback(reason)
+
+        with self._signal.on_stop(stopped):
+            yield
+
+    def add(self, model: str, tokens: int | None, cost: float | None, requests: int) -> None:
+        """Adds what an LM call has spent; tokens and cost are None if they are not known."""
+        with self._lock:
+            for name, more in zip(self._counted, (tokens, cost, requests), strict=True):
+                self._counted[name] += more or 0
+        unbounded = cost is None and self.budget.cost is not None
+        if tokens is None and (unbounded or self.budget.tokens is not None):
+            bounded = "the cost" if unbounded else "tokens"
+            self._fail(
+                f"the budget bounds {bounded}, and a response of {model!r} does not say how many tokens it has used: "
+                "bound requests or seconds instead"
+            )
+        elif unbounded:
+            self.refuse(f"what a response of {model!r} has cost is not known", model)
+        if not self.check() and isinstance(self._signal.error, BudgetError):
+            self._signal.error = self._error()  # with what was in progress at the limit
+
+    def refuse(self, what: str, model: str) -> None:
+        """Fails the run: without a price, its cost cannot be bounded."""
+        self._fail(
+            f"the budget bounds the cost, and {what}: give its price in USD per million tokens in and out, "
+            f"Budget(cost={self.budget.cost:g}, prices={{{model!r}: (0.1, 0.4)}}), or bound tokens or requests instead"
+        )
+
+    def _fail(self, text: str) -> None:
+        self._used_up = True
+        self._signal.stop(text, InputError(text))
+
+    def seconds_left(self) -> float | None:
+        """The seconds that the run has left, at least 0; None for no limit."""
+        seconds = self.budget.seconds
+        return None if seconds is None else max(self._began + seconds - clock.now(), 0.0)
+
+    def _spent(self) -> dict[str, float]:
+        """What was spent, by the name of the limit."""
+        now = self._ended if self._ended is not None else clock.now()
+        with self._lock:
+            found = {**self._counted, "seconds": now - self._began}
+        return {name: found[name] for name in self._limits()}
+
+    def _error(self) -> BudgetError:
+        """The error of a run that was stopped by the budget."""
+        reason = self._reached()
+        return BudgetError(reason, reason, self._spent(), self._limits())
+
+    def _limits(self) -> dict[str, float]:
+        return {name: limit for name in _LIMITS if (limit := getattr(self.budget, name)) is not None}
+
+    def _reached(self) -> str:
+        """The limits that are reached, as text: `"cost: 0.51 of 0.50 USD"`; "" for none."""
+        spent, limits = self._spent(), self._limits()
+        return ", ".join(_text(name, spent[name], limit) for name, limit in limits.items() if spent[name] >= limit)
+
+
+def _text(name: str, spent: float, limit: float) -> str:
+    if name == "cost":
+        digits = 2 if limit >= 0.1 else 6
+        return f"cost: {spent:.{digits}f} of {limit:.{digits}f} USD"
+    if name == "seconds":
+        return f"{name}: {spent:.{1 if limit >= 1 else 3}f} of {limit:g}"
+    return f"{name}: {spent:.0f} of {limit}"
