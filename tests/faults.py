@@ -311,7 +311,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_reached_is_not_over",
-        file="dspyer/stopping.py",
+        file="dspyer/budget.py",
         old="for name, limit in limits.items() if spent[name] >= limit)",
         new="for name, limit in limits.items() if spent[name] > limit)",
         loss="A run would make one request more than Budget(requests=) allows.",
@@ -471,7 +471,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="items_are_no_progress",
-        file="dspyer/log/execution_records.py",
+        file="dspyer/log/time_travel.py",
         old="PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)",
         new="PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ONCE, RowKind.ANSWER, RowKind.END)",
         loss="a long map whose process is killed again and again is refused after max_resumes although each resume finished items",

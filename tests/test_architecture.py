@@ -336,7 +336,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("testing.store_samples", "'trunk:'"): "a part of that f-string",
     ("threads.start", "'/' in str(name)"): "the key of a question, or its id, which ends with the key",
     ("threads.graph_changes", "name.rpartition(':')"): "module:class",
-    ("threads.graph_changes", "name.rpartition(':')"): "module:class",
     ("values.json", "name.rpartition(':')"): "module:class",
     ("values.json", "text.partition('/')"): "a fraction",
     ("values.freezing", "name.partition(':')"): "module:class",
