@@ -32,6 +32,7 @@ from dspyer.log.rows import (
     StoredRow,
     StoredTrace,
     Totals,
+    row_time,
 )
 from dspyer.record_codec import DecodeValue
 from dspyer.stores.base import Row
@@ -249,6 +250,7 @@ class ExecutionRecords:
                     question.run,
                     question.text,
                     question.answer,
+                    at=row_time(),
                 ).row()
             )
         given = answer(question)
@@ -260,7 +262,7 @@ class ExecutionRecords:
                 "it with None or True"
             )
         self.answers[key] = frozen = freeze(given, ("answer",))
-        self._unwritten.append(AnswerRow(*key, frozen).row())
+        self._unwritten.append(AnswerRow(*key, frozen, at=row_time()).row())
         return True
 
     def retract_answer(self, key: RecordKey) -> None:

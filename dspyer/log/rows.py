@@ -30,6 +30,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     shape      the id of the graph's fingerprint, which is a blob
     drawing    the id of what a drawing of the graph shows besides its fingerprint, which is a blob too
     hidden     what the program redacts: patterns as text, literal paths as lists, or "function"
+    lm_calls   how much of LM calls the program records, if not "usage": "full", "none" or "function"
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
@@ -78,6 +79,11 @@ CONTENT: Final = "content"
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 
 logger = logging.getLogger("dspyer")
+
+
+def row_time() -> float:
+    """The time, as rows hold it."""
+    return round(time(), 3)
 
 
 class DraftRow(NamedTuple):
@@ -632,7 +638,7 @@ class EffectRow(StoredRow):
 
 @dataclass(slots=True)
 class QuestionRow(StoredRow):
-    """A question; the attributes are those of `Question`."""
+    """A question, and when it was asked; the other attributes are those of `Question`."""
 
     KIND: ClassVar[str] = RowKind.ASK
     execution: str
@@ -642,17 +648,19 @@ class QuestionRow(StoredRow):
     run: str = ""
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
+    at: float | None = None
 
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
-    """The answer to a question, by execution and key of it; or, if `retracted`, that it has none any more."""
+    """The answer to a question, by execution and key of it, and when; or, if `retracted`, that it has none any more."""
 
     KIND: ClassVar[str] = RowKind.ANSWER
     execution: str
     key: str
     value: Annotated[Any, CONTENT] = None
     retracted: bool = False
+    at: float | None = None
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from dspyer.log.rows import (
     first_version,
     is_settled,
     open_row,
+    row_time,
 )
 from dspyer.log.time_travel import resumes_without_progress
 from dspyer.nodes.answer_types import check_shape, validated
@@ -59,7 +60,6 @@ from dspyer.threads.ownership import (
     busy,
 )
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
-from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -337,6 +337,7 @@ class RunStarter:
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
         rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
         records = ExecutionRecords()
+        records.read((), self.reader.fetch, self.reader.decode)
         records.totals_before = self.totals_at(head, last_row)
         return FirstWrite(run, 0, rows, run_start, records)
 
@@ -357,7 +358,7 @@ class RunStarter:
         rows: list[DraftRow] = []
         for key, frozen in given_answers(records, answers, self.graph).items():
             records.answers[key] = frozen
-            rows.append(AnswerRow(*key, frozen).row())
+            rows.append(AnswerRow(*key, frozen, at=row_time()).row())
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
@@ -400,7 +401,7 @@ class RunStarter:
             run = run_start.run
         for execution in list(run.running):  # at a join, which has committed before its node has asked
             run, _ = advance(run, execution, Suspended(()))
-        records.journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
+        records.journal = Journal(self.store, self.thread, 0, rows.run.id, rows.points[-1].seq + 1)  # it writes nothing
         options = request.options._replace(live=rows.run.header.get("live", True))
         return StoredRun(replace(request, options=options, run_start=run_start._replace(run=run), records=records))
 
@@ -560,17 +561,12 @@ class RunStarter:
     def _graph_header(self) -> dict[str, Any]:
         made_by = self.compatibility.fingerprint
         header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
+        if self.graph.recorded != "usage":
+            header["lm_calls"] = self.graph.recorded
         return {**header, "named": True} if self.graph.named else header
 
     def _hidden_header(self) -> dict[str, Any]:
-        redaction = self.graph.redaction
-        if redaction is None:
-            return {}
-        patterns = [
-            [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
-            for one in redaction.patterns
-        ]
-        return {"hidden": patterns or "function"}
+        return {} if self.graph.hidden is None else {"hidden": self.graph.hidden}
 
     def _fields_kept(self, state: ImmutableState) -> frozenset[str]:
         """The fields that have a value when the next run begins, so that no input is needed for them."""
