@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from dspyer.errors import StateError
 from dspyer.values import json as encoding
@@ -89,6 +90,9 @@ class Content:
         encode: turns it into JSON values.
         extra_blobs: blobs to store with it, by id, that its bytes do not name.
 
+    Attributes:
+        parts: what its reader needs besides, from other rows; no store keeps it.
+
     Example:
         >>> content = Content("x" * 20_000)
         >>> content.data
@@ -98,7 +102,7 @@ class Content:
         True
     """
 
-    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs")
+    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs", "parts")
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class Content:
         self._value = value
         self._encode = encode
         self.extra_blobs = extra_blobs
+        self.parts: Sequence[Any] | None = None
         self._data: bytes | None = None
         self._refs: tuple[str, ...] = ()
         self._blobs: Mapping[str, bytes] = _NO_BLOBS
@@ -131,6 +136,12 @@ class Content:
         content._refs = tuple(refs)
         content._blobs = blobs
         return content
+
+    def with_parts(self, parts: Sequence[Any]) -> Self:
+        """A copy with these parts."""
+        found = copy(self)
+        found.parts = parts
+        return found
 
     @property
     def is_encoded(self) -> bool:

@@ -36,13 +36,13 @@ from dspyer.log.reader import (
 )
 from dspyer.log.rows import (
     COMMITS,
+    RECORDS,
     CommitContent,
     EndRow,
     RowKind,
     encode_content,
     first_version,
     is_readable,
-    read_commit_content,
 )
 from dspyer.log.time_travel import ThreadReader, check_thread_name
 from dspyer.schema.schema import Schema
@@ -150,7 +150,7 @@ def _bytes_line(data: bytes) -> dict[str, str]:
 def _shown_row(redactor: Redactor, reader: HistoryReader, row: Row) -> Any:
     """The content of a row as a redacted export shows it: patches as events do, of all else only that it exists."""
     if row.kind in (RowKind.OPEN, *COMMITS):
-        written = read_commit_content(row.content, reader.fetch, reader.decode)
+        written: Any = RECORDS[row.kind].read(row, reader.fetch, reader.decode)
         patch = None if written.patch is None else redactor.redact(redactor.redaction.patch(written.patch))
         return encode_content(CommitContent(patch, lm_calls=_usage_in(row)))
     if row.kind == RowKind.LM_CALL:
