@@ -45,7 +45,7 @@ from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
-from dspyer.stores.content import Content, Fetch, ReadBudget, extract_blobs, insert_blobs
+from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import DAMAGED
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -80,7 +80,6 @@ ROW = 64
 
 logger = logging.getLogger("dspyer")
 
-_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, StateError)
 
 
@@ -135,20 +134,9 @@ class LoadedSnapshot(NamedTuple):
     size: int
 
 
-class SnapshotContent(Content):
-    """The content of a snapshot: it is encoded when a store asks for its bytes."""
-
-    __slots__ = ()
-
-    @property
-    def data(self) -> bytes:
-        """The bytes: JSON, which a store compresses with the body."""
-        if self._data is None:
-            blobs: dict[str, bytes] = {}
-            state, index, commit = self._value
-            self._data = _dump([index, commit, extract_blobs(encoding.encode(state), blobs)]).encode()
-            self._refs, self._blobs = tuple(blobs), blobs
-        return self._data
+def snapshot_content(state: SnapshotState) -> Content:
+    """Return the content of a snapshot."""
+    return Content(state, lambda taken: [taken.commit_index, taken.commit, encoding.encode(taken.state)])
 
 
 def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnapshot | None:
@@ -158,7 +146,8 @@ def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnaps
         if found is None:
             return None
         try:
-            return LoadedSnapshot(found.at, *_read(found.content, store.blobs, decode))
+            size = len(found.content.data) if found.content.is_encoded else 0
+            return LoadedSnapshot(found.at, _read(found.content, store.blobs, decode), size)
         except _UNREADABLE as error:
             logger.warning("the snapshot at row %d of run %s is skipped: %s", found.at.seq, at.run, error)
         at = Point(at.run, found.at.seq - 1)
@@ -173,20 +162,13 @@ def check_snapshot(content: Content, fetch: Fetch, decode: DecodeValue) -> None:
         raise StoreError(f"the snapshot at which the pruned history begins cannot be read: {error}") from error
 
 
-def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[SnapshotState, int]:
-    if not content.is_encoded:  # of a store in memory: the state itself
-        kept: SnapshotState = content.value(fetch)
-        return kept, 0
-    budget = ReadBudget()
-    text = budget.spend(content.data)
-    try:
-        commit_index, commit, encoded = json.loads(text)
-        if content.refs:
-            encoded = insert_blobs(encoded, fetch(content.refs), budget)
-        state = ImmutableState(_load(encoded, decode))
-    except RecursionError:
-        raise StateError("its JSON is nested too deep") from None
-    return SnapshotState(state, commit_index, commit), len(text)
+def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> SnapshotState:
+    def loaded(plain: Any) -> SnapshotState:
+        commit_index, commit, encoded = plain
+        return SnapshotState(ImmutableState(_load(encoded, decode)), commit_index, commit)
+
+    found: SnapshotState = content.value(fetch, loaded)
+    return found
 
 
 def _load(encoded: Any, decode: DecodeValue) -> Any:

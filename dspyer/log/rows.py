@@ -42,7 +42,7 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as declared  # some rows have a field `field`
 from functools import cache, partial
 from itertools import chain
@@ -50,7 +50,7 @@ from time import time
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 from dspyer.errors import Failure, StoreError, brief
-from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict
+from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
@@ -676,6 +676,15 @@ class QuestionRow(StoredRow):
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
 
+    @classmethod
+    def of_question(cls, question: Question) -> QuestionRow:
+        """Return the row of a question."""
+        return cls(**{field.name: getattr(question, field.name) for field in fields(cls)})
+
+    def question(self) -> Question:
+        """Return the question."""
+        return Question(**{field.name: getattr(self, field.name) for field in fields(self)})
+
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
@@ -693,15 +702,16 @@ class PostRow(StoredRow):
     """A post to a live field.
 
     Attributes:
-        execution: the id of the execution that posts.
+        execution: the id of the execution that posts, and of the commit that it makes.
         scope: local ids of the executions around the run.
-        node: its node.
+        node: its author; `"START"` for the value with which the run began.
         field: the field.
         seq: the arrival number.
-        id: what no other post of the execution has: see `RecordedPost`.
-        over: arrival numbers of the posts that it replaces; None if posts to the field do not replace each other.
+        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
+        over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others. None
+            for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
-        patch: the update, frozen, by the field.
+        patch: the update as the node gave it, frozen, by the field.
     """
 
     KIND: ClassVar[str] = RowKind.POST
@@ -714,6 +724,11 @@ class PostRow(StoredRow):
     over: tuple[int, ...] | None
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
+
+    @property
+    def update(self) -> Any:
+        """The update of the field."""
+        return self.patch[self.field]
 
 
 @dataclass(slots=True)

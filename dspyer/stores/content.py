@@ -165,8 +165,9 @@ class Content:
             data = _dump(encoded)
             if len(data) > MAX_INLINE:
                 blobs: dict[str, bytes] = {}
+                plain = extract_blobs(encoded, blobs)
                 # Checked when written: a content that is too large to read would be lost.
-                data = ReadBudget().spend(_dump(extract_blobs(encoded, blobs)), _UNCOUNTED)
+                data = ReadBudget().spend(_dump(plain) if blobs else data, _UNCOUNTED)
                 self._refs, self._blobs = tuple(blobs), blobs
             if self.extra_blobs:
                 self._refs, self._blobs = (*self._refs, *self.extra_blobs), {**self._blobs, **self.extra_blobs}
