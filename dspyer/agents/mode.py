@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
-from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
-from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
+from dspyer.agents.conversation import SUBMIT, THOUGHT, ContextFunction, Render, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
 from dspyer.layers.retry import Retry

@@ -17,7 +17,7 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer.agents.conversation import SUBMIT
-from dspyer.agents.tool_arguments import refused_by_dspy
+from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
 from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding

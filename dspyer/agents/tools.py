@@ -15,7 +15,7 @@ import dspy
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from dspyer.agents.subagent import SESSION, arguments_of, has_sessions
+from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
@@ -449,3 +449,19 @@ def _describe_program(target: Any, name: str | None, desc: str | None, reads: Co
     own = None if schema.model is None else vars(schema.model).get("__doc__")
     view = _model_view(parameters, hints, name, (own or "") if desc is None else desc, told)
     return Described(name, view, program, (), required)
+
+
+# The tool by which a model asks the user.
+
+
+def _ask_user(question: str, ctx: Context) -> str:
+    return ctx.interrupt(ctx.node, question, str)
+
+
+ask_user: ToolSpec = tool(_ask_user, name="ask_user", desc="Asks the user a question and returns the answer.")
+"""A tool that asks the user: its argument `question` is the text of a question of the run, whose key is `ask_user`.
+
+Example:
+    >>> ask_user
+    tool(ask_user: question)
+"""

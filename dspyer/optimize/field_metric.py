@@ -20,9 +20,16 @@ from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, 
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import outermost_execution
-from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
-from dspyer.optimize.written_values import NO_FIELD, WrittenValues
+from dspyer.optimize.written_values import (
+    NO_FIELD,
+    Equals,
+    FieldJudge,
+    FieldResult,
+    WrittenValues,
+    metric_name,
+    metric_problems,
+)
 from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run, internals_of

@@ -20,8 +20,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.lm.parameters import path_in_program
 from dspyer.lm.tracing import is_apart
 from dspyer.nodes.router import Router
-from dspyer.optimize.field_functions import FieldJudge, FieldResult
-from dspyer.optimize.written_values import NO_FIELD, FieldRead, WrittenValue, WrittenValues
+from dspyer.optimize.written_values import NO_FIELD, FieldJudge, FieldRead, FieldResult, WrittenValue, WrittenValues
 from dspyer.runtime.run import Run, internals_of
 from dspyer.values.frozen import thaw
 

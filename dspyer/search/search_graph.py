@@ -41,9 +41,22 @@ from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
-from dspyer.search.choosers import Beam, BestOf, MonteCarlo
-from dspyer.search.trees import Tree
-from dspyer.search.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
+from dspyer.search.trial import (
+    BEST,
+    CHOSEN,
+    FINISH,
+    REWARD,
+    ROOT,
+    TREE,
+    TRIALS,
+    Beam,
+    BestOf,
+    MonteCarlo,
+    Tree,
+    TrialOptions,
+    change_of,
+    path_to,
+)
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_changes import named_classes
 from dspyer.values.scalars import as_float, is_number, is_whole_number
