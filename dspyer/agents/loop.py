@@ -12,7 +12,7 @@ from dspy import Tool
 from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
-from dspyer import reducers
+from dspyer import END, START, Command, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import AgentCheckOptions
 from dspyer.agents.conversation import CONTEXT, SUBMIT
 from dspyer.agents.mode import ModeOptions
@@ -32,16 +32,12 @@ from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import add_tool, as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
-from dspyer.graph.builder import Graph, compiled
-from dspyer.messages import Messages
+from dspyer.graph.builder import compiled
 from dspyer.nodes.callables import literals, members, read_signature
 from dspyer.nodes.check import PROBLEMS
-from dspyer.nodes.node import Command
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Policies
-from dspyer.scheduler.topology import END, START
 from dspyer.values.scalars import flag_problems, is_whole_number
-from dspyer.views import View
 
 # The graph of an agent, assembled from its modes: fields, nodes and edges, and what is wrong with them.
 #

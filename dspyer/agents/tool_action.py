@@ -14,18 +14,19 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
 import dspy
 from dspy import Tool as ModelTool
 
-from dspyer import reducers
+from dspyer import DELETE, Command, Replace, reducers
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
+from dspyer.extend import Call
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import last_turn
 from dspyer.nodes.binding import Binding, filled
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING, Call, Command
+from dspyer.nodes.node import NOTHING
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, Script, arun_script, run_script
-from dspyer.patch import DELETE, Replace, Updates
+from dspyer.patch import Updates
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw

@@ -30,6 +30,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, TypeAdap
 from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from dspyer import Fill, Retry, View, register_value_type
 from dspyer.agents.tool_action import (
     MESSAGES,
     BuiltAction,
@@ -54,7 +55,7 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
-from dspyer.layers.retry import Retry
+from dspyer.extend import Call, Look, Node, Reply
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.messages import tool_message
@@ -65,16 +66,14 @@ from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_proble
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply
+from dspyer.nodes.node import NOTHING, Built
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.templates import Fill
-from dspyer.values.freezing import freeze, register_value_type
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
-from dspyer.views import View
 
 # The approval of a tool call: who asks, the question, and the answer.
 

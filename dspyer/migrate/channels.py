@@ -49,7 +49,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 from typing_extensions import ReadOnly
 
-from dspyer import message_list, reducers
+from dspyer import DELETE, ImmutableState, Replace, message_list, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, brief
 from dspyer.migrate.internals import (
     add_message_batches,
@@ -61,9 +61,8 @@ from dspyer.migrate.internals import (
 )
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
-from dspyer.patch import DELETE, Replace, Updates
+from dspyer.patch import Updates
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.state import ImmutableState
 from dspyer.values.freezing import classes_in, freeze, is_rebuildable
 from dspyer.values.frozen import CopyOnRead, FrozenList, thaw
 from dspyer.values.scalars import SCALARS

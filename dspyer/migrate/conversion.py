@@ -14,8 +14,8 @@ from langgraph.constants import END, START
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from pydantic import BaseModel, ValidationError
 
+from dspyer import Graph
 from dspyer.errors import GraphError, list_names
-from dspyer.graph.builder import Graph
 from dspyer.graph.spec import NEEDED
 from dspyer.migrate.channels import state_fields, stored_classes
 from dspyer.migrate.code_reading import sync_form

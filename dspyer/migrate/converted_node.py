@@ -27,6 +27,7 @@ from langgraph.types import RetryPolicy
 from pydantic import ValidationError, WithJsonSchema
 from tenacity import wait_exponential, wait_random
 
+from dspyer import END, Command, Context, ImmutableState, Retry, Send
 from dspyer.errors import (
     AnswerError,
     GraphError,
@@ -41,18 +42,15 @@ from dspyer.errors import (
 )
 from dspyer.events import NodeFailed
 from dspyer.graph.spec import attribute_problems, check_name
-from dspyer.layers.retry import Retry, accepts
+from dspyer.layers.retry import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of
 from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, Findings
 from dspyer.nodes.binding import find_resource, value_of_run
-from dspyer.nodes.context import Context
-from dspyer.nodes.node import SENT, Command, Goto, Send
-from dspyer.scheduler.topology import END
+from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
 
 # The names to which LangGraph's code goes, as targets of dspyer.

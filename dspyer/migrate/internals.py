@@ -27,9 +27,9 @@ from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainValidator, WrapValidator
 from typing_extensions import ReadOnly
 
+from dspyer import register_value_type
 from dspyer.nodes.callables import attributes_of
 from dspyer.schema.fields import validated_fields
-from dspyer.values.freezing import register_value_type
 
 # The errors for a LangGraph that is not installed, or of a version that is not known.
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 import dspy
 
+from dspyer import DELETE, CompiledGraph, ImmutableState, Run
 from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
@@ -30,10 +31,7 @@ from dspyer.optimize.written_values import (
     metric_name,
     metric_problems,
 )
-from dspyer.patch import DELETE
-from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.run import Run, internals_of
-from dspyer.state import ImmutableState
+from dspyer.runtime.run import internals_of
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 

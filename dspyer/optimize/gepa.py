@@ -17,6 +17,7 @@ import dspy
 from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
+from dspyer import Run
 from dspyer.errors import always_raised
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
@@ -24,7 +25,7 @@ from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import Candidate, Components, KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
-from dspyer.runtime.run import Run, internals_of
+from dspyer.runtime.run import internals_of
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 from dspyer.values.scalars import check_flags

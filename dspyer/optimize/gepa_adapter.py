@@ -17,6 +17,7 @@ import dspy
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
+from dspyer import START, CompiledGraph, Run
 from dspyer.errors import Failure, error_text, needs_new_response
 from dspyer.events import LMCall, TraceStep
 from dspyer.ids import outermost_execution
@@ -27,10 +28,8 @@ from dspyer.lm.tap import Subscriber, TappedCall, subscribing
 from dspyer.lm.tracing import Executing
 from dspyer.nodes.router import Router
 from dspyer.optimize.gepa_stats import GEPAStats
-from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.request import FAILED_RUNS
-from dspyer.runtime.run import Run, without_run
-from dspyer.scheduler.topology import START
+from dspyer.runtime.run import without_run
 
 # What GEPA may edit of a program, its components: the predictors by name. And which nodes of the graph they are in.
 

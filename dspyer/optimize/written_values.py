@@ -26,18 +26,18 @@ from typing import Any, Final, NamedTuple, SupportsFloat
 import dspy
 from pydantic_core import to_jsonable_python
 
+from dspyer import END, START, Run
 from dspyer.errors import CheckError, annotate, brief, list_names, suggestion, with_article
 from dspyer.events import Commit
+from dspyer.extend import Node
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import FinderNode
-from dspyer.nodes.node import Node
 from dspyer.nodes.router import ModuleRouter, Router
 from dspyer.nodes.sync_async import is_async
 from dspyer.patch import resets
-from dspyer.runtime.run import Run, internals_of
+from dspyer.runtime.run import internals_of
 from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
-from dspyer.scheduler.topology import END, START
 from dspyer.values.frozen import FrozenDict, thaw
 
 NO_FIELD: Final = ""

@@ -19,7 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import dspy
 
+from dspyer import DELETE, Context, ImmutableState, Replace
 from dspyer.errors import Failure, NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.extend import Call, Look, Node, Output, Reply
 from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
@@ -27,7 +29,6 @@ from dspyer.log.execution_records import MISSING
 from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.check import function_finder
-from dspyer.nodes.context import Context
 from dspyer.nodes.map import (
     Gather,
     ItemsNode,
@@ -38,14 +39,13 @@ from dspyer.nodes.map import (
     recorded,
 )
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.steps import Script, Within, is_program
-from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
+from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type, value_type
-from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import as_float, without_class

@@ -9,8 +9,10 @@ from typing import Any
 
 import dspy
 
+from dspyer import START, CompiledGraph, Context, ImmutableState, Send
 from dspyer.clock import FakeClock, fake_clock
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
+from dspyer.extend import Call, Node
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.layers.condensers import condensed
@@ -20,20 +22,16 @@ from dspyer.nodes.attempt import Attempt, AttemptHost
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
-from dspyer.nodes.context import Context
 from dspyer.nodes.function import given
-from dspyer.nodes.node import Built, Call, Node, Send
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
-from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.provenance import PriorHistory
 from dspyer.scheduler.schedule import Branch
-from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap
 
 Resources = Mapping[type, object] | Sequence[object] | None
