@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from dspyer import END
 from dspyer.display.amounts import count_of
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
 from dspyer.display.run_rows import DisplayRow
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
-from dspyer.scheduler.topology import END
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
