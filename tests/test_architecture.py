@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "clock", "ids", "waiting", "worker_threads"},
+    {"errors", "failure", "hints", "clock", "ids", "waiting", "worker_threads"},
     {"values", "patch", "events", "record_codec", "stopping"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer.errors import Failure, error_text, unwrap_stop_iteration
+from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
+from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
 from dspyer.layers.run_limits import CallCount
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker

@@ -16,7 +16,8 @@ import dspy
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
-from dspyer.errors import Failure, error_text, needs_new_response
+from dspyer.errors import error_text, needs_new_response
+from dspyer.failure import Failure
 from dspyer.lm.not_public import InstructionProposer
 from dspyer.lm.requests import STRIDE
 from dspyer.optimize.components import Components

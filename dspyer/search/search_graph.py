@@ -17,7 +17,6 @@ from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
 from dspyer.errors import (
-    Failure,
     GraphError,
     NodeOutputError,
     SearchError,
@@ -27,6 +26,7 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
+from dspyer.failure import Failure
 from dspyer.graph.builder import Graph
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.errors import Failure
+from dspyer.failure import Failure
 from dspyer.search.trial import ROOT
 
 

@@ -10,8 +10,8 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
