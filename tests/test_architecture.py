@@ -22,7 +22,7 @@ ON_TOP = {
     *("agents", "search", "optimize", "lms", "migrate", "serve", "archive", "inspector"),
     *("cli", "display", "executors", "tracing", "testing", "__main__"),
 }
-PUBLIC = {"errors", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
+PUBLIC = {"errors", "failure", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
 # Where one-line members draw, count and describe a run.
 DRAWN = {"runtime.program", "runtime.run", "threads.thread"}
 
