@@ -14,7 +14,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from dspyer.display.running import LMUse
-from dspyer.errors import ConcurrentRunError, Failure, LMCallError, annotate, brief
+from dspyer.errors import ConcurrentRunError, LMCallError, annotate, brief
 from dspyer.events import (
     BranchPath,
     Commit,
@@ -27,6 +27,7 @@ from dspyer.events import (
     Token,
     own_copy,
 )
+from dspyer.failure import Failure
 from dspyer.ids import path_of_id, prefix_at, whole_execution
 from dspyer.layers.layer import Layer, RunLayers
 from dspyer.lm.tap import LMWatcher, usage_so_far

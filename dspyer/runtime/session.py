@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.errors import (
     ConcurrentRunError,
-    Failure,
     Interrupt,
     RunStoppedError,
     always_raised,
@@ -41,6 +40,7 @@ from dspyer.events import (
     RunStarted,
     TraceStep,
 )
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import Layer, RunLayers
