@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
     {"errors", "hints", "clock", "ids", "waiting", "worker_threads"},
-    {"values", "patch", "events", "record_codec", "stopping"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},
@@ -42,7 +42,6 @@ DSPY_FROM = 10  # the first group that may know DSPy
 WAITING = {
     "waiting",
     "clock",
-    "stopping",
     "stores",
     "log",
     "archive",

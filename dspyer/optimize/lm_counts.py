@@ -12,7 +12,7 @@ import dspy
 
 from dspyer.events import LMCall
 from dspyer.ids import outermost_execution
-from dspyer.lm.not_public import calling_modules
+from dspyer.lm.not_public import CALLERS
 from dspyer.lm.parameters import walk_parameters
 from dspyer.lm.tap import Subscriber, TappedCall, subscribing
 from dspyer.lm.tracing import Executing
@@ -49,7 +49,7 @@ class LMCounts(Subscriber):
 
     def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Count the calls that a worker of an executor has made for a program."""
-        predictors, callers = dict(walk_parameters(program)), calling_modules()
+        predictors, callers = dict(walk_parameters(program)), dspy.settings.get(CALLERS) or []
         for call in calls:
             execution = outermost_execution(call.execution)
             running = nodes.get(execution, call.node)
