@@ -158,7 +158,7 @@ NOT_YET: dict[str, str] = {
     "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
     "runtime.progress": "LMUse NotebookScreen RunningRuns TerminalScreen screen_of_process",
     "runtime.run": "RunInfo",
-    "runtime.run_log": "LMUse",
+    "runtime.session": "LMUse",
     "runtime.session_views": "Count Read Sizes",
     "runtime.streams": "HEARTBEAT OPENING checked_heartbeat last_of_refusal last_of_run message",
     "search.search_graph": (

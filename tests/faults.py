@@ -583,7 +583,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="traceback_with_surrogate_stored",
-        file="dspyer/errors.py",
+        file="dspyer/failure.py",
         old='"traceback": _encodable(text)}',
         new='"traceback": text}',
         loss="an exception whose text has half of a surrogate pair cannot be stored, so the end of the run is lost",

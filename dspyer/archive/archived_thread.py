@@ -21,8 +21,9 @@ from dspyer.display.run_page import commit_row, run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
-from dspyer.errors import Failure, ThreadError
+from dspyer.errors import ThreadError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
+from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.history import runs_back
 from dspyer.log.journal import is_alive

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlia
 
 import dspy
 
-from dspyer.errors import Failure, GraphError, InputError, StateError, brief, suggestion
+from dspyer.errors import GraphError, InputError, StateError, brief, suggestion
 from dspyer.events import Commit, Event
+from dspyer.failure import Failure
 from dspyer.log.rows import RECORDS, LayerRow, StoredRow
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script

@@ -34,7 +34,6 @@ from dspyer.errors import (
     AnswerError,
     AttemptError,
     AttemptOverError,
-    Failure,
     InputError,
     Interrupt,
     NodeOutputError,
@@ -44,6 +43,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
+from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import part_id, whole_execution
 from dspyer.lm.requests import current_gate

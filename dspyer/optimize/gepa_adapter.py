@@ -18,8 +18,9 @@ from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
 from dspyer import START, CompiledGraph, Run
-from dspyer.errors import Failure, error_text, needs_new_response
+from dspyer.errors import error_text, needs_new_response
 from dspyer.events import LMCall, TraceStep
+from dspyer.failure import Failure
 from dspyer.ids import outermost_execution
 from dspyer.lm.not_public import CALLERS, InstructionProposer
 from dspyer.lm.parameters import modules_in, path_in_program, walk, walk_parameters

@@ -24,8 +24,9 @@ from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_row
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
 from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.errors import Failure, Interrupted
+from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import commit_name, outermost_execution, whole_execution
 from dspyer.layers.redacted import redacted

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dspyer.errors import ConcurrentRunError, Failure, LMCallError
+from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
+from dspyer.failure import Failure
 from dspyer.ids import path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps

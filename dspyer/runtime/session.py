@@ -28,7 +28,6 @@ from dspyer.clock import TimeLimit
 from dspyer.display.running import LMUse
 from dspyer.errors import (
     ConcurrentRunError,
-    Failure,
     Interrupt,
     RunStoppedError,
     always_raised,
@@ -54,6 +53,7 @@ from dspyer.events import (
     TraceStep,
     own_copy,
 )
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import USING, Layer, RunLayers

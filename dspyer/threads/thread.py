@@ -10,8 +10,8 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
@@ -21,7 +21,8 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import check_same_store, copy_thread, update_thread
-from dspyer.threads.export import delete_thread, export, load, prune_thread
+from dspyer.threads.deletion import delete_thread, prune_thread
+from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import stop_run, thread_parts
