@@ -144,7 +144,7 @@ NOT_YET: dict[str, str] = {
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
+        "CALLERS Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
         "outermost_execution path_in_program subscribing walk walk_parameters without_run"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
