@@ -140,7 +140,7 @@ NOT_YET: dict[str, str] = {
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall calling_modules modules_in "
+        "CALLERS Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
         "outermost_execution path_in_program subscribing walk walk_parameters without_run"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
@@ -154,7 +154,7 @@ NOT_YET: dict[str, str] = {
     "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
     "runtime.progress": "LMUse NotebookScreen RunningRuns TerminalScreen screen_of_process",
     "runtime.run": "RunInfo",
-    "runtime.run_log": "LMUse",
+    "runtime.session": "LMUse",
     "runtime.session_views": "Count Read Sizes",
     "runtime.streams": "HEARTBEAT OPENING checked_heartbeat last_of_refusal last_of_run message",
     "search.search_graph": (

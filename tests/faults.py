@@ -423,7 +423,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="seconds_left_without_outer_limit",
-        file="dspyer/stopping.py",
+        file="dspyer/clock.py",
         old="return own if self.around is None else min(own, self.around.left())",
         new="return own",
         loss="ctx.seconds_left in a graph inside of a timed node says more time than there is",

@@ -420,7 +420,7 @@ class GraphSpec:
         searches: the nodes that make the trials of a search, by their names.
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
-        straight: the straight paths of plain nodes, once a run has begun (`runtime.straight`).
+        derived: what its runs share once one has begun: the straight paths of plain nodes, and layers without parts.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -467,7 +467,7 @@ class GraphSpec:
     searches: Mapping[str, Node] = field(init=False)
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
-    straight: Derived = field(init=False, default_factory=Derived)
+    derived: Derived = field(init=False, default_factory=Derived)
 
     def __post_init__(self) -> None:
         parts = (*self.nodes.values(), *self.routers)

@@ -37,7 +37,7 @@ from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import FailedBranch
@@ -246,7 +246,7 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)
         self._view_reads = tuple(session.notes.view_reads)
-        self._fields = session.fields.fresh()
+        self._make_fields = session.make_fields
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
         self._entries = canonical_order(list(run.log), run.first)
@@ -254,12 +254,12 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
-        self._redactor = redacted(session).own
+        self._redactor = None if session.graph.redaction is None else redacted(session).own
         self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
-        self._asked = session.layers.shown(asked, ends=True)
+        self._asked = session.layers.shown(asked, ends=True) if asked else asked
         self._depth = len(session.ids.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],
@@ -754,6 +754,14 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.report())}</pre>"
+
+    @cached_property
+    def _fields(self) -> Fields:
+        return self._make_fields()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What makes the fields may refer to the store of a thread, which no copy has; the fields themselves know that.
+        return {**vars(self), "_fields": self._fields, "_make_fields": None}
 
     @cached_property
     def _writers(self) -> Writers:
