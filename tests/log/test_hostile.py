@@ -243,7 +243,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can reach."""
     monkeypatch.setattr(content, "MAX_JSON_BYTES", 150_000)
     monkeypatch.setattr(content, "MAX_VALUES", 10_000)
-    monkeypatch.setattr(content, "_UNCOUNTED", 10_000)
+    monkeypatch.setattr(content, "UNCOUNTED", 10_000)
     monkeypatch.setattr(exported, "VALUES", 50_000)
     monkeypatch.setattr(exported, "LONGEST", 400_000)
 
