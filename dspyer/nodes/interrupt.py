@@ -16,7 +16,15 @@ from pydantic import ValidationError
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, is_known, plan_binding, shown_in_prompt, unknown_names
+from dspyer.nodes.binding import (
+    Binding,
+    BoundNode,
+    FieldParameter,
+    is_known,
+    plan_binding,
+    shown_in_prompt,
+    unknown_names,
+)
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.node import Built, Call, Look, Node, Reply
