@@ -327,7 +327,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="approval_sees_defaults",
-        file="dspyer/agents/tool_approval.py",
+        file="dspyer/agents/tool_node.py",
         old="known = {**self.defaults, **args}",
         new="known = {**args, **self.defaults}",
         loss="approve= would decide by the default of an argument and not by what the model gave: a large payment goes unasked.",
@@ -335,7 +335,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="session_shared_by_tools",
-        file="dspyer/agents/subagent.py",
+        file="dspyer/agents/tool_action.py",
         old='session = f"{self.tool}/{inputs.pop(SESSION)}"',
         new='session = f"{inputs.pop(SESSION)}"',
         loss="Two sub-agents with a session of one name would continue each other's conversation.",
@@ -399,7 +399,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="remove_message_is_added",
-        file="dspyer/migrate/channel_reducers.py",
+        file="dspyer/migrate/channels.py",
         old="not issubclass(cls, (BaseMessageChunk, RemoveMessage))",
         new="not issubclass(cls, BaseMessageChunk)",
         loss="LangGraph's RemoveMessage does not remove a message in a converted graph",

@@ -85,7 +85,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.migrate.langgraph_report.LangGraphReport",  # as `explain_langgraph(graph)`
-        "dspyer.migrate.model_calls.LMNode",  # as an item of its `lm_calls`
+        "dspyer.migrate.langgraph_report.LMNode",  # as an item of its `lm_calls`
         "dspyer.optimize.gepa_stats.GEPAStats",  # as `gepa.stats`
         "dspyer.optimize.gepa_stats.NodeTuning",  # as `gepa.stats.nodes`
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
