@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 import dspy
 
 from dspyer import Run
-from dspyer.errors import Failure, error_text, unwrap_stop_iteration
+from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.extend import Layer, using
+from dspyer.failure import Failure
 from dspyer.layers.run_limits import CallCount
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import LMRetryNotes, with_own_adapters

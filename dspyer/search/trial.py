@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import dspy
 
 from dspyer import DELETE, Context, ImmutableState, Replace
-from dspyer.errors import Failure, NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
 from dspyer.extend import Call, Look, Node, Output, Reply
+from dspyer.failure import Failure
 from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
