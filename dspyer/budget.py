@@ -129,7 +129,7 @@ class Spending:
         self._used_up = False
 
     def check(self) -> bool:
-        """Whether another request may start; stops the run when a limit is reached.
+        """Return whether another request may start; stops the run when a limit is reached.
 
         A run that something else has stopped may make requests: its sync nodes are finished.
         """

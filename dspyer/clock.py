@@ -26,7 +26,7 @@ FOREVER = 1e6  # seconds
 
 
 class Alarm(NamedTuple):
-    """What a waiter has asked a fake clock for."""
+    """A wait that a fake clock holds: until when, and how it is woken."""
 
     until: float
     kind: Kind
@@ -185,7 +185,7 @@ def wall() -> float:
 
 
 def after(seconds: float | None) -> float | None:
-    """What `now` will be then; None for never."""
+    """The value of `now` at that time; None for never."""
     return None if seconds is None else now() + seconds
 
 
@@ -270,7 +270,7 @@ async def apause(seconds: float, on_stop: OnStop | None = None) -> None:
 
 
 def _is_skipped(seconds: float) -> bool:
-    """Whether a pause ends at once; a fake clock knows of it in any case."""
+    """Return whether a pause ends at once; a fake clock knows of it in any case."""
     if (fake := _fake) is None:
         return False
     fake.pauses.append(seconds)

@@ -317,7 +317,7 @@ def own_copy(event: Event, **changes: Any) -> Event:
 
 
 def is_built_in(event: Event) -> bool:
-    """Whether the class of an event is one of this module, which displays know. Others are shown as they say."""
+    """Return whether the class of an event is one of this module, which displays know. Others are shown as they say."""
     return type(event).__module__ == __name__
 
 

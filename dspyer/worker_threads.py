@@ -153,7 +153,7 @@ class ThreadCall(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the work has ended."""
+        """Return whether the work has ended."""
         return self._outcome is not None
 
     def on_end(self, wake: Callable[[], object]) -> None:

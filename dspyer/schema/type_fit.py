@@ -1,4 +1,4 @@
-"""Whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
+"""Return whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
 
 A pair of types is refused if no value fits, such as text for a list, or only some do, such as text for a number, which
 takes "12" and refuses "twelve". A union fits if one of its members does. A type with validators, on either side, and
@@ -42,7 +42,7 @@ NEVER: Mapping[str, tuple[str, ...]] = {
 
 
 def fits(given: Any, wanted: Any) -> bool:
-    """Whether a value of type `given` may be valid for type `wanted`.
+    """Return whether a value of type `given` may be valid for type `wanted`.
 
     Example:
         >>> fits(str, list[dict]), fits(str | None, str), fits(list[str], list[int])
@@ -93,7 +93,7 @@ def _kind(annotation: Any, wanted: bool = False) -> str:
 
 
 def _is_plain_model(model: type[BaseModel]) -> bool:
-    """Whether only mappings validate as the model: it has no validator that reads other values."""
+    """Return whether only mappings validate as the model: it has no validator that reads other values."""
     if issubclass(model, RootModel) or model.__pydantic_decorators__.model_validators:
         return False
     own: Any = model.__get_pydantic_core_schema__

@@ -593,7 +593,7 @@ class ValueKind(Protocol):
         ...
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
-        """Whether two contents are the same; `same` compares supported values."""
+        """Return whether two contents are the same; `same` compares supported values."""
         ...
 
 
