@@ -396,13 +396,13 @@ _REFUSED = ("cannot schedule new futures after", "cannot submit after")
 
 
 def lost_work() -> tuple[type[BaseException], ...]:
-    """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
+    """Return the errors of executors that lost a task. Without an import: whoever raised one has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
     return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
 
 
 def always_raised(error: BaseException) -> bool:
-    """Return whether an exception, or a part of a group, passes every retry, error edge and map: no later attempt can mend it.
+    """Return whether an exception, or a part of a group, passes every retry and error edge: no attempt can mend it.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
@@ -476,7 +476,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def needs_new_response(error: BaseException) -> bool:
-    """Return whether the same requests to language models would fail in the same way, since caches serve the same responses.
+    """Return whether the same requests to language models would fail again, since caches serve the same responses.
 
     After a transport error (of a language model, a connection, a timeout) they are repeated as they were: what has
     succeeded is not paid twice.
@@ -510,7 +510,7 @@ def mark_lm_retries(error: BaseException, retries: int) -> None:
 
 
 def retries_of_lm(error: BaseException) -> int:
-    """How often the LM was allowed to retry the request that failed; 0 if that is not known.
+    """Return the number of retries that the LM allowed for the request that failed; 0 if that is not known.
 
     Example:
         >>> retries_of_lm(ValueError("busy"))

@@ -393,7 +393,7 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which merge policy holds at which path. Make one with `Policies.of`.
+    """The merge policies by path. Make one with `Policies.of`.
 
     Attributes:
         rules: the patterns with their policies; the first that holds at a path decides there.
@@ -619,7 +619,7 @@ class Pattern(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """What decides between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
+        """The order between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
         if self.literal:
             return len(self.segments), len(self.segments), 1, len(self.segments)  # 1 ranks above any wildcards
         wild = [segment in (ONE, MANY) for segment in self.segments]

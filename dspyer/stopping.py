@@ -1,4 +1,4 @@
-"""What ends work early: the signal that stops a run, and the time limit of one attempt of a node."""
+"""Early ends of work: the signal that stops a run, and the time limit of one attempt of a node."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ _WITHOUT_PARTS = (str, int, float, bool, bytes, types.NoneType)
 
 
 class _Parts(NamedTuple):
-    """What a value consists of.
+    """The parts of a value.
 
     Attributes:
         by_name: the types of its fields; empty for none.
@@ -227,7 +227,7 @@ class _Parts(NamedTuple):
 
 
 def path_problem(pattern: Pattern, annotation: Any, by_item: bool = False) -> str:
-    """Why a pattern can match nothing in a field of a type, as a sentence without its end; empty if it can.
+    """Return the reason why a pattern can match nothing in a field of a type, without a full stop; empty if it can.
 
     With `by_item` the field is a list, and an update of it may be one item.
 
@@ -245,7 +245,7 @@ def path_problem(pattern: Pattern, annotation: Any, by_item: bool = False) -> st
 
 
 def merge_problem(pattern: Pattern, annotation: Any) -> str:
-    """Why a merge policy of a pattern decides nothing in a field, as a sentence without its end; empty if it may.
+    """Return the reason why a merge policy of a pattern decides nothing in a field; empty if it may.
 
     A join merges mappings key by key, and takes any other value as a whole.
 

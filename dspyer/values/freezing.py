@@ -472,7 +472,7 @@ class Opaque:
 
     @property
     def explanation(self) -> str:
-        """Why the value cannot be used, and what to do."""
+        """The reason why the value cannot be used, and what to do."""
         return (
             f"this stored value is a {self.name}, which cannot be read here: {self.reason}. It is kept as it is; "
             "name its class in the graph's schema, or call register_value_type(...) before the thread is read"
