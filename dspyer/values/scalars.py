@@ -191,7 +191,7 @@ def is_scalar(value: object) -> bool:
 
 
 def is_array_scalar(value: object) -> bool:
-    """Return whether a value is a numpy scalar. Structured ones (`numpy.void`) can be changed in place: they are none."""
+    """Return whether a value is a numpy scalar; structured ones (`numpy.void`) can be changed in place and are none."""
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic) and not isinstance(value, (numpy.void, numpy.object_))
 
