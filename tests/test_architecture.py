@@ -30,7 +30,7 @@ DRAWN = {"runtime.program", "runtime.run", "threads.thread"}
 # without a cycle. A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
     {"errors", "failure", "hints", "clock", "ids", "waiting", "worker_threads"},
-    {"values", "patch", "events", "record_codec", "stopping"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},
@@ -49,7 +49,6 @@ READS_STORES = {"archive", "display"}  # on top, and without DSPy: who reads a s
 WAITING = {
     "waiting",
     "clock",
-    "stopping",
     "stores",
     "log",
     "archive",

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import dspy
 
 from dspyer import clock
+from dspyer.clock import OVER, TimeLimit
 from dspyer.errors import (
     AnswerError,
     AttemptError,
@@ -66,7 +67,6 @@ from dspyer.scheduler.schedule import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.scalars import is_number

@@ -22,7 +22,7 @@ from dspyer.errors import error_text, needs_new_response
 from dspyer.events import LMCall, TraceStep
 from dspyer.failure import Failure
 from dspyer.ids import outermost_execution
-from dspyer.lm.not_public import InstructionProposer, calling_modules
+from dspyer.lm.not_public import CALLERS, InstructionProposer
 from dspyer.lm.parameters import modules_in, path_in_program, walk, walk_parameters
 from dspyer.lm.requests import STRIDE
 from dspyer.lm.tap import Subscriber, TappedCall, subscribing
@@ -172,7 +172,7 @@ class LMCounts(Subscriber):
 
     def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Count the calls that a worker of an executor has made for a program."""
-        predictors, callers = dict(walk_parameters(program)), calling_modules()
+        predictors, callers = dict(walk_parameters(program)), dspy.settings.get(CALLERS) or []
         for call in calls:
             execution = outermost_execution(call.execution)
             running = nodes.get(execution, call.node)
