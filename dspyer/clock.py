@@ -312,7 +312,7 @@ class TimeLimit:
 
     @property
     def over(self) -> bool:
-        """Whether the time of the attempt, or of a node that contains it, is over."""
+        """Return whether the time of the attempt, or of a node that contains it, is over."""
         return self.signal.reason is not None or (self.around is not None and self.around.over)
 
     def left(self) -> float:
@@ -327,7 +327,7 @@ class TimeLimit:
 
     @property
     def left_running(self) -> bool:
-        """Whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
+        """Return whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
         return self._left_running or (self.around is not None and self.around.left_running)
 
     def leave_running(self) -> None:

@@ -300,7 +300,7 @@ class AsyncCalls:
 
     @property
     def running(self) -> bool:
-        """Whether a call is in progress."""
+        """Return whether a call is in progress."""
         return bool(self._tasks)
 
     def cancel(self, reason: str = "") -> None:
