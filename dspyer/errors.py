@@ -396,7 +396,7 @@ _REFUSED = ("cannot schedule new futures after", "cannot submit after")
 
 
 def lost_work() -> tuple[type[BaseException], ...]:
-    """Return the errors of executors that lost a task. Without an import: whoever raised one has imported it."""
+    """Return the errors of executors that lost a task. Without an import: the code that raised one has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
     return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
 
