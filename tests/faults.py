@@ -375,7 +375,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",
-        file="dspyer/log/lm_calls.py",
+        file="dspyer/log/execution_records.py",
         old="return usage_alone(call) if written is None or self._hidden else written",
         new="return usage_alone(call) if written is None else written",
         loss="with redact= and record_lm_calls='full' run.lm_calls shows prompts and responses",

@@ -22,9 +22,8 @@ from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
 from dspyer.layers.run_limits import Breakpoints
 from dspyer.lm.parameters import modules_in
-from dspyer.log.execution_records import AnswerSource, no_answer
+from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.log.journal import Durability
-from dspyer.log.lm_calls import Choose, LMCallLog, Recorded
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send

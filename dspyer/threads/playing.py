@@ -19,9 +19,8 @@ from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadErro
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import new_run_id
-from dspyer.log.execution_records import ExecutionRecords, RecordKey
+from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
 from dspyer.log.journal import STOPPING, CheckedStore, Journal, is_alive, leases, new_owner
-from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EffectRow, EndRow, RowKind, end_row
 from dspyer.log.time_travel import ThreadReader, check_thread_name, last_end, thread_redactor
