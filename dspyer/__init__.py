@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dspyer.errors import DspyerError, Failure, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.graph.builder import Graph
+    from dspyer.layers.breakpoints import Breakpoints
+    from dspyer.layers.conversations import Conversations
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import LiveEntry, Peer
@@ -43,6 +45,7 @@ __all__ = [
     "END",
     "START",
     "Archive",
+    "Breakpoints",
     "Budget",
     "Cache",
     "Command",
@@ -50,6 +53,7 @@ __all__ = [
     "CompiledGraph",
     "Conflict",
     "Context",
+    "Conversations",
     "Delta",
     "DspyerError",
     "Entry",
@@ -106,6 +110,8 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
+    "dspyer.layers.breakpoints": ("Breakpoints",),
+    "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.runtime.progress": ("progress",),

@@ -35,6 +35,7 @@ from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import add_tool
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.builder import Graph, compiled
+from dspyer.layers.conversations import Conversations
 from dspyer.messages import Messages
 from dspyer.nodes.callables import literals, members, read_signature
 from dspyer.nodes.check import PROBLEMS
@@ -68,6 +69,8 @@ class AgentOptions(NamedTuple):
     max_fixes: int
     accept: bool
     name: str
+    warn_at: int | None
+    max_demo_turns: int | None
 
 
 class ModePlan(NamedTuple):
@@ -203,6 +206,8 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     )
     # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
     graph._options = graph._options._replace(also=frozenset(kept).difference(own))
+    if given.warn_at is not None or given.max_demo_turns is not None:
+        graph._layers.append(Conversations(warn_at=given.warn_at, max_demo_turns=given.max_demo_turns))
     return graph
 
 

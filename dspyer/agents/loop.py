@@ -84,6 +84,8 @@ def tool_loop(
     max_fixes: int = 2,
     accept: bool = False,
     name: str = "Agent",
+    warn_at: int | None = None,
+    max_demo_turns: int | None = None,
 ) -> Graph:
     """The graph of an agent that calls tools until it submits its outputs.
 
@@ -105,6 +107,8 @@ def tool_loop(
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
+        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -124,7 +128,9 @@ def tool_loop(
         3
     """
     modes = {REACT: Mode(tools=tools)}
-    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+    )
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
 
@@ -142,6 +148,8 @@ def modes(
     max_fixes: int = 2,
     accept: bool = False,
     name: str = "Agent",
+    warn_at: int | None = None,
+    max_demo_turns: int | None = None,
 ) -> Graph:
     """The graph of an agent that changes its instructions and tools while it runs.
 
@@ -162,6 +170,8 @@ def modes(
         max_fixes: as in `tool_loop`.
         accept: as in `tool_loop`.
         name: the name of the graph.
+        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -178,7 +188,9 @@ def modes(
         >>> run.state["report"], run.state["mode"]
         ('done', 'work')
     """
-    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+    )
     return _agent(signature, modes, start, common, shows_mode=True)
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dspyer.errors import GraphError, list_names
 from dspyer.graph.builder import Graph
 from dspyer.graph.spec import NEEDED
+from dspyer.layers.breakpoints import Breakpoints
 from dspyer.migrate.async_routers import sync_form
 from dspyer.migrate.channels import state_fields, stored_classes
 from dspyer.migrate.converted_node import AsyncConvertedNode, ConvertedNode
@@ -214,7 +215,8 @@ class Conversion:
         graph = self._empty_graph()
         if isinstance(self.given, CompiledStateGraph):
             before, after = self.given.interrupt_before_nodes, self.given.interrupt_after_nodes
-            graph._breakpoints = (self.targets.stops(before), self.targets.stops(after))
+            stops = Breakpoints(before=self.targets.stops(before), after=self.targets.stops(after))
+            graph._layers += [stops] if before or after else []
         for name, options in nodes.items():
             graph.add_node(self.targets.names[name], **options)
         for source in (START, *self.edges.reached):

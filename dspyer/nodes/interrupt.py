@@ -158,7 +158,7 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
 def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:
     """What is wrong with the type of the answer and its field."""
     if options.name in RESERVED_KEYS:
-        yield f"{options.who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key"
+        yield f"{options.who}: its name is the key of its question, and Breakpoints({options.name}=) has this key"
     try:
         schema_of(asked.answer)
     except TypeError as error:

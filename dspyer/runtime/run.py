@@ -24,7 +24,7 @@ from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_row
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
 from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.errors import Failure, Interrupted
+from dspyer.errors import Failure, Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import commit_name, outermost_execution, whole_execution
@@ -186,6 +186,7 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     return {"checks": checks, "maps": maps}
 
 
+@shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
 

@@ -10,7 +10,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure
+from dspyer.errors import Failure, shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
@@ -22,7 +22,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import check_same_store, copy_thread, update_thread
 from dspyer.threads.export import delete_thread, export, load, prune_thread
-from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.graph_changes import NO_EARLIER, AllowChanged, EarlierGraphs
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import stop_run, thread_parts
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, ThreadProgram
@@ -30,6 +30,7 @@ from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_stats import stats_of_history
 
 
+@shows_removed
 class Thread:
     """A named conversation: runs over one state, kept in the store of the program. `program.thread(name)` makes it.
 
@@ -44,11 +45,11 @@ class Thread:
         ('completed', 'completed', 2)
     """
 
-    def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
+    def __init__(self, program: ThreadProgram, store: Store, name: str, earlier: EarlierGraphs = NO_EARLIER) -> None:
         self.name = name
         self._program = program
         self._store = store
-        parts = thread_parts(program, store, name)
+        parts = thread_parts(program, store, name, earlier)
         self._reader, self._thread_reader, self._redactor, self._starter, self._merger, self._player = parts
 
     # --- run

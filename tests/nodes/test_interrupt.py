@@ -348,7 +348,7 @@ def test_an_answer_that_may_be_one_of_the_values_of_a_field_is_built(
 
 def test_its_name_must_not_be_a_key_of_compile() -> None:
     graph = Graph().add_interrupt("before", question="?", into="ok").add_path(START, "before", END)
-    with pytest.raises(GraphError, match=r"compile\(interrupt_before=\) has this key"):
+    with pytest.raises(GraphError, match=r"Breakpoints\(before=\) has this key"):
         graph.compile()
 
 
