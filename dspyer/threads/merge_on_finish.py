@@ -14,8 +14,9 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
-from dspyer.errors import ConcurrentRunError, Failure, StoreError, ThreadError
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.failure import Failure
 from dspyer.ids import FIRST, full_id, label_of
 from dspyer.log.journal import MARK, Journal, is_alive, leases, mark_of, new_owner
 from dspyer.log.reader import AT_END, SnapshotContent, SnapshotState, read_run

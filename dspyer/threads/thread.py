@@ -10,8 +10,9 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure, shows_removed
+from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
@@ -21,7 +22,8 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import check_same_store, copy_thread, update_thread
-from dspyer.threads.export import delete_thread, export, load, prune_thread
+from dspyer.threads.deletion import delete_thread, prune_thread
+from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_EARLIER, AllowChanged, EarlierGraphs
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import stop_run, thread_parts
@@ -751,8 +753,7 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file cannot be loaded: patches are redacted as in events; answers, effects,
-        results of single items and texts of errors are left out.
+        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
 
         Args:
             path: the file; it is replaced.
@@ -768,7 +769,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redactor())
+        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
