@@ -31,4 +31,4 @@ def test_other_unknown_names_are_refused_as_usual() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_call'"):
         graph.compile(max_call=3)
     with pytest.raises(AttributeError, match=r"module 'dspyer\.errors' has no attribute 'CallLimit'"):
-        errors.CallLimit  # type: ignore[attr-defined]
+        errors.CallLimit

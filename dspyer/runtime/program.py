@@ -46,7 +46,7 @@ from dspyer.runtime.request import REQUEST, Request, new_request
 from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
-from dspyer.threads.graph_changes import EarlierGraphs, Migrate
+from dspyer.threads.graph_changes import Migrate, OtherGraphs
 from dspyer.threads.thread import Thread
 from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
 from dspyer.waiting import EventQueue
@@ -351,7 +351,7 @@ class CompiledGraph(dspy.Module):
             'HEY'
         """
         self._refuse_executor()
-        return Thread(self, self._require_store(), name, EarlierGraphs.of(migrate, graphs))
+        return Thread(self, self._require_store(), name, OtherGraphs.of(migrate, graphs))
 
     def threads(self, *, after: str = "", limit: int | None = None) -> list[str]:
         """The names of the threads in the store, sorted: of all, or of a page.

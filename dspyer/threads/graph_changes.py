@@ -386,8 +386,8 @@ Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Turns the values that another graph has left in a thread, a plain dict, into those that this graph starts from."""
 
 
-class EarlierGraphs(NamedTuple):
-    """What a program knows of the graphs that a thread was run with before (`program.thread`).
+class OtherGraphs(NamedTuple):
+    """What `program.thread` was told of other graphs that have run, or run, on the thread.
 
     Attributes:
         migrate: converts the state that another graph has left; None for the defaults.
@@ -398,7 +398,7 @@ class EarlierGraphs(NamedTuple):
     names: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, migrate: object, graphs: Iterable[str]) -> EarlierGraphs:
+    def of(cls, migrate: object, graphs: Iterable[str]) -> OtherGraphs:
         """What the options of `program.thread` mean."""
         if migrate is not None and not callable(migrate):
             raise ThreadError(
@@ -407,7 +407,7 @@ class EarlierGraphs(NamedTuple):
         return cls(migrate, frozenset((graphs,) if isinstance(graphs, str) else graphs))
 
 
-NO_EARLIER = EarlierGraphs()
+NO_OTHERS = OtherGraphs()
 
 
 class GraphCompatibility:
@@ -419,13 +419,13 @@ class GraphCompatibility:
         graph: GraphSpec,
         fingerprint: GraphFingerprint,
         reader: HistoryReader,
-        earlier: EarlierGraphs,
+        others: OtherGraphs,
     ) -> None:
         self.thread = thread
         self.graph = graph
         self.fingerprint = fingerprint
         self.reader = reader
-        self.earlier = earlier
+        self.others = others
 
     @property
     def graph_blobs(self) -> Mapping[str, bytes]:
@@ -448,7 +448,7 @@ class GraphCompatibility:
             return
         graph, header = self.graph, last.run.header
         name, named = str(header.get("graph", graph.name)), bool(header.get("named"))
-        if name in self.earlier.names or (name == graph.name and (named or graph.named)):
+        if name in self.others.names or (name == graph.name and (named or graph.named)):
             return
         other = f"graph {name!r}"
         if not (named and graph.named):
@@ -469,7 +469,7 @@ class GraphCompatibility:
             return Adapted(state, state)
         schema, made_by = self.graph.topology.schema, self._made_by(last)
         unsure = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.fingerprint.facts)
-        return adapt(self.thread, state, schema, unsure, self.earlier.migrate)
+        return adapt(self.thread, state, schema, unsure, self.others.migrate)
 
     def without_removed_fields(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
         """A state as `thread.state` shows it: without fields that the graph no longer has. Nothing is validated."""

@@ -50,7 +50,7 @@ from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advanc
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
-from dspyer.threads.graph_changes import AllowChanged, EarlierGraphs, GraphCompatibility, GraphFingerprint
+from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, GraphFingerprint, OtherGraphs
 from dspyer.threads.ownership import (
     REPLACE,
     HandOver,
@@ -284,13 +284,13 @@ class RunStarter:
         fingerprint: GraphFingerprint,
         list_commits: ListCommits,
         recent: RecentIndexes,
-        earlier: EarlierGraphs,
+        others: OtherGraphs,
     ) -> None:
         self.graph = graph
         self.reader = reader
         self.store = reader.store if isinstance(reader.store, CheckedStore) else CheckedStore(reader.store)
         self.thread = thread
-        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader, earlier)
+        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader, others)
         self._list_commits = list_commits
         self._recent = recent
 
