@@ -296,7 +296,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
 
 RESERVED_KEYS = ("before", "after")
-"""Keys of the questions of `Breakpoints`."""
+"""Keys of the questions of `Breakpoints(before=, after=)`."""
 
 _lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dspyer.errors import ConcurrentRunError, ThreadError
+from dspyer.errors import ConcurrentRunError, StateError, StoreError, ThreadError
 from dspyer.log.reader import (
     HistoryReader,
-    SnapshotContent,
     SnapshotState,
     check_snapshot,
     load_run,
+    snapshot_content,
 )
 from dspyer.log.rows import (
     first_version,
@@ -59,8 +59,11 @@ def prune_thread(
         last = history.runs[root].trunk_index
         commit = "" if last is None else history.log[last].commit.id
         state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
-        taken = Snapshot(root, SnapshotContent(state))
-        store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
+        taken = Snapshot(root, snapshot_content(state))
+        try:
+            store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
+        except StateError as error:
+            raise StoreError(f"the state at which the pruned history begins cannot be read again: {error}") from error
         if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)
     store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))

@@ -19,7 +19,7 @@ from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.ids import FIRST, full_id, label_of
 from dspyer.log.journal import MARK, Journal, is_alive, leases, mark_of, new_owner
-from dspyer.log.reader import AT_END, SnapshotContent, SnapshotState, read_run
+from dspyer.log.reader import AT_END, SnapshotState, read_run, snapshot_content
 from dspyer.log.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
@@ -126,7 +126,7 @@ class MergeOnFinish:
         if head.tail.rows >= SNAPSHOT_ROWS and head.tail.snapshot_is_due(AT_END, ended=True):
             at = Point(commit.run.id, len(commit.rows) - 1)
             taken = Snapshot(
-                at, SnapshotContent(SnapshotState(merged.state, 0, full_id(commit.run.header["label"], FIRST)))
+                at, snapshot_content(SnapshotState(merged.state, 0, full_id(commit.run.header["label"], FIRST)))
             )
         write_manual_commit(store, head.row, commit, taken)
         self._merger.log_conflicts(merged)
