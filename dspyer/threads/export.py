@@ -44,13 +44,13 @@ from dspyer.log.rows import (
     is_readable,
     read_commit_content,
 )
-from dspyer.log.time_travel import ThreadReader, check_thread_name
+from dspyer.log.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
 from dspyer.stores.writes import RunSummary, reachable_rows, same_row, same_run
-from dspyer.threads.ownership import existing_row
+from dspyer.threads.start import StoredThread
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 from dspyer.values.scalars import check_flags
@@ -506,37 +506,35 @@ def _require(holds: bool, problem: str) -> None:
 # Delete a thread, or the older part of its history, without what other threads still reach.
 
 
-def delete_thread(store: Store, thread_reader: ThreadReader, thread: str, take_over: bool) -> DeletionReport:
+def delete_thread(thread: StoredThread, take_over: bool) -> DeletionReport:
     """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
     check_flags(take_over=take_over)
     while True:
-        row = existing_row(store, thread, take_over)
+        row = thread.existing_row(take_over)
         try:
-            return store.delete([thread], {thread: row.epoch})
+            return thread.store.delete([thread.name], {thread.name: row.epoch})
         except ConcurrentRunError:
             if not take_over:
                 raise
         finally:
-            thread_reader.forget()  # an export that is loaded has runs with the ids of those that are deleted now
+            thread.history.forget()  # an export that is loaded has runs with the ids of those that are deleted now
 
 
-def prune_thread(
-    reader: HistoryReader, thread_reader: ThreadReader, thread: str, before: int | str, take_over: bool
-) -> DeletionReport:
+def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> DeletionReport:
     """Delete the runs before the one that the commit `before` belongs to.
 
     A crash may come between two writes, hence their order: first the snapshot with which the history will begin, which
     is checked to be readable; then the root, from which on the snapshot is that beginning; then the deletion.
     """
     check_flags(take_over=take_over)
-    store = reader.store
-    row = existing_row(store, thread, take_over)
-    listed = thread_reader.cache.listed()
+    store, reader, name = thread.store, thread.reader, thread.name
+    row = thread.existing_row(take_over)
+    listed = thread.history.cache.listed()
     history, run_end = listed.history, listed.runs[listed.index_of(before)]
     parents = history.runs[run_end].parents
     if len(parents) > 1:
         raise ThreadError(
-            f"the run of commit {before!r} of thread {thread!r} merges two threads: prune before a later or an earlier "
+            f"the run of commit {before!r} of thread {name!r} merges two threads: prune before a later or an earlier "
             "one"
         )
     root = None
@@ -547,11 +545,11 @@ def prune_thread(
         commit = "" if last is None else history.log[last].commit.id
         state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
         taken = Snapshot(root, SnapshotContent(state))
-        store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
+        store.write(Change(name, row.epoch, snapshot=taken, flush=True))
         if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)
-    store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))
+    store.write(Change(name, row.epoch, row.epoch + 1, root=root, flush=True))
     try:
-        return store.delete_unreachable(thread)
+        return store.delete_unreachable(name)
     finally:
-        thread_reader.forget()  # the next run of a key has the id of the one that is deleted now
+        thread.history.forget()  # the next run of a key has the id of the one that is deleted now
