@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
-    from dspyer.errors import DspyerError, Failure, short_error
+    from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
+    from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
@@ -96,7 +97,8 @@ _HOMES = {
     "dspyer.archive.archive": ("Archive",),
     "dspyer.budget": ("Budget",),
     "dspyer.nodes.options": ("Cache",),
-    "dspyer.errors": ("DspyerError", "Failure", "short_error"),
+    "dspyer.errors": ("DspyerError", "short_error"),
+    "dspyer.failure": ("Failure",),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from dspyer import clock
 from dspyer.errors import BudgetError, InputError, with_article
-from dspyer.stopping import StopSignal
 from dspyer.values.scalars import is_number, is_whole_number
+from dspyer.waiting import StopSignal
 
 _LIMITS = ("tokens", "cost", "requests", "seconds")
 

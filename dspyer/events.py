@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dspyer.errors import Failure, brief, error_text
+from dspyer.errors import brief, error_text
+from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import JsonRecord, Update, changed, encode, fast
 from dspyer.values.freezing import register_value_type

@@ -23,7 +23,8 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dspyer.errors import DspyerError, Failure, StateError, brief, error_text
+from dspyer.errors import DspyerError, StateError, brief, error_text
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze

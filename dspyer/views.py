@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from dspyer.errors import Failure, GraphError, UnsetFieldError
+from dspyer.errors import GraphError, UnsetFieldError
+from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new

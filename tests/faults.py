@@ -327,7 +327,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="approval_sees_defaults",
-        file="dspyer/agents/tool_approval.py",
+        file="dspyer/agents/tool_node.py",
         old="known = {**self.defaults, **args}",
         new="known = {**args, **self.defaults}",
         loss="approve= would decide by the default of an argument and not by what the model gave: a large payment goes unasked.",
@@ -335,7 +335,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="session_shared_by_tools",
-        file="dspyer/agents/subagent.py",
+        file="dspyer/agents/tool_action.py",
         old='session = f"{self.tool}/{inputs.pop(SESSION)}"',
         new='session = f"{inputs.pop(SESSION)}"',
         loss="Two sub-agents with a session of one name would continue each other's conversation.",
@@ -399,19 +399,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="remove_message_is_added",
-        file="dspyer/migrate/channel_reducers.py",
+        file="dspyer/migrate/channels.py",
         old="not issubclass(cls, (BaseMessageChunk, RemoveMessage))",
         new="not issubclass(cls, BaseMessageChunk)",
         loss="LangGraph's RemoveMessage does not remove a message in a converted graph",
         tests=("tests/migrate/test_channel_laws.py", "tests/migrate"),
-    ),
-    Fault(
-        name="redacted_export_shows_traceback",
-        file="dspyer/threads/export.py",
-        old='{**failure, "message": HIDDEN, "traceback": HIDDEN}',
-        new='{**failure, "message": HIDDEN}',
-        loss="a redacted export holds tracebacks, which end with the text of the exception and its secrets",
-        tests=("tests/threads/test_redaction.py", "tests/threads"),
     ),
     Fault(
         name="beginning_of_a_secret_streamed",
@@ -431,7 +423,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="seconds_left_without_outer_limit",
-        file="dspyer/stopping.py",
+        file="dspyer/clock.py",
         old="return own if self.around is None else min(own, self.around.left())",
         new="return own",
         loss="ctx.seconds_left in a graph inside of a timed node says more time than there is",
@@ -575,7 +567,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="traceback_with_surrogate_stored",
-        file="dspyer/errors.py",
+        file="dspyer/failure.py",
         old='"traceback": _encodable(text)}',
         new='"traceback": text}',
         loss="an exception whose text has half of a surrogate pair cannot be stored, so the end of the run is lost",

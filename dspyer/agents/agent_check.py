@@ -18,11 +18,12 @@ from typing import Any
 
 import dspy
 
+from dspyer import DELETE, END, ImmutableState, to_chat
 from dspyer.agents.settle import BEGIN, MODE, current_mode
 from dspyer.errors import CheckError, suggestion
+from dspyer.extend import Call, Node, Reply
 from dspyer.lm.tracing import set_apart
 from dspyer.message_list import TURN
-from dspyer.messages import to_chat
 from dspyer.nodes.binding import filled, plan_templates
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
@@ -36,14 +37,12 @@ from dspyer.nodes.check import (
     into_problems,
     problem_texts,
 )
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.patch import DELETE, apply_value
+from dspyer.patch import apply_value
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of
 

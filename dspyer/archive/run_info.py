@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from dspyer.errors import Failure, StoreError
+from dspyer.errors import StoreError
 from dspyer.events import Question
+from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through

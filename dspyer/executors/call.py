@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import dspy
 
+from dspyer import Run
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
@@ -27,7 +28,7 @@ from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_i
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request
 from dspyer.runtime.run import ATTRIBUTE as LINK
-from dspyer.runtime.run import KeptPrediction, Run, RunLink
+from dspyer.runtime.run import KeptPrediction, RunLink
 from dspyer.waiting import Outcome, end_of, may_raise, result_of, task_signal
 
 SENT_SETTINGS = (

@@ -9,15 +9,8 @@ from typing import Any, NamedTuple, get_args
 
 import dspy
 
-from dspyer.errors import (
-    Failure,
-    GraphError,
-    NodeOutputError,
-    StateError,
-    is_always_raised,
-    list_names,
-    suggestion,
-)
+from dspyer.errors import GraphError, NodeOutputError, StateError, is_always_raised, list_names, suggestion
+from dspyer.failure import Failure
 from dspyer.graph.spec import Exit, checked_edge_ends
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.retry import check_on

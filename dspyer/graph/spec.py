@@ -420,7 +420,7 @@ class GraphSpec:
         searches: the nodes that make the trials of a search, by their names.
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
-        straight: the straight paths of plain nodes, once a run has begun (`runtime.straight`).
+        derived: what its runs share once one has begun: the straight paths of plain nodes, and layers without parts.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -467,7 +467,7 @@ class GraphSpec:
     searches: Mapping[str, Node] = field(init=False)
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
-    straight: Derived = field(init=False, default_factory=Derived)
+    derived: Derived = field(init=False, default_factory=Derived)
 
     def __post_init__(self) -> None:
         parts = (*self.nodes.values(), *self.routers)
@@ -560,7 +560,7 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
-        return draw_mermaid(self._picture())
+        return draw_mermaid(self.picture)
 
     def to_svg(self) -> str:
         """The graph as a picture.
@@ -574,11 +574,11 @@ class GraphSpec:
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """
-        return draw_svg(self._picture())
+        return draw_svg(self.picture)
 
     def drawing(self) -> GraphDrawing:
         """The picture as data: nodes and edges with their positions."""
-        return draw_graph(self._picture())
+        return draw_graph(self.picture)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -586,7 +586,9 @@ class GraphSpec:
     def __repr__(self) -> str:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
-    def _picture(self) -> GraphPicture:
+    @property
+    def picture(self) -> GraphPicture:
+        """What drawings show of the graph."""
         looks = {name: node.look[:2] for name, node in self.nodes.items()}
         return GraphPicture(self.topology, edge_labels(self), looks)
 

@@ -6,15 +6,16 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import dspy
 
-from dspyer.errors import Failure, GraphError, InputError, StateError, brief, suggestion
+from dspyer.errors import GraphError, InputError, StateError, brief, suggestion
 from dspyer.events import Commit, Event
+from dspyer.failure import Failure
 from dspyer.log.rows import RECORDS, LayerRow, StoredRow
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
@@ -27,7 +28,6 @@ Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retr
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
-_NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
 HOOKS: Final = ("of", "surrounds", "around", "run", "admit", "event", "shown", "rows")
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
@@ -58,7 +58,7 @@ class RunView(Protocol):
 
 
 # The layers of a block travel in DSPy's settings, which it carries to the threads of `dspy.Evaluate` and optimizers.
-_SETTING: Final = "dspyer_layers"
+USING: Final = "dspyer_layers"
 
 
 class NewRow(NamedTuple):
@@ -409,7 +409,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
 
 def layers_around() -> tuple[Layer, ...]:
     """The layers that `using` gives to what is called here."""
-    found: tuple[Layer, ...] = dspy.settings.get(_SETTING) or ()
+    found: tuple[Layer, ...] = dspy.settings.get(USING) or ()
     return found
 
 
@@ -440,7 +440,7 @@ def using(*layers: Layer) -> Iterator[None]:
         (2, 'C', 2)
     """
     found = (*layers_around(), *checked_layers(layers, "using"))
-    with dspy.context(**{_SETTING: found}):
+    with dspy.context(**{USING: found}):
         yield
 
 
@@ -480,8 +480,10 @@ class RunLayers:
         "writes",
     )
 
-    def __init__(self, asked: Collection[Layer], run: RunView) -> None:
-        self._graph = graph = run.graph
+    def __init__(
+        self, graph: Any, asked: Iterable[Layer] = (), using: Iterable[Layer] = (), run: RunView | None = None
+    ) -> None:
+        self._graph = graph
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
@@ -492,11 +494,10 @@ class RunLayers:
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
         self.writes = False
-        using = layers_around()
-        if asked or using or graph.around or graph.of_runs or graph.layers:  # else it has only itself to make
+        if run is not None:
             self._begin(asked, using, run)
 
-    def _begin(self, asked: Collection[Layer], using: Iterable[Layer], run: RunView) -> None:
+    def _begin(self, asked: Iterable[Layer], using: Iterable[Layer], run: RunView) -> None:
         """Makes the parts, and sorts them by what they override."""
         graph = run.graph
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
@@ -555,7 +556,8 @@ class RunLayers:
         return [_checked_row(layer, row, execution) for layer in layers for row in _given_rows(layer, commit)]
 
     @contextmanager
-    def _running(self, run: Any) -> Iterator[None]:
+    def running(self, run: Any) -> Iterator[None]:
+        """A block of all layers around the run. One that cannot begin fails the run before its first node."""
         with ExitStack() as stack:
             try:
                 for layer in self.runs:
@@ -570,10 +572,6 @@ class RunLayers:
                     raise  # it is the failure of the node around the run
                 run.stop_signal.stop(f"{type(error).__name__} was raised by a layer", error)
             yield
-
-    def running(self, run: Any) -> AbstractContextManager[None]:
-        """The block of all layers around the run. One that cannot begin fails the run before its first node."""
-        return self._running(run) if self.runs else _NO_BLOCK
 
     def around_item(self, name: str, script: Inner) -> Inner:
         """The scripts of an item of a map, or of a trial of a search, within the layers around each of them."""

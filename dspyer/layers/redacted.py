@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.display.redaction import OutputRedaction, Redactor
-from dspyer.errors import Failure, MapError, error_text
+from dspyer.errors import MapError, error_text
 from dspyer.events import Event, NodeFailed, Token
+from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.lm.parameters import parameter_names
 from dspyer.lm.token_stream import TokenCallback, without_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -98,6 +99,13 @@ class KeptRun(NamedTuple):
     posts: Mapping[int, RecordedPost] = MappingProxyType({})
 
 
+def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
+    """Return no blobs: a run that is not stored has none."""
+    del ids
+    return {}
+
+
+@dataclass(eq=False, repr=False)
 class ExecutionRecords:
     """The records of one run. Methods may be called from the threads of several nodes at once.
 
@@ -122,27 +130,27 @@ class ExecutionRecords:
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
 
-    def __init__(self) -> None:
-        self.effects: dict[RecordKey, Any] = {}
-        self.in_progress: dict[RecordKey, Any] = {}
-        self.items: dict[str, Any] = {}
-        self.questions: dict[RecordKey, Question] = {}
-        self._asked: dict[str, list[RecordKey]] = {}  # the questions of each execution
-        self.answers: dict[RecordKey, Any] = {}
-        self.with_commit: dict[str, list[StoredRow]] = {}
-        self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
-        self.new_responses: dict[RecordKey, int] = {}
-        self.kept: dict[tuple[str, ...], KeptRun] = {}
-        self.lm_calls: LMCallLog | None = None
-        self.used_before: Mapping[str, Any] = {}
-        self.totals_before = Totals()
-        self.resumes = 0
-        self.trace: StoredTrace | None = None
-        self.journal: Journal | None = None
-        self.fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
-        self._commits: dict[tuple[str, ...], list[Row]] = {}
-        self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
-        self._unwritten: deque[DraftRow] = deque()
+    effects: dict[RecordKey, Any] = field(default_factory=dict)
+    in_progress: dict[RecordKey, Any] = field(default_factory=dict)
+    items: dict[str, Any] = field(default_factory=dict)
+    questions: dict[RecordKey, Question] = field(default_factory=dict)
+    _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
+    answers: dict[RecordKey, Any] = field(default_factory=dict)
+    with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
+    posts: dict[tuple[str, ...], dict[int, RecordedPost]] = field(default_factory=dict)
+    new_responses: dict[RecordKey, int] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], KeptRun] = field(default_factory=dict)
+    lm_calls: LMCallLog | None = None
+    used_before: Mapping[str, Any] = field(default_factory=dict)
+    totals_before: Totals = Totals()  # noqa: RUF009 - a value
+    resumes: int = 0
+    trace: StoredTrace | None = None
+    journal: Journal | None = None
+    fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
+    _commits: dict[tuple[str, ...], list[Row]] = field(default_factory=dict)
+    # Executions that have committed, where a question may be open inside of one.
+    _ended: set[str] = field(default_factory=set)
+    _unwritten: deque[DraftRow] = field(default_factory=deque)
 
     # --- Reading rows
 
@@ -315,12 +323,6 @@ class ExecutionRecords:
         return rows
 
 
-def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
-    """Return no blobs: a run that is not stored has none."""
-    del ids
-    return {}
-
-
 def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     """Read all of a row; raises what that raises, or `StateError`, for one that no run has written."""
     record = RECORDS.get(row.kind)
@@ -329,11 +331,3 @@ def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     record.read(row, fetch, decode)
     ExecutionRecords().read([row], fetch, decode)
     calls_in(row, fetch)
-
-
-# The status, failures, token usage and open questions of a thread, from its last rows: no state is computed.
-#
-# Only what hides values of a thread, where its program redacts some, reads all of its rows.
-
-
-"""Rows that show that a run has made progress since it was resumed."""

@@ -784,7 +784,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
         return Schema.of(None, state_limit=now.state_limit)
     if any(reducer == "langgraph.add_messages" for _, reducer, *_ in facts.get("fields", {}).values()):
         with suppress(ImportError):  # with LangGraph installed, the classes of its messages are known
-            import_module("dspyer.migrate.channel_reducers")
+            import_module("dspyer.migrate.channels")
     fields = {
         name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
         for name, (text, reducer, *rest) in facts.get("fields", {}).items()

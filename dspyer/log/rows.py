@@ -49,8 +49,9 @@ from itertools import chain
 from time import time
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
-from dspyer.errors import Failure, StoreError, brief
+from dspyer.errors import StoreError, brief
 from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict
+from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder

@@ -15,8 +15,9 @@ from threading import Lock
 from typing import Any, cast
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.errors import Failure, StoreError, ThreadError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
 from dspyer.log.execution_records import ExecutionRecords
 from dspyer.log.history import (

@@ -29,11 +29,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import dspy
 
 from dspyer import clock
+from dspyer.clock import OVER, TimeLimit
 from dspyer.errors import (
     AnswerError,
     AttemptError,
     AttemptOverError,
-    Failure,
     InputError,
     Interrupt,
     NodeOutputError,
@@ -43,6 +43,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
+from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import part_id, whole_execution
 from dspyer.lm.requests import current_gate
@@ -66,7 +67,6 @@ from dspyer.scheduler.schedule import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.scalars import is_number

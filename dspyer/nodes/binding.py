@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dspy
 from pydantic import BaseModel
 
-from dspyer.errors import Failure, InputError, StateError, UnsetFieldError, list_names, suggestion
+from dspyer.errors import InputError, StateError, UnsetFieldError, list_names, suggestion
+from dspyer.failure import Failure
 from dspyer.lm.not_public import COMPILED, serialize_for_json
 from dspyer.lm.parameters import VALUES_SETTING, WARNING_SETTING, can_convert, predictors_in, user_instructions
 from dspyer.messages import turns_in

@@ -15,17 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
-from dspyer.errors import (
-    Failure,
-    Interrupt,
-    MapError,
-    NodeOutputError,
-    always_raised,
-    annotate,
-    brief,
-    unwrap_stop_iteration,
-)
+from dspyer.errors import Interrupt, MapError, NodeOutputError, always_raised, annotate, brief, unwrap_stop_iteration
 from dspyer.events import ItemFinished, ItemStarted
+from dspyer.failure import Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING

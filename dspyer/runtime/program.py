@@ -12,6 +12,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
@@ -49,6 +50,7 @@ from dspyer.threads.thread import Thread
 from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
 from dspyer.waiting import EventQueue
 
+_NOTHING_AROUND: AbstractContextManager[None] = nullcontext()
 _NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
     "ainvoke": "await program.acall(question=...), or program.arun({...}) for the whole run",
@@ -416,7 +418,7 @@ class CompiledGraph(dspy.Module):
         with call.request.until_ctrl_c():
             session = call.open(inputs)
             try:
-                with session.layers.running(session):
+                with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
                     drive(session, **settings_inside(session))
             finally:
                 call.close(session)
@@ -437,7 +439,7 @@ class CompiledGraph(dspy.Module):
         call = ProgramCall(self, args)
         session = call.open(inputs)
         try:
-            with session.layers.running(session):
+            with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
                 await adrive(session, **settings_inside(session))
         finally:
             call.close(session)

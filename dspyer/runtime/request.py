@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dspy
 
 from dspyer.budget import Budget, Spending
+from dspyer.clock import TimeLimit
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
@@ -27,14 +28,12 @@ from dspyer.patch import Replace
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.schedule import FailedBranch, RunState
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal, TimeLimit
 from dspyer.values.scalars import check_flags
-from dspyer.waiting import EventQueue, held_back
+from dspyer.waiting import EventQueue, StopSignal, held_back
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
-    from dspyer.runtime.run_log import SessionEvents
-    from dspyer.runtime.session import Session, SessionEnd
+    from dspyer.runtime.session import Session, SessionEnd, SessionEvents
 
 
 # What a run begins with: its first state, its ids, what its call asks for, and the node that it is inside of.
@@ -323,6 +322,8 @@ def new_request(
     answers: Answers = None,
 ) -> Request:
     """The request of a run that a user starts."""
+    if resources is None and live is True and budget is None and tokens is False and answers is None:
+        return Request()  # the usual one: nothing was asked that could be wrong
     check_flags(live=live, tokens=tokens)
     layers = (Streaming(),) if tokens else ()
     return Request(CallOptions(resources_of(resources), answer_source(answers), live, Budget.of(budget), layers))

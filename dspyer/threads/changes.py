@@ -1,4 +1,4 @@
-"""Change a thread outside of a run: copy it, rerun it from a commit, commit a patch manually, merge another thread.
+"""Change a thread outside of a run: copy, rerun from a commit, commit a patch manually, merge, delete, prune.
 
 Copies and reruns begin at a `HistoryPrefix`, the history up to a given commit. Nothing is rewritten: a rerun, and a
 manual commit in an open run, are a new part of the run, whose header names the rows of the parts before that it
@@ -19,14 +19,26 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from dspyer.errors import NodeOutputError, ThreadError, brief, suggestion
+from dspyer.errors import ConcurrentRunError, NodeOutputError, ThreadError, brief, suggestion
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.spec import checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.history import CommitListing, History
 from dspyer.log.journal import Journal
 from dspyer.log.lm_calls import run_usage, totals_at
-from dspyer.log.reader import RowRange, RunRows, read_run, read_runs, row_ranges, rows_left_out, without_rows
+from dspyer.log.reader import (
+    RowRange,
+    RunRows,
+    SnapshotContent,
+    SnapshotState,
+    check_snapshot,
+    load_run,
+    read_run,
+    read_runs,
+    row_ranges,
+    rows_left_out,
+    without_rows,
+)
 from dspyer.log.replay import update_commit
 from dspyer.log.rows import (
     COMMITS,
@@ -37,6 +49,7 @@ from dspyer.log.rows import (
     ResumeRow,
     RowKind,
     end_row,
+    first_version,
     frozen_conflicts,
     manual_commit_row,
     open_row,
@@ -44,16 +57,16 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import HistoryCache, Moment
 from dspyer.patch import DELETE, Replace, diff
 from dspyer.policies import Conflict, Policies
-from dspyer.runtime.run_log import log_conflict
+from dspyer.runtime.session import log_conflict
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
 from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry
 from dspyer.scheduler.schedule import Branch, active_branches
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import NOTHING_MADE, Schema
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
+from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
 from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, names_of_next
-from dspyer.values.scalars import KeyPath
+from dspyer.values.scalars import KeyPath, check_flags
 
 NewRun = tuple[RunRow, list[DraftRow]]
 """A run, or a part of one, with its rows, in which a commit is that no node has made."""
@@ -505,3 +518,55 @@ def _patch_between(schema: Schema, left: ImmutableState, merged: ImmutableState)
         if schema.reducer(field) is not None and patch[field] is not DELETE:
             patch[field] = Replace(merged.raw(field))
     return patch
+
+
+# --- delete: what other threads still reach stays
+
+
+def delete_thread(thread: StoredThread, take_over: bool) -> DeletionReport:
+    """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
+    check_flags(take_over=take_over)
+    while True:
+        row = thread.existing_row(take_over)
+        try:
+            return thread.store.delete([thread.name], {thread.name: row.epoch})
+        except ConcurrentRunError:
+            if not take_over:
+                raise
+        finally:
+            thread.history.forget()  # an export that is loaded has runs with the ids of those that are deleted now
+
+
+def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> DeletionReport:
+    """Delete the runs before the one that the commit `before` belongs to.
+
+    A crash may come between two writes, hence their order: first the snapshot with which the history will begin, which
+    is checked to be readable; then the root, from which on the snapshot is that beginning; then the deletion.
+    """
+    check_flags(take_over=take_over)
+    store, reader, name = thread.store, thread.reader, thread.name
+    row = thread.existing_row(take_over)
+    listed = thread.history.cache.listed()
+    history, run_end = listed.history, listed.runs[listed.index_of(before)]
+    parents = history.runs[run_end].parents
+    if len(parents) > 1:
+        raise ThreadError(
+            f"the run of commit {before!r} of thread {name!r} merges two threads: prune before a later or an earlier "
+            "one"
+        )
+    root = None
+    if parents and parents[0] != row.root:
+        root = parents[0]
+        first, first_of_parent = (first_version(load_run(store, point.run)) for point in (run_end, root))
+        last = history.runs[root].trunk_index
+        commit = "" if last is None else history.log[last].commit.id
+        state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
+        taken = Snapshot(root, SnapshotContent(state))
+        store.write(Change(name, row.epoch, snapshot=taken, flush=True))
+        if taken.content.is_encoded:  # a store in memory keeps the state itself
+            check_snapshot(taken.content, reader.fetch, reader.decode)
+    store.write(Change(name, row.epoch, row.epoch + 1, root=root, flush=True))
+    try:
+        return store.delete_unreachable(name)
+    finally:
+        thread.history.forget()  # the next run of a key has the id of the one that is deleted now

@@ -10,8 +10,8 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
@@ -20,8 +20,8 @@ from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.threads.changes import copy_thread, merge_thread, update_thread
-from dspyer.threads.export import delete_thread, export, load, prune_thread
+from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
+from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, StoredThread, ThreadProgram
@@ -744,8 +744,7 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file cannot be loaded: patches are redacted as in events; answers, effects,
-        results of single items and texts of errors are left out.
+        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
 
         Args:
             path: the file; it is replaced.
@@ -761,8 +760,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        thread = self._stored
-        return export(thread.reader, thread.existing_row(take_over=True), path, thread.redactor())
+        return export(self._stored.store, self._stored.existing_row(take_over=True), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
