@@ -51,9 +51,13 @@ class NoPages:
     writers = around = none
 
 
+def history_of(thread: Any) -> Any:
+    return thread._stored.history if isinstance(thread, Thread) else thread._thread_reader
+
+
 def reader_of_all(thread: Any) -> Any:
     """A reader of the same thread that reads nothing but the whole history."""
-    reader = ThreadReader(thread._stored.history.cache._reader, thread.name)
+    reader = ThreadReader(history_of(thread).cache._reader, thread.name)
     pages: Any = NoPages()
     reader.pages = pages
     return reader
@@ -371,7 +375,7 @@ def test_writers_are_those_of_the_whole_history(seed: int, monkeypatch: pytest.M
     for _ in range(2):
         thread.run({"old": seed}).raise_error()
     there = Archive(store).thread("t")
-    pages, whole = there._stored.history.pages, reader_of_all(there)
+    pages, whole = history_of(there).pages, reader_of_all(there)
     for commit in random.Random(seed).sample(thread.history(), 25):
         expected = {(field,): one.id for field, one in whole.writers(commit.id).items()}
         found = pages.writers(list(expected), commit.id)
