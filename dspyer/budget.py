@@ -24,7 +24,7 @@ _COUNTS = ("tokens", "requests")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a run may spend. When a limit is reached, the run is stopped, and `t.resume()` can continue it.
+    """The limits of a run. When one is reached, the run is stopped, and `t.resume()` can continue it.
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
     finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
@@ -113,7 +113,7 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
 
 
 class Spending:
-    """What the runs of one call of a program have spent. May be used from any thread.
+    """The spending of the runs of one call of a program. May be used from any thread.
 
     Attributes:
         budget: the limits.
@@ -129,7 +129,7 @@ class Spending:
         self._used_up = False
 
     def check(self) -> bool:
-        """Whether another request may start; stops the run when a limit is reached.
+        """Return whether another request may start; stops the run when a limit is reached.
 
         A run that something else has stopped may make requests: its sync nodes are finished.
         """
@@ -184,7 +184,7 @@ class Spending:
         return None if seconds is None else max(self._began + seconds - clock.now(), 0.0)
 
     def _spent(self) -> dict[str, float]:
-        """What was spent, by the name of the limit."""
+        """The amounts that were spent, by the name of the limit."""
         now = self._ended if self._ended is not None else clock.now()
         with self._lock:
             found = {**self._counted, "seconds": now - self._began}

@@ -396,13 +396,13 @@ _REFUSED = ("cannot schedule new futures after", "cannot submit after")
 
 
 def lost_work() -> tuple[type[BaseException], ...]:
-    """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
+    """Return the errors of executors that lost a task. Without an import: the code that raised one has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
     return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
 
 
 def always_raised(error: BaseException) -> bool:
-    """Whether an exception, or a part of a group, passes every retry, error edge and map: no later attempt can mend it.
+    """Return whether an exception, or a part of a group, passes every retry and error edge: no attempt can mend it.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
@@ -414,7 +414,7 @@ def always_raised(error: BaseException) -> bool:
 
 
 def is_lost_work(error: BaseException) -> bool:
-    """Whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
+    """Return whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
 
     It says nothing about the node or its inputs, so it must not count as a failure of them.
 
@@ -428,7 +428,7 @@ def is_lost_work(error: BaseException) -> bool:
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:
-    """Whether every exception of a class is one that `always_raised` names.
+    """Return whether every exception of a class is one that `always_raised` names.
 
     Example:
         >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
@@ -439,7 +439,7 @@ def is_always_raised(kind: type[BaseException]) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another attempt of the step may succeed: the default of `Retry(on=)`.
+    """Return whether another attempt of the step may succeed: the default of `Retry(on=)`.
 
     It accepts connection errors and timeouts; the errors of a language model that DSPy calls retryable, unless the
     `dspy.LM` has retried the request itself (`num_retries`); a stream that broke off; and a response that cannot be
@@ -476,7 +476,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def needs_new_response(error: BaseException) -> bool:
-    """Whether the same requests to language models would fail in the same way, since caches serve the same responses.
+    """Return whether the same requests to language models would fail again, since caches serve the same responses.
 
     After a transport error (of a language model, a connection, a timeout) they are repeated as they were: what has
     succeeded is not paid twice.
@@ -510,7 +510,7 @@ def mark_lm_retries(error: BaseException, retries: int) -> None:
 
 
 def retries_of_lm(error: BaseException) -> int:
-    """How often the LM was allowed to retry the request that failed; 0 if that is not known.
+    """Return the number of retries that the LM allowed for the request that failed; 0 if that is not known.
 
     Example:
         >>> retries_of_lm(ValueError("busy"))

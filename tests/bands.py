@@ -5,9 +5,9 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
-        "Schema Script TURN apply_value asks_module build_finder filled found_problems giving into_problems "
-        "plan_templates problem_texts set_apart text_of thaw"
+        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair Schema "
+        "Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates set_apart "
+        "text_of thaw"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
@@ -162,11 +162,10 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather ItemsNode KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
-        "Script Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
-        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
-        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps thaw "
-        "value_type without_class"
+        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script Within "
+        "apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
+        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
+        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (

@@ -42,7 +42,8 @@ from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.options import Cache, MapOptions, NodeOptions, OfGraph, node_options
+from dspyer.nodes.node import MapOptions
+from dspyer.nodes.options import Cache, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below

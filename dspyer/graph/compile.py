@@ -68,7 +68,6 @@ from dspyer.scheduler.topology import (
     Rounds,
     Topology,
     WritesBefore,
-    check_failing_forks,
     check_parallel_writers,
     check_paths,
     check_reads,
@@ -374,7 +373,6 @@ def _check(
         facts = _complete_facts(facts, options, parts, topology, inputs, required)
     sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
     problems += check_parallel_writers(sure, topology.rounds)
-    problems += check_failing_forks(sure, topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
     problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))

@@ -298,7 +298,7 @@ def explain(graph: GraphSpec) -> str:
 def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     """What surrounds the calls of a node, from the inside out."""
     node = graph.nodes.get(name)
-    each = " per item" if node is not None and node.has_items else ""
+    each = " per item" if node is not None and node.mapped is not None else ""
     return [
         f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
         for layer in reversed(graph.given_layers.get(name, ()))

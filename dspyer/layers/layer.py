@@ -537,7 +537,7 @@ class RunLayers:
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)
-            if node.has_items:
+            if node.mapped is not None:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found

@@ -33,8 +33,16 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from dspyer import clock
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, StoreError, suggestion, without_traceback
-from dspyer.log.reader import SinceSnapshot, SnapshotContent, SnapshotState
+from dspyer.errors import (
+    ConcurrentRunError,
+    DspyerError,
+    GraphError,
+    StateError,
+    StoreError,
+    suggestion,
+    without_traceback,
+)
+from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
@@ -373,9 +381,14 @@ class Journal:
             self._digest.add(rows)
         snapshot = None
         if state is not None and rows:
-            content = SnapshotContent(state)
-            snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = SinceSnapshot(snapshot=len(content.data) if self._encodes else 0)
+            snapshot, size = Snapshot(Point(self.run, self.seq - 1), snapshot_content(state)), 0
+            if self._encodes:
+                try:
+                    size = len(snapshot.content.data)
+                except StateError as error:  # too large to be read again: the log has all that is in it
+                    logger.warning("a snapshot of run %s is left out: %s", self.run, error)
+                    snapshot = None
+            self.tail = SinceSnapshot(snapshot=size)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]

@@ -32,7 +32,6 @@ from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import LMRecorder
 from dspyer.log.rows import total_cost
 from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
@@ -179,7 +178,7 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if (fields := map_fields_of(node)) is not None:
+        if (fields := node.mapped) is not None:
             into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))

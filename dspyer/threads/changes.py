@@ -19,7 +19,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from dspyer.errors import ConcurrentRunError, NodeOutputError, ThreadError, brief, suggestion
+from dspyer.errors import ConcurrentRunError, NodeOutputError, StateError, StoreError, ThreadError, brief, suggestion
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.spec import checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
@@ -29,7 +29,6 @@ from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import (
     RowRange,
     RunRows,
-    SnapshotContent,
     SnapshotState,
     check_snapshot,
     load_run,
@@ -37,6 +36,7 @@ from dspyer.log.reader import (
     read_runs,
     row_ranges,
     rows_left_out,
+    snapshot_content,
     without_rows,
 )
 from dspyer.log.replay import update_commit
@@ -561,8 +561,11 @@ def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> De
         last = history.runs[root].trunk_index
         commit = "" if last is None else history.log[last].commit.id
         state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
-        taken = Snapshot(root, SnapshotContent(state))
-        store.write(Change(name, row.epoch, snapshot=taken, flush=True))
+        taken = Snapshot(root, snapshot_content(state))
+        try:
+            store.write(Change(name, row.epoch, snapshot=taken, flush=True))
+        except StateError as error:
+            raise StoreError(f"the state at which the pruned history begins cannot be read again: {error}") from error
         if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)
     store.write(Change(name, row.epoch, row.epoch + 1, root=root, flush=True))

@@ -37,7 +37,6 @@ from dspyer.log.rows import (
     content_names,
     manual_commit_row,
 )
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.policies import Policies
@@ -251,7 +250,7 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
-    if (mapped := map_fields_of(node)) is not None:
+    if (mapped := node.mapped) is not None:
         facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
     if node.look.inner:
         facts["graph"] = graph_facts(getattr(program, node.name))

@@ -257,7 +257,7 @@ def _twice(ctx: Context) -> Any:
 REFUSED: list[tuple[Callable[[Context], Any], type[Exception], str]] = [
     (_twice, AttemptError, "used the key 'a' of ctx.interrupt twice"),
     (lambda ctx: ctx.interrupt("", "?"), AttemptError, "takes a key"),
-    (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to compile(interrupt_before"),
+    (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to Breakpoints(before"),
     (lambda ctx: ctx.interrupt("a", "?", answer=first), TypeError, "is no type of answers"),
     (lambda ctx: ctx.interrupt("a", ["?"]), TypeError, "a question is a text"),  # type: ignore[call-overload]
 ]
