@@ -275,7 +275,7 @@ class Play:
         """Write owner, head and first rows in one transaction."""
         thread, row, run, seq = self._thread, head.row, first.run, first.first_seq
         rows = [one.numbered(seq + index) for index, one in enumerate(first.rows)]
-        journal = Journal(thread.store, thread.name, 0, run.id, seq + len(rows), thread.graph.durability)
+        journal = Journal(thread.store, thread.name, 0, run.id, seq + len(rows))
         earlier = thread.store.rows(run.id, 0, seq - 1) if seq else ()
         journal.continue_after(run, rows, earlier, head.tail)
         # The lease is held before the write makes the owner visible: another thread of this process that saw the owner

@@ -54,7 +54,14 @@ from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
 from dspyer.stores.memory import Memory
-from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, StorableCheck, decoder, fingerprint_of
+from dspyer.threads.graph_changes import (
+    AllowChanged,
+    GraphCompatibility,
+    OtherGraphs,
+    StorableCheck,
+    decoder,
+    fingerprint_of,
+)
 from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_indexes
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, same
@@ -158,7 +165,7 @@ class FirstWrite(NamedTuple):
 class StoredThread:
     """One thread in the store of a program: its head, and what its runs begin with."""
 
-    def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
+    def __init__(self, program: ThreadProgram, store: Store, name: str, others: OtherGraphs) -> None:
         check_thread_name(name)
         graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
         # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
@@ -167,7 +174,7 @@ class StoredThread:
         self.store = CheckedStore(store, *check)
         self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
         self.history = ThreadReader(self.reader, name)
-        self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader)
+        self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
         self._recent = recent_indexes(program)
 
     def redactor(self) -> Redactor | None:

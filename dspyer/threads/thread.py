@@ -10,6 +10,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
+from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
@@ -22,13 +23,14 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
 from dspyer.threads.export import export, load
-from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, StoredThread, ThreadProgram
 from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_stats import stats_of_history
 
 
+@shows_removed
 class Thread:
     """A named conversation: runs over one state, kept in the store of the program. `program.thread(name)` makes it.
 
@@ -43,11 +45,11 @@ class Thread:
         ('completed', 'completed', 2)
     """
 
-    def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
+    def __init__(self, program: ThreadProgram, store: Store, name: str, others: OtherGraphs = NO_OTHERS) -> None:
         self.name = name
         self._program = program
         self._store = store
-        self._stored = StoredThread(program, store, name)
+        self._stored = StoredThread(program, store, name, others)
 
     # --- run
 
@@ -540,7 +542,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
             ('completed', 11, 2)
         """
-        copied = type(self)(self._program, self._store, to)
+        copied = type(self)(self._program, self._store, to, self._stored.compatibility.others)
         copy_thread(self._stored, copied._stored, at, patch)
         return copied
 
