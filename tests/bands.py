@@ -56,12 +56,12 @@ NOT_YET: dict[str, str] = {
         "display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun MARK OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_marked_alive is_readable questions_at read_run rows_through run_label "
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
+        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label "
         "sum_usage"
     ),
     "archive.stored_graph": (
-        "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
+        "Checked ERROR_Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
         "draw_mermaid draw_svg drawing_id fingerprint_id"
     ),
     "archive.stored_records": (
@@ -104,7 +104,7 @@ NOT_YET: dict[str, str] = {
     ),
     "graph.builder": "Redact",
     "graph.spec": (
-        "ERROR_MARK GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
+        "ERROR_GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
     ),
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
@@ -193,11 +193,10 @@ NOT_YET: dict[str, str] = {
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
     "threads.export": "ArchivedThread",
-    "threads.playing": "Redactor",
-    "threads.start": "HIDDEN",
+    "threads.start": "HIDDEN Redactor",
     "threads.stored_repairs": "Redactor",
     "threads.thread_stats": "Redactor Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
     ),
 }

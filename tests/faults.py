@@ -358,6 +358,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/threads/test_failures.py", "tests/threads"),
     ),
     Fault(
+        name="start_without_a_new_epoch",
+        file="dspyer/threads/playing.py",
+        old="row.epoch + 1 if row.epoch else None",
+        new="None",
+        loss="two runs that start at once both own the thread, and mix their commits",
+        tests=("tests/threads/test_ownership.py", "tests/threads"),
+    ),
+    Fault(
         name="key_with_other_inputs_accepted",
         file="dspyer/threads/keyed_runs.py",
         old="if known is not None and not {*self._of_first_run}.intersection(known):",
