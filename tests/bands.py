@@ -61,7 +61,7 @@ NOT_YET: dict[str, str] = {
         "sum_usage"
     ),
     "archive.stored_graph": (
-        "Checked ERROR_Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
+        "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
         "draw_mermaid draw_svg drawing_id fingerprint_id"
     ),
     "archive.stored_records": (
@@ -104,7 +104,7 @@ NOT_YET: dict[str, str] = {
     ),
     "graph.builder": "Redact",
     "graph.spec": (
-        "ERROR_GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
+        "ERROR_MARK GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
     ),
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
