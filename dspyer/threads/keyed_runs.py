@@ -96,7 +96,7 @@ class KeyedRun:
         )
 
     def as_stored(self) -> Request | None:
-        """Return the run as it is stored, if it is done, whoever owns the thread now."""
+        """Return the run as it is stored, if it is done: also while another run owns the thread."""
         row = self._store.thread(self._name)
         salt = "" if row is None else self._salt(row)
         if row is None or not salt:
