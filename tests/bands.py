@@ -91,14 +91,14 @@ NOT_YET: dict[str, str] = {
     "display.stats": "Address Replace START execution_id",
     "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
     "executors.call": (
-        "ATTRIBUTE CallCount CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
         "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
         "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names "
-        "prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "prices_here rejected_copy result_of Spends subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallCount CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
+        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
         "REQUEST Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),

@@ -366,12 +366,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/threads/test_keyed_runs.py", "tests/threads"),
     ),
     Fault(
-        name="durability_flush_ignored",
-        file="dspyer/log/journal.py",
-        old='flush = flush or self.durability == "flush"',
-        new="flush = bool(flush)",
-        loss="durability='flush' does not flush transitions, so a power cut loses them",
-        tests=("tests/log/test_durability.py", "tests/log"),
+        name="flush_of_the_store_ignored",
+        file="dspyer/stores/sqlite.py",
+        old="return self._connections.write(work, change.flush or self._flush)",
+        new="return self._connections.write(work, change.flush)",
+        loss="SQLite(path, flush=True) does not flush transitions, so a power cut loses them",
+        tests=("tests/stores/test_sqlite.py", "tests/stores"),
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",

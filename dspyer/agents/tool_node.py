@@ -141,7 +141,7 @@ def plan_approval(
         return None
     if options.name in RESERVED_KEYS:
         problems.append(
-            f"{who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key: give it "
+            f"{who}: its name is the key of its question, and Breakpoints({options.name}=) has this key: give it "
             "another name"
         )
     if approve is True:

@@ -170,14 +170,6 @@ class ExecutionRecords:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
-    def calls_inside(self, scope: tuple[str, ...]) -> int:
-        """Return how many node calls the runs inside of the nodes of a scope have committed, in earlier processes."""
-        depth, found = len(scope), 0
-        for inner, rows in self._commits.items():
-            if len(inner) > depth and inner[:depth] == scope:
-                found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
-        return found
-
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)

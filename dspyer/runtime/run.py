@@ -23,7 +23,7 @@ from dspyer.display.run_page import run_answer
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.errors import Interrupted
+from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
@@ -185,6 +185,7 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     return {"checks": checks, "maps": maps}
 
 
+@shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
 

@@ -53,7 +53,7 @@ class MergeOnFinish:
         first, owner = starter.new_run(head, inputs, request, label), new_owner()
         run = first.run._replace(header={**first.run.header, MARK: mark_of(owner)})
         rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
-        journal = Journal(starter.store, "", 0, run.id, len(rows), starter.graph.durability)
+        journal = Journal(starter.store, "", 0, run.id, len(rows))
         journal.continue_after(run, rows, (), head.tail)
         # Nothing is renewed: it owns no thread. Readers in this process learn from it that the run is at work.
         leases.hold(owner.token, journal)

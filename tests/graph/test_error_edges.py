@@ -9,7 +9,7 @@ import dspy
 import pytest
 from pydantic import BaseModel, Field
 
-from dspyer import END, START, Command, Failure, Graph, Send, live, reducers
+from dspyer import END, START, Breakpoints, Command, Failure, Graph, Send, live, reducers
 from dspyer.errors import ChangedGraphError, GraphError, MergeConflictError, RouteError, StoreError
 from dspyer.stores import Memory
 from dspyer.testing import stub
@@ -423,9 +423,9 @@ def test_a_changed_error_edge_is_a_change_of_the_graph(case: str) -> None:
 def changes(before: Graph, after: Graph) -> list[str]:
     """What has changed for an open run of the first graph that is resumed with the second one."""
     store = Memory()
-    before.compile(store=store, interrupt_before=["ask"]).thread("t").run({"q": "high"})
+    before.compile(store=store, layers=[Breakpoints(before=["ask"])]).thread("t").run({"q": "high"})
     with pytest.raises(ChangedGraphError) as raised:
-        after.compile(store=store, interrupt_before=["ask"]).thread("t").resume()
+        after.compile(store=store, layers=[Breakpoints(before=["ask"])]).thread("t").resume()
     return [*raised.value.changes]
 
 
