@@ -208,8 +208,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="transient_failures_end_a_map",
         file="dspyer/nodes/map.py",
-        old="if failure is None or failure.retryable:",
-        new="if failure is None:",
+        old='kind = "" if failed is None or failed.failure.retryable else failed.failure.type',
+        new='kind = "" if failed is None else failed.failure.type',
         loss="A map with failures= would give up after 20 transient failures, although it promises to go on with them.",
         tests=("tests/nodes/test_map_failures.py", "tests/nodes"),
     ),
