@@ -24,8 +24,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, optimize
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing.prompt import Prompt, Sampling, TextLM, write_answer
 from tests.log.processes import end_of, fork
 
 

@@ -41,8 +41,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing.prompt import Prompt, Sampling, TextLM, write_answer
 
 KINDS = ("red", "green", "blue", "amber", "white", "black")
 UNKNOWN = 2  # kinds of each step whose convention the task LM does not know

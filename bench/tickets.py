@@ -29,8 +29,7 @@ from bench.machine import describe
 from dspyer import END, START, Cache, CompiledGraph, Graph, optimize
 from dspyer.testing import NearestLM
 from dspyer.testing.nearest import TextIndex, nearest_answer
-from dspyer.testing.prompt import LMAnswer, Prompt
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing.prompt import LMAnswer, Prompt, Sampling, TextLM
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))  # examples are programs, not a package
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dspyer.agents.asking import ask_user
 from dspyer.agents.loop import Mode, modes, tool_loop
-from dspyer.agents.tool_approval import Approval
-from dspyer.agents.tools import tool
+from dspyer.agents.tool_node import Approval
+from dspyer.agents.tools import ask_user, tool
 
 __all__ = ["Approval", "Mode", "ask_user", "modes", "tool", "tool_loop"]

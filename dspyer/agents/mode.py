@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
-from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
-from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
+from dspyer import Retry, Send
+from dspyer.agents.conversation import SUBMIT, THOUGHT, ContextFunction, Render, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
-from dspyer.layers.retry import Retry
+from dspyer.extend import Call, Look, Node, Reply
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
-from dspyer.nodes.node import Built, Call, Look, Node, Reply, Send
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.templates import fill_text, is_template, names_in
@@ -67,6 +67,7 @@ class ModeOptions(KindOptions):
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
         node = ModeNode(
             name=options.name,
+            takes=templates.takes,
             reads=templates.all_reads(reads),
             optional=templates.optional_fields(reads, optional),
             templates=templates,

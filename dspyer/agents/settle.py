@@ -16,22 +16,21 @@ from typing import Any, NamedTuple
 from dspy import Tool
 from pydantic import ValidationError
 
+from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import SUBMIT
-from dspyer.agents.tool_arguments import refused_by_dspy
+from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
+from dspyer.extend import Call, Node, Reply
 from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
-from dspyer.patch import DELETE
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 from dspyer.scheduler.lineage import is_manual
-from dspyer.scheduler.topology import END
-from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of

@@ -20,25 +20,30 @@ would come too early, since the policy decides outside of it whether there is an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
-from pydantic import ValidationError
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, TypeAdapter, ValidationError
+from pydantic.config import JsonDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from dspyer.agents.subagent import MESSAGES, ProgramAction, plan_subagent
+from dspyer import Fill, Retry, View, register_value_type
 from dspyer.agents.tool_action import (
+    MESSAGES,
     BuiltAction,
     FunctionAction,
     ModuleAction,
+    ProgramAction,
+    Recorded,
     ToolAction,
     ToolInvocation,
     ToolOutcome,
+    plan_subagent,
     storable,
 )
-from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
-from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
-from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.errors import (
     InputError,
     NodeOutputError,
@@ -46,26 +51,323 @@ from dspyer.errors import (
     RouteError,
     always_raised,
     annotate,
+    brief,
     list_names,
     short_error,
 )
-from dspyer.layers.retry import Retry
+from dspyer.extend import Call, Look, Node, Reply
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.messages import tool_message
-from dspyer.nodes.binding import plan_binding, plan_templates
+from dspyer.nodes.attempt import RESERVED_KEYS
+from dspyer.nodes.binding import Binding, plan_binding, plan_templates
 from dspyer.nodes.callables import FunctionSignature, giving, hidden_problems, read_signature
+from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import Built, Call, Look, Node, Reply
+from dspyer.nodes.node import NOTHING, Built
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
+from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.templates import Fill
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
-from dspyer.views import View
+
+# The approval of a tool call: who asks, the question, and the answer.
+
+
+_SCHEMA: JsonDict = {"description": "The answer to the question whether a tool may be called."}
+
+
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra=_SCHEMA))
+class Approval:
+    """The answer to the question whether a tool may be called. True and False are answers as well.
+
+    As JSON it is an object: `{"ok": false, "reason": "too expensive"}`.
+
+    Args:
+        ok: whether the tool may be called.
+        reason: why it may not, which the model is shown. With an approval, it is kept in the log alone.
+        args: all arguments of the call, instead of those that the model gave; None for these. They are validated
+            like them, and the question stays open if they are wrong.
+
+    Example:
+        >>> Approval(False, "too expensive")
+        Approval(ok=False, reason='too expensive', args=None)
+    """
+
+    ok: StrictBool
+    reason: str = ""
+    args: dict[str, Any] | None = None
+
+
+register_value_type(Approval)  # threads keep answers
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRule:
+    """Whether a call of a tool needs approval.
+
+    Attributes:
+        condition: says whether to ask; None for always.
+        arguments: the parameters of the condition that get arguments of the call.
+        takes_all: whether it gets all arguments.
+        binding: its parameters that get fields.
+        defaults: the arguments that a call may leave out, with their values.
+    """
+
+    condition: Callable[..., object] | None = None
+    arguments: tuple[str, ...] = ()
+    takes_all: bool = False
+    binding: Binding = Binding("")  # noqa: RUF009 - frozen
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
+        """Whether to ask before a call with these validated arguments."""
+        if self.condition is None:
+            return True
+        known = {**self.defaults, **args}
+        given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
+        return bool(self.condition(**given, **self.binding.bind(call._replace(overlay=None))))
+
+
+def plan_approval(
+    approve: Any, options: NodeOptions, arguments: Mapping[str, Any], who: str, problems: list[str]
+) -> ApprovalRule | None:
+    """The rule of a tool by its option `approve`; `arguments` are the JSON schemas of its arguments."""
+    if approve is False:
+        return None
+    if options.name in RESERVED_KEYS:
+        problems.append(
+            f"{who}: its name is the key of its question, and Breakpoints({options.name}=) has this key: give it "
+            "another name"
+        )
+    if approve is True:
+        return ApprovalRule()
+    name = f"approve of {who}"
+    signature = read_signature(approve, name)
+    own = tuple([one.name for one in signature.parameters if one.name in arguments])
+    fields = replace(
+        signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
+    )
+    plan = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), name)
+    problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in plan.unknown]
+    problems += [*plan.problems, *_refusals(approve, plan.binding, name)]
+    defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
+    return ApprovalRule(approve, own, signature.takes_all, plan.binding, defaults)
+
+
+def _refusals(approve: Callable[..., object], binding: Binding, name: str) -> Iterator[str]:
+    if is_async(approve):
+        yield f"{name} is an async function: give one that is not"
+    if binding.contexts:
+        yield f"{name} takes ctx: it decides by arguments and fields alone, the same at each attempt"
+    yield from hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
+
+
+def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
+    """The type of the answers: True, False or an `Approval`, whose arguments `validate` refuses by a `ValueError`."""
+
+    def checked(answer: bool | Approval) -> bool | Approval:
+        if isinstance(answer, Approval) and answer.ok and answer.args is not None:
+            validate(answer.args)
+        return answer
+
+    return Annotated[bool | Approval, AfterValidator(checked)]
+
+
+def call_text(name: str, args: Mapping[str, Any]) -> str:
+    """A call as the question shows it, whole: what is not shown is not approved.
+
+    Example:
+        >>> call_text("mail", {"to": "Ada", "text": "At 9:40."})
+        "mail(to='Ada', text='At 9:40.')?"
+    """
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})?"
+
+
+# The check of a tool: it reads `tool`, `args` and `result`; if it finds problems, the call is repeated, once.
+
+
+CHECK = "check"
+"""The attribute of a check's module in what the program holds for the tool: `program.mail.check`."""
+
+ARGS = "args"
+SEEN = ("tool", ARGS, "result")
+"""What a check reads."""
+
+
+Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
+
+
+class Verdict(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        problems: what is wrong; empty if the result is good.
+        args: the arguments with which to repeat the call; None for the same ones.
+    """
+
+    problems: list[str]
+    args: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCheck:
+    """The check of a tool.
+
+    Attributes:
+        finder: the node of the check; `program.<tool>.check` is its module.
+        who: the check in errors.
+        tool: the name of the tool.
+    """
+
+    finder: Node
+    who: str
+    tool: str
+
+    @property
+    def of_module(self) -> bool:
+        """Whether a module makes the check: a language model may give another output when it is asked again."""
+        return asks_module(self.finder)
+
+    def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate) -> Script[Verdict]:
+        """Check a result; `validate` refuses arguments that the tool does not take.
+
+        The verdict is recorded: a later attempt must not come to another one.
+        """
+        seen: Any = freeze({"tool": self.tool, ARGS: args, "result": result})
+        inner = call._replace(overlay=seen, program=getattr(call.program, self.tool, call.program))
+
+        def find(_key: str) -> Script[list[Any]]:
+            return list(self._verdict((yield from self.finder.script(inner)), inner, validate))
+
+        return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
+
+    def _verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
+        """What the reply of the finder says."""
+        found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
+        if isinstance(found, Mapping):  # of a function that gives arguments as well
+            unknown = [name for name in found if name not in (PROBLEMS, ARGS)]
+            if unknown:
+                raise NodeOutputError(
+                    f"{self.who} gave {list_names(unknown)}: it gives `problems`, and may give `args`"
+                )
+            found, args = found.get(PROBLEMS, ()), found.get(ARGS)
+        problems = problem_texts(found, self.who, self.of_module)
+        # A language model gives an empty dict for "the same arguments".
+        if not problems or args is None or args == {}:
+            return Verdict(problems)
+        try:
+            if not isinstance(args, Mapping):
+                raise TypeError(f"{brief(args)}: give a dict by name, or None")
+            validate(args)
+        except (TypeError, ValueError) as refusal:
+            error = NodeOutputError(f"{self.who} gave arguments that the tool does not take: {refusal}")
+            error.of_module = self.of_module
+            raise error from refusal
+        return Verdict(problems, dict(args))
+
+
+def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[str]) -> ToolCheck | None:
+    """The check of a tool by its option `check`."""
+    if check is None:
+        return None
+    name = f"check of {who}"
+    is_module = isinstance(check, dspy.Module)
+    is_model = isinstance(check, type) and issubclass(check, BaseModel)
+    own = NodeOptions(
+        CHECK,
+        # A function may read fields as well. What modules and models name is none of them.
+        Schema.of(None) if is_module or is_model else options.schema,
+        check,
+        overlay=frozenset(SEEN),
+    )
+    problems += _unknown_inputs(check, name) if is_module or is_model else []
+    built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in _outputs(check) else {})
+    texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
+    problems += [text.replace(own.who, name, 1) for text in texts]
+    return None if built.node is None else ToolCheck(built.node, name, options.name)
+
+
+def _outputs(check: Any) -> Collection[str]:
+    """The outputs of a module or program, as far as they are known."""
+    if is_program(check):
+        return (check.graph.writes if check.graph.outputs is None else check.graph.outputs) or ()
+    return module_io(check).outputs or ()
+
+
+def _unknown_inputs(check: Any, name: str) -> list[str]:
+    """Required inputs of a module or model that is a check, besides those that it is given."""
+    if isinstance(check, dspy.Module):
+        if is_program(check):
+            needed: Any = check.graph.required
+        else:
+            found = module_io(check)
+            needed = [one for one in found.inputs if one not in found.optional]
+    else:
+        needed = [one for one, info in check.model_fields.items() if info.is_required()]
+    unknown = [one for one in needed if one not in SEEN]
+    return [f"{name}: it reads {list_names(unknown)}, and is given {list_names(SEEN)}"] if unknown else []
+
+
+# The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.
+#
+# `dspy.Tool` makes a pydantic model and a JSON schema validator for each argument of each call (measured: 320 µs).
+
+
+class ArgumentParser(NamedTuple):
+    """Validates and parses one argument; what it lacks is not checked."""
+
+    schema: Any
+    adapter: TypeAdapter[Any] | None
+
+    def parse(self, name: str, value: Any) -> Any:
+        """The value of an argument as one of its type; raises `ValueError`, of pydantic too, for a wrong one."""
+        if self.schema is not None:
+            plain = value.model_dump() if hasattr(value, "model_dump") else value
+            error = best_match(self.schema.iter_errors(plain))
+            if error is not None:
+                raise ValueError(f"Arg {name} is invalid: {error.message}")
+        return value if self.adapter is None else self.adapter.validate_python(value)
+
+
+def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
+    """The parsers of a tool's arguments by name; an argument for which none can be made is left to the tool."""
+    found = {}
+    for name, schema in (tool.args or {}).items():
+        kind = (tool.arg_types or {}).get(name, Any)
+        try:
+            validator = None
+            if schema.get("type") not in (None, "Any"):
+                made = validator_for(schema)
+                made.check_schema(schema)
+                validator = made(schema)
+            found[name] = ArgumentParser(validator, None if kind is Any else TypeAdapter(kind))
+        except Exception:  # noqa: BLE001 - of a schema or type that is none: the tool says at each call what is wrong
+            continue
+    return found
+
+
+def invalid_argument(name: str, refusal: ValidationError, *, of_dspy: bool) -> ValueError:
+    """What a model is told of an argument that pydantic refuses: which one, and where in it.
+
+    DSPy validates each argument as the field `value` of a model of its own (`of_dspy`).
+    """
+    return ValueError(f"the argument {name!r} is invalid: {refusal_text(refusal, 'value' if of_dspy else '')}")
+
+
+def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: ValidationError) -> Exception:
+    """The error of a call with arguments that DSPy has refused by pydantic, with the name of the first of them."""
+    for name, value in args.items():
+        try:
+            tool._validate_and_parse_args(**{name: value})
+        except ValidationError as found:
+            return invalid_argument(name, found, of_dspy=True)
+    return refusal
+
 
 Reads: TypeAlias = Collection[str] | Mapping[str, str | View | Fill] | None
 Writes: TypeAlias = Collection[str] | Mapping[str, str] | None
@@ -153,6 +455,7 @@ class ToolOptions(KindOptions):
         lasting = {"approve": approval is not None, "effect": spec.effect}
         node = ToolNode(
             name=options.name,
+            takes=frozenset([CALL]),
             reads=built.templates.all_reads(reads),
             optional=built.templates.optional_fields(reads, optional),
             writes={**fields, **own},
@@ -211,11 +514,6 @@ class ToolNode(Node):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring: its call."""
-        return frozenset([CALL])
 
     @property
     def look(self) -> Look:
@@ -453,6 +751,6 @@ def _write_problems(
         found = module_io(spec.target)
         names = None if found.outputs is None else (*found.outputs, *found.by_products)
     yield from check_names(fields, "writes", who, own=names, schema=options.schema)
-    for field in fields.values():
-        if field in own:
-            yield f"{who}: writes names {field!r}, which its node writes itself: leave it out"
+    for name in fields.values():
+        if name in own:
+            yield f"{who}: writes names {name!r}, which its node writes itself: leave it out"

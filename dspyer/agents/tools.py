@@ -15,26 +15,22 @@ import dspy
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from dspyer.agents.subagent import SESSION, arguments_of, has_sessions
+from dspyer import Context, Fill, Graph, Retry, View
+from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
-from dspyer.graph.builder import Graph
 from dspyer.graph.checks import signature_of_module
 from dspyer.graph.spec import check_name
 from dspyer.hints import signature_of
-from dspyer.layers.retry import Retry
 from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
-from dspyer.nodes.context import Context
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.steps import is_program
 from dspyer.nodes.sync_async import is_async
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
-from dspyer.templates import Fill
 from dspyer.values.scalars import flag_problems
-from dspyer.views import View
 
 
 def tool(
@@ -449,3 +445,19 @@ def _describe_program(target: Any, name: str | None, desc: str | None, reads: Co
     own = None if schema.model is None else vars(schema.model).get("__doc__")
     view = _model_view(parameters, hints, name, (own or "") if desc is None else desc, told)
     return Described(name, view, program, (), required)
+
+
+# The tool by which a model asks the user.
+
+
+def _ask_user(question: str, ctx: Context) -> str:
+    return ctx.interrupt(ctx.node, question, str)
+
+
+ask_user: ToolSpec = tool(_ask_user, name="ask_user", desc="Asks the user a question and returns the answer.")
+"""A tool that asks the user: its argument `question` is the text of a question of the run, whose key is `ask_user`.
+
+Example:
+    >>> ask_user
+    tool(ask_user: question)
+"""

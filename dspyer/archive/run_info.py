@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from dspyer.errors import Failure, StoreError
+from dspyer.errors import StoreError
 from dspyer.events import Question
+from dspyer.failure import Failure
 from dspyer.ids import full_id
-from dspyer.log.journal import MARK, is_alive, is_marked_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
+from dspyer.record.stored import current_status
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
-from dspyer.stores.base import ListedRun, Point, RunQuery, Store
+from dspyer.stores.base import ListedRun, Point, Store
 
 T = TypeVar("T")
-
-ELSEWHERE = 3600.0
-"""Seconds after its last commit for which a run that owns no thread counts as running if it is on another host."""
 
 
 class RunInfo(NamedTuple):
@@ -155,32 +152,6 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
         return (unreadable(error),)
     label = run_label(listed.run)
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
-
-
-def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
-    """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
-    while not listed.status:
-        thread, run = listed.thread, listed.run
-        works_on, mark = thread.head is not None and thread.head.run == run.id, run.header.get(MARK)
-        if (works_on and is_alive(thread)) or (mark and not works_on and _is_at_work(store, listed, mark)):
-            return listed, "running"
-        now = store.thread(thread.name) if works_on or mark else None
-        if now is None or (not mark and (now.head, now.epoch) == (thread.head, thread.epoch)):
-            return listed, "crashed"
-        # Its owner may have written since the list was read: read the run again.
-        (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
-        if found is None or (found.last, found.thread.epoch) == (listed.last, thread.epoch):
-            return listed, "crashed"
-        listed = found
-    return listed, listed.status
-
-
-def _is_at_work(store: Store, listed: ListedRun, mark: Sequence[Any]) -> bool:
-    """Whether a run that owns no thread is at work: as its process says, or on another host if it wrote lately."""
-    alive = is_marked_alive(mark)
-    if alive is not None:
-        return alive
-    return time() - last_time(store, Point(listed.run.id, listed.last), listed.started) < ELSEWHERE
 
 
 def count_steps(store: Store, at: Point) -> int:

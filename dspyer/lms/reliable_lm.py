@@ -31,7 +31,7 @@ from dspy import (
     LMUnsupportedFeatureError,
 )
 
-from dspyer import clock
+from dspyer import Retry, clock
 from dspyer.errors import (
     DspyerError,
     always_raised,
@@ -41,7 +41,7 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
-from dspyer.layers.retry import Retry, retry_after
+from dspyer.layers.retry import retry_after
 from dspyer.lm.not_public import (
     CLIENT_KEYS,
     ENGINES,

@@ -7,14 +7,16 @@ libraries is not read, except for what their closures hold, since that is what t
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import dspy
@@ -22,6 +24,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
+from dspyer.migrate.internals import RunnableCallable
 from dspyer.nodes.callables import attributes_of, code_objects, own_call, used_objects
 
 _DEPTH: Final = 2
@@ -331,3 +334,48 @@ def _dict_keys(value: ast.expr, source: _Source, fn: FunctionType) -> Iterator[s
                         targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=str(name)))]
                     ) if target == variable:
                         yield name
+
+
+# Routers that are `async def`: a router of dspyer is a plain function, so that one which awaits is refused.
+#
+# Many are `async def` by habit and await nothing: such a coroutine ends at its first step, and needs no event loop.
+
+
+def has_sync_form(path: Any) -> bool:
+    """Whether a router can be called without an event loop."""
+    if not _is_async(path):
+        return True
+    fn = main_function(path)
+    return fn is not None and inspect.iscoroutinefunction(fn) and not _awaits(fn.__code__)
+
+
+def sync_form(path: Any) -> Any:
+    """The router with a sync form: itself, or one that takes the single step of its coroutine."""
+    if not _is_async(path):
+        return path
+    made = copy(path)  # it has read what the parameters ask for
+    made.func = _one_step(path.afunc)
+    return made
+
+
+def _is_async(path: Any) -> bool:
+    """Whether a router has only an async form."""
+    return isinstance(path, RunnableCallable) and path.func is None
+
+
+def _awaits(code: CodeType) -> bool:
+    """Whether code awaits; `async for` and `async with` do, too. What a function inside of it awaits is its own."""
+    return any(step.opname in {"GET_AWAITABLE", "GET_ANEXT"} for step in dis.get_instructions(code))
+
+
+def _one_step(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        coroutine = fn(*args, **kwargs)
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+        coroutine.close()
+        raise AssertionError("a coroutine without an await has waited")
+
+    return call

@@ -14,24 +14,28 @@ from langgraph.constants import END, START
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from pydantic import BaseModel, ValidationError
 
+from dspyer import Breakpoints, Graph
 from dspyer.errors import GraphError, list_names
-from dspyer.graph.builder import Graph
 from dspyer.graph.spec import NEEDED
-from dspyer.migrate.async_routers import sync_form
 from dspyer.migrate.channels import state_fields, stored_classes
-from dspyer.migrate.converted_node import AsyncConvertedNode, ConvertedNode
-from dspyer.migrate.converted_router import ConvertedBranch, ConvertedRouter
-from dspyer.migrate.findings import Findings, FoundNode
-from dspyer.migrate.graph_edges import GraphEdges
-from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, only_async
-from dspyer.migrate.langgraph_report import LangGraphReport, make_report
-from dspyer.migrate.left_out import note_what_is_left_out
-from dspyer.migrate.model_calls import replaced_text
-from dspyer.migrate.node_policies import retry_of, timeout_of
-from dspyer.migrate.schema_classes import data_channels
-from dspyer.migrate.surroundings import Surroundings
-from dspyer.migrate.targets import Kind, NamedTargets, Targets, usable_name
-from dspyer.migrate.unsupported import check_graph, check_names, graph_problem
+from dspyer.migrate.code_reading import sync_form
+from dspyer.migrate.converted_node import (
+    AsyncConvertedNode,
+    ConvertedBranch,
+    ConvertedNode,
+    ConvertedRouter,
+    Kind,
+    NamedTargets,
+    Surroundings,
+    Targets,
+    retry_of,
+    timeout_of,
+    usable_name,
+)
+from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
+from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, data_channels, only_async
+from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
+from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
 from dspyer.values.freezing import set_held_classes
@@ -214,7 +218,8 @@ class Conversion:
         graph = self._empty_graph()
         if isinstance(self.given, CompiledStateGraph):
             before, after = self.given.interrupt_before_nodes, self.given.interrupt_after_nodes
-            graph._breakpoints = (self.targets.stops(before), self.targets.stops(after))
+            stops = Breakpoints(before=self.targets.stops(before), after=self.targets.stops(after))
+            graph._layers += [stops] if before or after else []
         for name, options in nodes.items():
             graph.add_node(self.targets.names[name], **options)
         for source in (START, *self.edges.reached):

@@ -3,37 +3,416 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import builtins
+import inspect
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
+from langgraph import errors as langgraph_errors
 from langgraph import types as langgraph_types
-from langgraph.constants import END
-from langgraph.errors import GraphInterrupt, NodeError, NodeInterrupt, NodeTimeoutError
+from langgraph.constants import END as LANGGRAPH_END
+from langgraph.errors import GraphInterrupt, NodeError, NodeInterrupt
+from langgraph.runtime import ExecutionInfo, Runtime
+from langgraph.store.base import BaseStore
+from langgraph.types import RetryPolicy
 from pydantic import ValidationError, WithJsonSchema
+from tenacity import wait_exponential, wait_random
 
-from dspyer.errors import AnswerError, GraphError, NodeOutputError, RouteError, always_raised, list_names
+from dspyer import END, Command, Context, ImmutableState, Retry, Send
+from dspyer.errors import (
+    AnswerError,
+    GraphError,
+    NodeOutputError,
+    NodeTimeoutError,
+    RouteError,
+    always_raised,
+    brief,
+    error_text,
+    is_transient,
+    list_names,
+)
 from dspyer.events import NodeFailed
-from dspyer.layers.retry import Retry
+from dspyer.graph.spec import attribute_problems, check_name
+from dspyer.layers.retry import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
-from dspyer.migrate.converted_router import ConvertedRouter
-from dspyer.migrate.internals import ParentCommand, Questions, refused_answer, text_of
-from dspyer.migrate.noted_errors import earlier_error, handling, key_of, noted
-from dspyer.migrate.surroundings import Surroundings
-from dspyer.migrate.targets import NamedTargets, Targets
-from dspyer.migrate.task_calls import TaskCalls
-from dspyer.migrate.unsupported import LEAVES_BY_COMMAND
-from dspyer.nodes.context import Context
-from dspyer.nodes.node import SENT, Command
-from dspyer.scheduler import topology
+from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of
+from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, Findings
+from dspyer.nodes.binding import find_resource, value_of_run
+from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
+
+# The names to which LangGraph's code goes, as targets of dspyer.
+
+
+Kind: TypeAlias = Literal["code", "graph", "replaced"]
+
+
+class NamedTargets(NamedTuple):
+    """The targets that are known before a run.
+
+    Attributes:
+        names: the nodes, by their names in LangGraph.
+        option: the option of `from_langgraph` that names them, with the node: `goto={'x': [...]}`.
+    """
+
+    names: frozenset[str]
+    option: str
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """How the names that LangGraph's code goes to become targets of dspyer.
+
+    Attributes:
+        names: the name of each node in dspyer, by its name in LangGraph; those that no run reaches are left out.
+        all: the names of all nodes in LangGraph.
+        kinds: what became of each node: its own code, a converted graph, or what replaces it.
+    """
+
+    names: Mapping[str, str]
+    all: frozenset[str]
+    kinds: Mapping[str, Kind]
+
+    def stops(self, breakpoints: Any) -> list[str]:
+        """The nodes at which LangGraph's breakpoints stop a run: names, or `"*"` for all."""
+        found = self.names if breakpoints == "*" else breakpoints
+        return [self.names[name] for name in found if name in self.names]
+
+    def ordered(self, found: Sequence[object], who: str, known: NamedTargets) -> list[Goto]:
+        """The targets of what code of LangGraph went to: nodes by name, each once, then each `Send`; without `END`.
+
+        LangGraph folds updates in this order, and an edge and a `goto` to one node start it once.
+        """
+        nodes = sorted({name for name in found if isinstance(name, str) and name != LANGGRAPH_END})
+        sends = [send for send in found if not isinstance(send, str)]
+        return [
+            *[self._named(name, who, known) for name in nodes],
+            *[self._send(send, who, known) for send in sends],
+        ]
+
+    def _named(self, name: str, who: str, known: NamedTargets) -> str:
+        if name not in self.all:
+            raise RouteError(f"{who} goes to {name!r}, and there is no such node: the nodes are {list_names(self.all)}")
+        if name not in known.names:
+            raise RouteError(
+                f"{who} goes to {name!r}, which its code does not name: name all targets in "
+                f"from_langgraph({known.option})"
+            )
+        return self.names[name]
+
+    def _send(self, send: Any, who: str, known: NamedTargets) -> Send:
+        if not isinstance(send, langgraph_types.Send):
+            raise RouteError(f"{who} goes to {brief(send)}, of type {type(send).__name__}: give a name or a Send")
+        if getattr(send, "timeout", None) is not None:
+            raise RouteError(f"{who} gives its Send to {send.node!r} a timeout: give that node one, add_node(timeout=)")
+        name, kind = self._named(send.node, who, known), self.kinds[send.node]
+        if kind == "code":
+            return Send(name, {SENT: send.arg})
+        if not isinstance(send.arg, Mapping) and not hasattr(send.arg, "__dict__"):
+            raise RouteError(
+                f"{who} sends {brief(send.arg)} to {send.node!r}, which takes fields: give a dict of them, or an "
+                "object of its schema"
+            )
+        values = dict(send.arg if isinstance(send.arg, Mapping) else vars(send.arg))
+        return Send(name, {SENT: values} if kind == "graph" else values)
+
+
+def usable_name(name: str, taken: Iterable[str]) -> str:
+    """The name of a node that a graph of dspyer accepts: the same one where possible."""
+    found = re.sub(r"\W", "_", name).lstrip("_") or "node"
+    found = found if not found[0].isdigit() else f"node_{found}"
+    while True:
+        with suppress(GraphError):
+            check_name(found, list(taken))
+            if not attribute_problems([found]):  # a module may replace its code
+                return found
+        found += "_node"
+
+
+# Calls of functions with LangGraph's `@task`: effects of the node that makes them, which are made once.
+
+
+class TaskCalls:
+    """What LangGraph calls for each call of a task. A node that runs again gets the recorded results, in their order.
+
+    A task of a sync node runs when it is called, and not in the background. `name` is that of the node, or of its error
+    handler.
+    """
+
+    def __init__(self, ctx: Context, name: str) -> None:
+        self.ctx, self.name = ctx, name
+        self._numbers = itertools.count()
+        self._results: dict[str, Any] = {}  # in this attempt, whose effects have a key each
+
+    def begin(self) -> None:
+        """Count anew: the code of the node runs from its start."""
+        self._numbers = itertools.count()
+
+    def __call__(
+        self, function: Callable[..., Any], given: tuple[Sequence[Any], Mapping[str, Any]], **options: Any
+    ) -> Future[Any] | asyncio.Future[Any]:
+        name = getattr(function, "__name__", "task")
+        policies = [key for key in ("retry_policy", "cache_policy", "timeout") if options.get(key)]
+        if policies:
+            raise GraphError(
+                f"the task {name!r}, which node {self.name!r} calls, has a {policies[0]}: make it a node with that "
+                "policy, or call a plain function"
+            )
+        key = f"{self.name}.{name}-{next(self._numbers)}"
+        args, kwargs = given
+
+        def call() -> Any:
+            return function(*args, **kwargs)
+
+        async def async_call() -> Any:
+            return await function(*args, **kwargs)
+
+        def result() -> Any:
+            self._results[key] = found = self.ctx.once(key, call)
+            return found
+
+        async def async_result() -> Any:
+            self._results[key] = found = await self.ctx.once(key, async_call)
+            return found
+
+        if key in self._results:
+            return _done(lambda: self._results[key])
+        if not inspect.iscoroutinefunction(function):
+            return _done(result)
+        started: asyncio.Future[Any] = asyncio.ensure_future(async_result())
+        return started
+
+
+def _done(call: Callable[[], Any]) -> Future[Any] | asyncio.Future[Any]:
+    """A future with the result of a call: one that can be awaited, if the caller is async code."""
+    future: Future[Any] | asyncio.Future[Any]
+    try:
+        future = asyncio.get_running_loop().create_future()
+    except RuntimeError:
+        future = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - the caller gets it from the future
+        future.set_exception(error)
+    return future
+
+
+# What LangGraph's code gets beside the state: the config, the runtime, and the values that LangGraph manages.
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all nodes of a converted graph get beside the state: as given to `from_langgraph`, or as a run's resources.
+
+    Attributes:
+        context: `runtime.context`; a resource of the class `context_schema` takes its place.
+        store: `runtime.store`; a resource of the class `BaseStore` takes its place.
+        configurable: what is in `config["configurable"]`; a resource of the class `RunnableConfig` adds to it.
+        context_schema: the class of contexts; None for none.
+        managed: the managed values of the schema, by key.
+    """
+
+    context: object = None
+    store: Any = None
+    configurable: Mapping[str, Any] = field(default_factory=dict)
+    context_schema: Any = None
+    managed: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(
+        self, label: str, ctx: Context, questions: Questions, tasks: TaskCalls, failed: NodeError | None = None
+    ) -> Any:
+        """The `RunnableConfig` with which LangGraph calls the code of node `label`; `failed` is for error handlers."""
+        given = _resource(ctx, RunnableConfig, {})
+        configurable = {**_thread_id(ctx), **self.configurable, **given.get("configurable", {})}
+        runtime: Any = Runtime(
+            context=_resource(ctx, self.context_schema, self.context),
+            store=_resource(ctx, BaseStore, self.store),
+            stream_writer=ctx.emit,
+            execution_info=ExecutionInfo(
+                checkpoint_id="",
+                checkpoint_ns=ctx.execution,
+                task_id=ctx.execution,
+                run_id=ctx.run_id,
+                node_attempt=ctx.attempt,
+                thread_id=configurable.get("thread_id"),
+            ),
+        )
+        private = node_configurable(ctx.execution, runtime, questions, tasks, failed)
+        return {
+            **given,
+            "tags": list(given.get("tags", ())),
+            "metadata": {**given.get("metadata", {}), "langgraph_node": label},
+            "callbacks": given.get("callbacks"),
+            "configurable": {**configurable, **private},
+        }
+
+    def managed_values(self, ctx: Context) -> dict[str, Any]:
+        """The managed values in a step of a run."""
+        if not self.managed:
+            return {}
+        left = value_of_run("run.remaining", ctx)
+        return {key: managed_value(kind, left if isinstance(left, int) else 0) for key, kind in self.managed.items()}
+
+
+def _resource(ctx: Context, kind: Any, default: Any) -> Any:
+    """The resource of a class that the run was given."""
+    resources = ctx.delegate.host.resources
+    found, value = find_resource(kind, resources) if isinstance(kind, type) and resources else (False, None)
+    return value if found else default
+
+
+def _thread_id(ctx: Context) -> dict[str, str]:
+    """The name of the thread on which the run is."""
+    journal = ctx.delegate.host.records.journal
+    return {"thread_id": journal.thread} if journal is not None and journal.thread else {}
+
+
+# The conditional edges of a node of LangGraph as one router of dspyer.
+
+
+class ConvertedBranch(NamedTuple):
+    """One router of LangGraph.
+
+    Attributes:
+        path: its code.
+        input_schema: what it gets.
+        ends: the nodes by label; None if it returns names.
+    """
+
+    path: Any
+    input_schema: Any
+    ends: Mapping[Any, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedRouter:
+    """All routers that follow a node, and its edges: LangGraph follows all of them, in the order of node names.
+
+    Attributes:
+        label: the node that it follows, by its name in LangGraph.
+        branches: its routers.
+        static: the nodes to which its edges lead.
+        fields: the fields of the graph.
+        targets: the names of nodes.
+        leads_to: the targets that its edges and routers name.
+        surroundings: what the routers get beside the state.
+    """
+
+    label: str
+    branches: tuple[ConvertedBranch, ...]
+    static: tuple[str, ...]
+    fields: StateFields
+    targets: Targets
+    leads_to: NamedTargets
+    surroundings: Surroundings
+
+    @property
+    def who(self) -> str:
+        """How errors name it."""
+        return f"the router of {self.label!r}"
+
+    def __call__(self, state: ImmutableState, ctx: Context) -> list[Goto]:
+        found: list[str | Send] = self.targets.ordered(self.follow(state, ctx), self.who, self.leads_to)
+        return found or [END]
+
+    def follow(self, state: ImmutableState, ctx: Context) -> list[object]:
+        """Where edges and routers lead, as LangGraph's code says it."""
+        config = self.surroundings.config(self.label, ctx, Questions(()), TaskCalls(ctx, f"{self.label} router"))
+        managed = self.surroundings.managed_values(ctx)
+        token = var_child_runnable_config.set(config)
+        try:
+            found = [
+                target
+                for branch in self.branches
+                for target in self._route(branch, self.fields.seen(branch.input_schema, state, managed), config)
+            ]
+        except GraphInterrupt:
+            raise GraphError(f"{self.who} calls interrupt(): ask in a node, and route by the answer") from None
+        finally:
+            var_child_runnable_config.reset(token)
+        return [*found, *self.static]
+
+    def _route(self, branch: ConvertedBranch, value: object, config: Any) -> Sequence[object]:
+        result = branch.path.invoke(value, config)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        return [self._target(one, branch) for one in results]
+
+    def _target(self, result: Any, branch: ConvertedBranch) -> object:
+        if not branch.ends or isinstance(result, langgraph_types.Send):
+            return result
+        if result not in branch.ends:
+            raise RouteError(
+                f"{self.who} returned {brief(result)}; its labels are {list_names(branch.ends)}: add it to the path map"
+            )
+        return branch.ends[result]
+
+
+# The error of a node that has an error handler, kept for the case that the handler runs again without the node.
+#
+# It does after a question of the handler, and after a crash. The error is kept as plain data: its class cannot be
+# rebuilt by the name in a store, unless it is one of Python's own.
+
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+_OF_HANDLER = "__dspyer_of_handler__"
+
+
+@contextmanager
+def handling() -> Iterator[None]:
+    """Mark the errors of a handler: the retry policy is that of the node, whose attempts are over."""
+    try:
+        yield
+    except Exception as error:
+        error.__dict__[_OF_HANDLER] = True
+        raise
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a handler has raised this error."""
+    return bool(vars(error).get(_OF_HANDLER))
+
+
+def key_of(node: str) -> str:
+    """The key of the effect under which the error of a node is kept."""
+    return f"{node}.error"
+
+
+def noted(error: Exception) -> dict[str, Any]:
+    """An error as plain data."""
+    text = error_text(error)
+    plain = all(type(each) in _PLAIN for each in error.args)
+    return {"type": type(error).__name__, "text": text, "args": list(error.args) if plain else [text]}
+
+
+def earlier_error(node: str, label: str, ctx: Context) -> NodeError | None:
+    """What the handler of a node got before; None if the node has not failed."""
+    attempt = ctx.delegate
+    found = thaw(attempt.host.records.effects.get(RecordKey(attempt.local_id, key_of(node))))
+    return None if found is None else NodeError(label, _rebuilt(**found))
+
+
+def _rebuilt(type: str, text: str, args: list[Any]) -> Exception:  # noqa: A002 - the key in the store
+    kind = getattr(builtins, type, None)
+    if isinstance(kind, builtins.type) and issubclass(kind, Exception):
+        try:
+            return kind(*args)
+        except TypeError:  # its parts were no plain data
+            pass
+    return Exception(f"{type}: {text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +531,9 @@ class AsyncConvertedNode(ConvertedNode):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise NodeTimeoutError(self.label, self.timeout, kind="run", run_timeout=self.timeout) from None
+            raise langgraph_errors.NodeTimeoutError(
+                self.label, self.timeout, kind="run", run_timeout=self.timeout
+            ) from None
 
 
 async def _async_noted(error: Exception) -> dict[str, Any]:
@@ -258,9 +639,9 @@ class NodeCall:
             if isinstance(part, langgraph_types.Command) and part.graph is not None:
                 raise GraphError(f"{self.who} returns Command(graph={part.graph!r}): {LEAVES_BY_COMMAND}")
         patch = self._patch()
-        goto = [target for part in parts for target in goto_of(part) if target != END]
+        goto = [target for part in parts for target in goto_of(part) if target != LANGGRAPH_END]
         if self.failed is not None:  # the edges of the node that failed are not followed
-            return Command(patch, self.node.targets.ordered(goto, self.who, self.node.leads_to) or [topology.END])
+            return Command(patch, self.node.targets.ordered(goto, self.who, self.node.leads_to) or [END])
         if not goto:
             return patch
         routed = self.node.router.follow(self._after(patch), self.ctx) if self.node.router else self.node.static
@@ -308,3 +689,74 @@ def goto_of(part: object) -> Sequence[object]:
 def answer_type(schema: object) -> Any:
     """The type of the answer to a question: any value, shown with the `response_schema` of `interrupt()`."""
     return Annotated[Any, WithJsonSchema(dict(schema))] if isinstance(schema, Mapping) and schema else Any
+
+
+# The policies of LangGraph's nodes as those of dspyer: retries and timeouts. What is left out is a note.
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedRetry(Retry):
+    """The first of several policies that accepts an error decides how often and when its node is attempted again."""
+
+    policies: tuple[Retry, ...] = ()
+
+    def pause(self, attempt: int, error: BaseException) -> float | None:
+        """How long to wait before the next attempt; None if there is none."""
+        policy = next((one for one in self.policies if accepts(one.on, error)), None)
+        return None if policy is None else policy.pause(attempt, error)
+
+
+def retry_of(given: RetryPolicy | Sequence[RetryPolicy] | None, *, replaced: bool = False) -> Retry | None:
+    """The policy of a node; None for none.
+
+    The default of LangGraph would repeat what the LM of a module has repeated, so a node that `nodes=` has `replaced`
+    has the default of `Retry` in its place.
+    """
+    policies = (given,) if isinstance(given, RetryPolicy) else tuple(given or ())
+    found = tuple([_one_policy(policy, replaced) for policy in policies])
+    if len(found) < 2:
+        return found[0] if found else None
+    return ConvertedRetry(max(one.attempts for one in found), policies=found)
+
+
+def _one_policy(policy: RetryPolicy, replaced: bool) -> Retry:
+    wait: Any = wait_exponential(
+        multiplier=policy.initial_interval, exp_base=policy.backoff_factor, max=policy.max_interval
+    )
+    longest = policy.max_interval
+    if policy.jitter:
+        wait, longest = wait + wait_random(0, 1), longest + 1
+    on = is_transient if replaced and policy.retry_on is RetryPolicy().retry_on else _RetryOn(policy.retry_on)
+    return Retry(max(policy.max_attempts, 1), on, wait, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _RetryOn:
+    """The `retry_on` of a policy: a type, several of them, or a function."""
+
+    accepted: Any
+
+    def __call__(self, error: BaseException) -> bool:
+        if is_of_handler(error):
+            return False
+        accepted = tuple(self.accepted) if isinstance(self.accepted, Sequence) else self.accepted
+        return accepts(accepted, as_langgraph_raises(error))
+
+
+def as_langgraph_raises(error: BaseException) -> BaseException:
+    """The error that LangGraph raises in place of one of dspyer: its timeout is no `TimeoutError`."""
+    if not isinstance(error, NodeTimeoutError):
+        return error
+    found: BaseException = langgraph_errors.NodeTimeoutError("", 0.0, kind="run", run_timeout=0.0)
+    return found
+
+
+def timeout_of(label: str, spec: Any, findings: Findings) -> float | None:
+    """The seconds that an attempt of node `label` may take; None for no limit."""
+    policy = spec.timeout
+    if policy is None:
+        return None
+    if policy.idle_timeout is not None:
+        findings.note(f"the idle_timeout of node {label!r} is left out: timeout= bounds a whole attempt")
+    limit = policy.run_timeout
+    return limit.total_seconds() if isinstance(limit, timedelta) else limit

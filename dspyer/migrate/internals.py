@@ -6,19 +6,59 @@ The import of this file fails with one sentence if the installed version of Lang
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import sys
 import threading
 import traceback
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from types import UnionType
+from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin
 
+from langchain_core import messages
+from langchain_core.documents import Document
 from langchain_core.runnables import RunnableSequence
 from langgraph.errors import NodeError
+from langgraph.types import Command, Send
+from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainValidator, WrapValidator
+from typing_extensions import ReadOnly
 
-from dspyer.migrate.installed import unknown_version
+from dspyer import register_value_type
 from dspyer.nodes.callables import attributes_of
+from dspyer.schema.fields import validated_fields
+
+# The errors for a LangGraph that is not installed, or of a version that is not known.
+
+
+TESTED = ("1.2.11", "1.2.22")
+"""The versions of LangGraph with which the converter was tested."""
+
+
+def not_installed() -> ImportError:
+    """The error if LangGraph is missing."""
+    return ImportError(
+        "dspyer.migrate reads graphs of LangGraph, which is not installed: pip install 'langgraph>=1.2,<1.3'"
+    )
+
+
+def unknown_version(error: Exception) -> ImportError:
+    """The error if LangGraph lacks a private name that the converter needs."""
+    return ImportError(
+        f"dspyer.migrate was tested with LangGraph {' and '.join(TESTED)}, and {_found()} is installed, which differs "
+        f"({error}): pip install 'langgraph>=1.2,<1.3'"
+    )
+
+
+def _found() -> str:
+    try:
+        return version("langgraph")
+    except PackageNotFoundError:
+        return "another version"
+
 
 try:
     from langgraph._internal._constants import (
@@ -186,3 +226,97 @@ def only_async(runnable: Any) -> bool:
         return runnable.func is None
     own = attributes_of(runnable)  # `with_fallbacks` looks for others in what it wraps, and may fail
     return "afunc" in own and "func" not in own
+
+
+# The classes of LangChain and LangGraph that a state may hold: another process finds them by name in a thread.
+
+
+def register_langchain_classes() -> None:
+    """Register documents and the classes of messages; values of LangChain's other types are dicts."""
+    found = [getattr(messages, name) for name in messages.__all__]
+    for cls in [*found, Document]:
+        if isinstance(cls, type) and issubclass(cls, BaseModel):
+            register_value_type(cls)
+    # What a `Send` gives a node may be one of these, which the node returns as its own.
+    register_value_type(Command)
+    register_value_type(Send, encode=_send_parts, decode=lambda parts: Send(**parts))
+
+
+def _send_parts(send: Send) -> dict[str, Any]:
+    return {"node": send.node, "arg": send.arg, "timeout": send.timeout}
+
+
+# What the classes of LangGraph's schemas do beside naming keys: attributes that are no data, and validators.
+
+
+_VALIDATORS = (AfterValidator, BeforeValidator, PlainValidator, WrapValidator)
+
+
+def data_channels(builder: Any) -> dict[str, Any]:
+    """Return the channels of a `StateGraph` that hold data.
+
+    LangGraph makes channels of the private attributes of pydantic models and of the marker `_: KW_ONLY` of a dataclass
+    too. No node can read those.
+    """
+    return {
+        key: channel
+        for key, channel in builder.channels.items()
+        if getattr(channel, "typ", None) is not dataclasses.KW_ONLY
+        and not all(key in private_attributes(schema) for schema, keys in builder.schemas.items() if key in keys)
+    }
+
+
+def private_attributes(schema: Any) -> frozenset[str]:
+    """Return the names that a pydantic model has as private attributes; none for another class."""
+    is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
+    return frozenset(schema.__private_attributes__) if is_model else frozenset()
+
+
+def own_validation(builder: Any, key: str, annotation: Any) -> str:
+    """Return why a key is validated by its class alone, when a node reads it; empty if the annotation says it all.
+
+    A validator may change a value each time it runs, so that a second run before the value is committed would change
+    it twice; and it may accept what the annotation does not.
+    """
+    if _has_validator(annotation):
+        return "its annotation has a validator, which runs when a node reads it, as in LangGraph"
+    for schema in builder.schemas:
+        if isinstance(schema, type) and issubclass(schema, BaseModel) and key in schema.model_fields:
+            of_model = schema.__pydantic_decorators__.model_validators.values()
+            if key in validated_fields(schema) or any(each.info.mode != "after" for each in of_model):
+                return f"{schema.__name__} has a validator for it, which runs when a node reads it, as in LangGraph"
+    return ""
+
+
+def _has_validator(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated and any(isinstance(each, _VALIDATORS) for each in annotation.__metadata__):
+        return True
+    return any(map(_has_validator, get_args(annotation)))
+
+
+# Dicts of the standard library's classes: a state holds plain mappings, and the code of a graph expects its class.
+
+
+_CLASSES: tuple[type, ...] = (Counter, OrderedDict)
+
+
+def rebuilt_dict(annotation: Any) -> Callable[[Any], Any] | None:
+    """Return what makes a plain dict one of the class that an annotation names, and leaves other values as they are.
+
+    A `defaultdict` gets the class of its values as its factory, `list` in `defaultdict[str, list[int]]`. The result is
+    None for an annotation that names no such class.
+    """
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Annotated, Required, NotRequired, ReadOnly):
+        return rebuilt_dict(args[0])
+    if origin in (Union, UnionType):
+        return next(filter(None, map(rebuilt_dict, args)), None)
+    cls = origin or annotation
+    if cls is defaultdict:
+        factory = get_origin(args[1]) or args[1] if args else None
+        return partial(_rebuilt, partial(defaultdict, factory if isinstance(factory, type) else None))
+    return partial(_rebuilt, cls) if cls in _CLASSES else None
+
+
+def _rebuilt(make: Callable[[Any], Any], value: Any) -> Any:
+    return make(value) if type(value) is dict else value

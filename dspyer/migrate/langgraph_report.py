@@ -2,18 +2,223 @@
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
+import dspy
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import RunnableBinding
+from langchain_core.tools import BaseTool
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.channels.base import BaseChannel
 from langgraph.graph import END
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel.protocol import PregelProtocol
+from langgraph.types import Command
 
 from dspyer.display.tables import table_lines
-from dspyer.migrate.findings import FoundNode
-from dspyer.migrate.model_calls import LMNode, is_conversation, lm_nodes, node_kind
+from dspyer.migrate.code_reading import NodeCode, is_a, main_function, read_code
+from dspyer.migrate.unsupported import FoundNode
+from dspyer.nodes.callables import attributes_of
+
+# Which nodes of a LangGraph graph call an LM, and what could be written instead so that DSPy tunes it.
+
+
+_PLAIN: Final = (bool, int, float)
+_CONTAINERS: Final = (list, dict)
+# Functions of LangChain that return a model of a name.
+_MAKERS: Final = frozenset({"init_chat_model"})
+
+
+@dataclass(frozen=True, slots=True)
+class LMNode:
+    """A node that calls an LM, and a line that could replace it. The line is a suggestion and is never applied.
+
+    Attributes:
+        node: its name in LangGraph; in a graph that is node `outer`, `outer.name`.
+        lm: the model or module that it calls.
+        suggestion: the module to write, as code. `...` stands for a field that the node's code does not name.
+        also_writes: fields that the node writes and the suggestion does not.
+        adds_message: whether the node answers in a conversation. The module is then called by a function that returns
+            the message.
+        remark: what else to know, often empty.
+    """
+
+    node: str
+    lm: str
+    suggestion: str
+    also_writes: tuple[str, ...] = ()
+    adds_message: bool = False
+    remark: str = ""
+
+
+def lm_nodes(nodes: Iterable[FoundNode]) -> list[LMNode]:
+    """The nodes that call an LM, in the order of the graph, without those that are graphs."""
+    found = []
+    for node in nodes:
+        if not isinstance(node.runnable, PregelProtocol):
+            found += [made for made in [_lm_node(node, read_code(node.runnable))] if made]
+    return found
+
+
+def _lm_node(node: FoundNode, code: NodeCode) -> LMNode | None:
+    modules = code.values(dspy.Module)
+    if modules:
+        use = modules[0]
+        named = use.name[:1].isidentifier()
+        suggestion = use.name if named else f"{type(use.value).__name__}(...)"
+        return LMNode(node.name, f"dspy.{type(use.value).__name__}", suggestion)
+    lm = next(_models(code), "")
+    if lm:
+        return _suggest(node, lm, code)
+    for use in code.values(CompiledStateGraph):
+        inner = use.value.builder.nodes if isinstance(use.value, CompiledStateGraph) else {}
+        for spec in inner.values():
+            if lm := next(_models(read_code(spec.runnable)), ""):
+                return LMNode(
+                    node.name,
+                    f"{lm}, in the graph {use.name}",
+                    "...",
+                    remark="add that graph as a node, and convert again",
+                )
+    return None
+
+
+def _models(code: NodeCode) -> Iterator[str]:
+    """The language models that a node uses: instances, classes, and what makes one."""
+    for use in code.uses:
+        value = use.value
+        if is_a(value, (BaseLanguageModel, dspy.BaseLM)):
+            model = next((getattr(value, name, None) for name in ("model_name", "model") if hasattr(value, name)), None)
+            yield " ".join([type(value).__name__, *([model] if isinstance(model, str) and model else [])])
+        elif is_a(value, type) and issubclass(value, (BaseLanguageModel, dspy.BaseLM)):
+            if not inspect.isabstract(value):  # those are for annotations and isinstance
+                yield value.__name__
+        elif is_a(value, type) and issubclass(value, dspy.Module):
+            yield f"dspy.{value.__name__}"
+        elif is_a(value, types.FunctionType) and value.__name__ in _MAKERS:
+            yield "a chat model"
+
+
+def _suggest(node: FoundNode, lm: str, code: NodeCode) -> LMNode:
+    keys = node.keys
+    asked = [name for use in code.values(BasePromptTemplate) for name in getattr(use.value, "input_variables", [])]
+    reads = list(keys.read or [name for name in asked if name in node.channels] or asked)
+    writes = [key for key in keys.returned if not is_conversation(node.channels[key])]
+    adds_message = bool(keys.returned) and not writes
+    if adds_message:
+        reads = ["conversation" if is_conversation(node.channels[key]) else key for key in keys.read]
+        reads, writes = reads or ["conversation"], ["reply"]
+    remark = ""
+    both = [key for key in writes if key in reads]
+    if both:
+        remark = f"an input and an output of a signature have different names: {', '.join(both)} is both"
+        writes = [f"new_{key}" if key in both else key for key in writes]
+    outputs = [f"{key}{_type_text(node.channels[key])}" if key in node.channels else key for key in writes]
+    text = f"{', '.join(dict.fromkeys(reads)) or '...'} -> {', '.join(outputs) or '...'}"
+    tools = _tools(code)
+    module = f'dspy.ReAct("{text}", tools=[{", ".join(tools)}])' if tools else f'dspy.Predict("{text}")'
+    if tools:
+        remark = remark or "the module calls its tools itself"
+    if any(use.value is Command for use in code.uses):
+        remark = f"{node.name} also says where to go: call the module in a function that returns a dspyer.Command"
+    written = {key.removeprefix("new_") for key in writes}
+    also = () if adds_message else tuple(key for key in keys.returned if key not in written)
+    return LMNode(node.name, lm, module, also, adds_message, remark)
+
+
+def is_conversation(channel: BaseChannel[Any, Any, Any]) -> bool:
+    """Whether a channel is folded by `add_messages`."""
+    fold = getattr(channel, "operator", None) or getattr(channel, "reducer", None)
+    return getattr(fold, "__name__", "").strip("_") in {"add_messages", "messages_delta_reducer"}
+
+
+def _tools(code: NodeCode) -> list[str]:
+    """The tools that a model is given, as code."""
+    found = [tool for use in code.values(RunnableBinding) for tool in use.value.kwargs.get("tools", ())]
+    if not found and "bind_tools" in code.names():
+        listed = [tool for use in code.values((list, tuple)) for tool in use.value]
+        found = [tool for tool in listed if is_a(tool, (BaseTool, types.FunctionType))]
+        found += [use.value for use in code.values(BaseTool)]
+    functions = {use.name for use in code.values(types.FunctionType)}
+    texts = [_tool_text(tool, functions) for tool in found]
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _tool_text(tool: Any, functions: Collection[str]) -> str:
+    """A tool as code: DSPy takes the function of a tool of LangChain, and no such tool; empty without a usable name."""
+    described = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    name = str(described.get("name") or getattr(tool, "name", None) or getattr(tool, "__name__", ""))
+    if not name.isidentifier():
+        return ""
+    if name in functions or isinstance(tool, types.FunctionType):
+        return name
+    has_function = not isinstance(tool, BaseTool) or getattr(tool, "func", None) is not None
+    return f"{name}.func" if has_function else f"dspy.Tool.from_langchain({name})"
+
+
+# --- signatures as text
+
+
+def _type_text(channel: BaseChannel[Any, Any, Any]) -> str:
+    """`: int`, empty for a text and for a type that a signature cannot name."""
+    text = _kind_of_value(getattr(channel, "typ", Any))
+    return f": {text}" if text and text != "str" else ""
+
+
+def _kind_of_value(typ: Any) -> str:
+    if typ is str or typ in _PLAIN:
+        return str(typ.__name__)
+    origin, arguments = get_origin(typ), get_args(typ)
+    if origin is Annotated:
+        return _kind_of_value(arguments[0])
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if typ in _CONTAINERS:
+        return str(typ.__name__)
+    origin = list if origin is collections.abc.Sequence else origin
+    if origin in _CONTAINERS:
+        parts = [_kind_of_value(part) for part in arguments]
+        name = origin.__name__
+        return f"{name}[{', '.join(parts)}]" if all(parts) else name
+    if origin is types.UnionType or str(origin) == "typing.Union":
+        parts = ["None" if part is type(None) else _kind_of_value(part) for part in arguments]
+        return " | ".join(parts) if all(parts) else ""
+    return ""
+
+
+def node_kind(runnable: object) -> str:
+    """What a node is, in a few words."""
+    if isinstance(runnable, CompiledStateGraph):
+        number = len(runnable.builder.nodes)
+        return f"graph of {number} node{'s' * (number != 1)}"
+    if isinstance(runnable, (PregelProtocol, ToolNode)):
+        return type(runnable).__name__
+    fn = main_function(runnable)
+    if fn is None:
+        return type(runnable).__name__
+    return "function" if attributes_of(runnable).get("func") is not None else "async function"
+
+
+def replaced_text(node: FoundNode, options: Mapping[str, Any]) -> str:
+    """A note on a node that `nodes=` replaces: what its function wrote and the new node does not."""
+    new = options.get("node")
+    signature = getattr(new, "signature", None) or getattr(getattr(new, "predict", None), "signature", None)
+    outputs = options.get("writes", getattr(signature, "output_fields", None))
+    text = f"node {node.name!r} is replaced by {getattr(new, '__name__', type(new).__name__)}"
+    if outputs is None:
+        return f"{text}; its function wrote {', '.join(node.keys.returned)}" if node.keys.returned else text
+    written = set(outputs.values()) if isinstance(outputs, Mapping) and "writes" in options else set(outputs)
+    rest = [key for key in node.keys.returned if key not in written]
+    return f"{text}; its function also wrote {', '.join(rest)}" if rest else text
+
 
 _WIDTH: Final = 120
 _UNKNOWN: Final = "?"

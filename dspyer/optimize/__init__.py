@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dspyer.optimize.accepted import accepted_only
-from dspyer.optimize.few_shot import FewShot
+from dspyer.optimize.few_shot import FewShot, accepted_only
 from dspyer.optimize.field_metric import FieldMetric, by_field, culprits, equals
 from dspyer.optimize.gepa import GEPA
 from dspyer.optimize.run_judge import Culprits, FieldNote

@@ -2,31 +2,219 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dspyer.errors import StoreError, brief
+from dspyer import CompiledGraph, ImmutableState, Run
+from dspyer.errors import InputError, StoreError, always_raised, brief, unwrap_stop_iteration, with_article
+from dspyer.events import Commit
+from dspyer.extend import Call, Layer, Output, Place, using, wrapped
+from dspyer.graph.spec import check_inputs
 from dspyer.ids import outermost_execution
-from dspyer.layers.layer import using
-from dspyer.lm.not_public import Hasher
-from dspyer.lm.tracing import recording
-from dspyer.optimize.examples import validate_examples
-from dspyer.optimize.field_functions import FieldJudge
+from dspyer.layers.layer import Inner
+from dspyer.layers.retry import apart_from_earlier
+from dspyer.lm.not_public import INPUT_KEYS, Hasher
+from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, recording, step_count, take_steps
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.steps import Script
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.rollouts import AskedAgain
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
-from dspyer.optimize.written_values import WrittenValues
+from dspyer.optimize.written_values import FieldJudge, WrittenValues
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run import Run, internals_of, take_run
-from dspyer.state import ImmutableState
+from dspyer.runtime.run import internals_of, take_run
+from dspyer.runtime.session import Session, SessionEnd
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.values.frozen import thaw
+
+# `accepted_only`: a program whose trace has no steps that a check has refused.
+
+
+def accepted_only(program: CompiledGraph) -> CompiledGraph:
+    """The same program for optimizers that train weights and for `dspy.Refine`, which use every step of a trace.
+
+    A step whose output a check refused is in the trace with a copy of its predictor. Optimizers that find predictors by
+    identity skip it, and GEPA reflects on it. `BootstrapFinetune`, also in `BetterTogether`, and `GRPO` find predictors
+    by position or by signature: they would train a model to give what was refused. `dspy.Refine` fails at the copy, and
+    so never advises.
+
+    Args:
+        program: a compiled graph: the student, and a teacher too.
+
+    Returns:
+        A program that shares the modules of this one, to be given to the optimizer. `run.trace` of its runs has the
+        refused steps as before.
+
+    Raises:
+        TypeError: for anything but a compiled graph.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.testing import ScriptedLM
+        >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
+        >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+        >>> program = graph.add_path(START, "draft", END).compile()
+        >>> for each in (program, accepted_only(program)):
+        ...     with ScriptedLM([{"answer": "four"}, {"answer": "4"}]), dspy.context(trace=[]):
+        ...         _ = each(question="2 + 2?")
+        ...         print([dict(outputs) for _, _, outputs in dspy.settings.trace])
+        [{'answer': 'four'}, {'answer': '4'}]
+        [{'answer': '4'}]
+    """
+    given: Any = program
+    if not isinstance(given, CompiledGraph):
+        raise TypeError(f"accepted_only takes a compiled graph, and got {with_article(type(given).__name__)}")
+    return program._with_accepted_only()
+
+
+# What is wrong with the examples of an optimization, found before the first run.
+
+
+def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) -> None:
+    """Refuse examples with which a program cannot be called. DSPy scores each such run 0, and goes on.
+
+    Args:
+        program: the program; only the inputs of a compiled graph are known before it runs.
+        examples: the examples.
+        name: what the user calls them, `"trainset"` or `"valset"`.
+
+    Raises:
+        TypeError: if one is no `dspy.Example`.
+        ValueError: if one has no inputs, or not those of the graph.
+    """
+    for index, example in enumerate(examples):
+        where = f"{name}[{index}]"
+        if not isinstance(example, dspy.Example):
+            kind = with_article(type(example).__name__)
+            raise TypeError(f"{where} is {kind}: give dspy.Example(**values).with_inputs(...), not {brief(example)}")
+        if getattr(example, INPUT_KEYS) is None:
+            inputs = program.graph.inputs if isinstance(program, CompiledGraph) else ()
+            names = ", ".join(repr(field) for field in inputs if field in example) or "..."
+            raise ValueError(f"{where} does not say which of its columns are inputs: call example.with_inputs({names})")
+        if isinstance(program, CompiledGraph):
+            try:
+                check_inputs(program.graph, example.inputs().keys())
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+
+
+# Rollouts: a node whose output is wrong is asked again at once, by itself, for the optimizer that asks for this
+# layer.
+#
+# The layer is outside of all others. A rollout is not a retry:
+# nothing has failed, so it has no part in attempts, events and commits. Its LM calls have rollout ids of their own.
+#
+# Asked again are nodes that have called a predictor: another call of a function gives the same. A graph that is a
+# node
+# would continue its run, a search is made of calls of its own, and posts to live fields have been read by siblings:
+# they are left as they are.
+
+
+ROLLOUT_STRIDE = 10**6
+"""Times that of later attempts (`lm_requests.STRIDE`): so that rollouts have other rollout ids than attempts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedAgain(Layer):
+    """Asks nodes again whose output is wrong.
+
+    Attributes:
+        rollouts: decides which outputs are asked for again (`few_shot.StepJudge`), maybe from several threads.
+    """
+
+    place: ClassVar[Place] = "outside"
+
+    rollouts: Any
+
+    @property
+    def asked_again(self) -> list[str]:
+        """The executions that it has asked again; an executor adds those that a worker has asked."""
+        asked: list[str] = self.rollouts.asked
+        return asked
+
+    def of(self, run: Any) -> AskedAgain | None:
+        """Its part in an outermost run that is not stored: a stored map has recorded its items."""
+        outermost, live = not run.scope and not run.ids.called_in, run.together.visible and run.graph.around
+        return self if outermost and run.log is None and not live else None
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""
+        first: Output = yield from inner(call)
+        session, rollouts, delegate = call.runner.session, self.rollouts, call.context.delegate
+        node, execution = session.graph.nodes[call.node], delegate.execution
+        if first.targets is not None or node.look.inner or call.node in session.graph.searches or not step_count():
+            return first
+        so_far = partial(_run_so_far, session, delegate, first)
+        shared = rollouts.shared(execution, so_far) if delegate.branch else frozenset()
+        if not rollouts.wants_another(execution, {*first.patch, *node.always_writes} - shared, first.after, so_far):
+            return first
+        last, kept = first.call.context.delegate, take_steps(0)
+        known = list(session.notes.failed_attempts.get(execution, ()))
+
+        def lose(steps: Steps) -> None:
+            session.lose_steps(last, last.number, steps)
+
+        def forget() -> None:
+            """Leaves no mark of a rollout that is not taken."""
+            lose(take_steps(0))
+            if known:
+                session.notes.failed_attempts[execution] = list(known)
+            else:
+                session.notes.failed_attempts.pop(execution, None)
+
+        for number in range(1, rollouts.most + 1):
+            again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
+            execute_attempt(last.number)
+            step = apart_from_earlier(ROLLOUT_STRIDE * number, lose)
+            try:
+                output: Output = yield from wrapped(inner(again), step)
+            except Exception as error:
+                if always_raised(unwrap_stop_iteration(error)):
+                    raise
+                forget()
+                continue
+            if rollouts.is_right({*output.patch, *node.always_writes} - shared, output.after):
+                lose(kept)
+                return output
+            forget()
+        append_to_trace(kept)
+        return first
+
+
+def _run_so_far(session: Session, attempt: Attempt, output: Output) -> Run:
+    """The run, as if it had been stopped after the commit of an output."""
+    assert attempt.position is not None
+    head = attempt.position.head
+    before = session.run.log[head].commit
+    commit = Commit(
+        attempt.execution,
+        None,
+        attempt.node,
+        attempt.branch,
+        output.call.context.visit,
+        before.step + 1,
+        output.patch,
+        (before.id,),
+    )
+    log = session.run.log.append(LogEntry(commit, output.after, (head,), None))
+    part = copy.copy(session)
+    part.notes = copy.copy(session.notes)
+    part.notes.traces, part.notes.lost = (
+        dict(session.notes.traces),
+        dict(session.notes.lost),
+    )  # other threads add to these
+    return Run(SessionEnd(part, session.run._replace(log=log), "stopped", None, (), []), None, None)
+
 
 logger = logging.getLogger("dspyer")
 

@@ -16,17 +16,22 @@ from weakref import WeakKeyDictionary, ref
 
 import dspy
 
+from dspyer import DELETE, CompiledGraph, ImmutableState, Run
 from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import outermost_execution
-from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
-from dspyer.optimize.written_values import NO_FIELD, WrittenValues
-from dspyer.patch import DELETE
-from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.run import Run, internals_of
-from dspyer.state import ImmutableState
+from dspyer.optimize.written_values import (
+    NO_FIELD,
+    Equals,
+    FieldJudge,
+    FieldResult,
+    WrittenValues,
+    metric_name,
+    metric_problems,
+)
+from dspyer.runtime.run import internals_of
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 

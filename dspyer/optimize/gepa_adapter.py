@@ -5,25 +5,210 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import dspy
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
-from dspyer.errors import Failure, error_text, needs_new_response
-from dspyer.lm.not_public import InstructionProposer
+from dspyer import START, CompiledGraph, Run
+from dspyer.errors import error_text, needs_new_response
+from dspyer.events import LMCall, TraceStep
+from dspyer.failure import Failure
+from dspyer.ids import outermost_execution
+from dspyer.lm.not_public import CALLERS, InstructionProposer
+from dspyer.lm.parameters import modules_in, path_in_program, walk, walk_parameters
 from dspyer.lm.requests import STRIDE
-from dspyer.optimize.components import Components
+from dspyer.lm.tap import Subscriber, TappedCall, subscribing
+from dspyer.lm.tracing import Executing
+from dspyer.nodes.router import Router
 from dspyer.optimize.gepa_stats import GEPAStats
-from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
 from dspyer.runtime.request import FAILED_RUNS
-from dspyer.runtime.run import Run, without_run
+from dspyer.runtime.run import without_run
+
+# What GEPA may edit of a program, its components: the predictors by name. And which nodes of the graph they are in.
+
+
+class Components:
+    """The components of a program and its nodes.
+
+    A component is in the node whose module has its predictor, at any depth: `write.draft.predict` is in the node
+    `write`, whose program has a node `draft`. A router and a condenser with a module count as nodes of their own. The
+    graph may also be inside of a module that does more than call it. A component outside of the graph stands for
+    itself; so does every component of a module with several graphs, or none.
+
+    Attributes:
+        nodes: the names of the nodes, in the order of the graph; of a program without one, the components.
+        exact: whether the program is a graph, so that its run knows of everything that ran.
+    """
+
+    def __init__(self, program: dspy.Module, components: Iterable[str]) -> None:
+        self._all = tuple(components)
+        graph = only_graph(program)
+        self.exact = graph is program
+        if graph is None:
+            self._in = {name: (name,) for name in self._all}
+            self._used: dict[str, tuple[str, ...]] = {}
+            self._modules: tuple[str, ...] = ()
+            self.nodes: tuple[str, ...] = self._all
+            return
+        names = {id(parameter): name for name, parameter in program.named_parameters() if name in self._all}
+        modules = {name: part for name, part in vars(graph).items() if isinstance(part, dspy.Module)}
+        self._in = {
+            attribute: tuple(dict.fromkeys(names[id(part)] for _, part in walk(module) if id(part) in names))
+            for attribute, module in modules.items()
+        }
+        spec = graph.graph
+        self._modules = tuple(modules)
+        inside = {name for names in self._in.values() for name in names}
+        self._in |= {name: (name,) for name in self._all if name not in inside}
+        self._used = {
+            node: (
+                node,
+                *(way.module_name for way in spec.exits.get(node, ()) if isinstance(way, Router) and way.module_name),
+                *(part.name for part in spec.condensers.get(node, {}).values()),
+            )
+            for node in (START, *spec.nodes)
+        }
+        self.nodes = tuple(dict.fromkeys([*spec.nodes, *self._in]))
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        """The nodes with a component."""
+        return tuple(node for node in self.nodes if self._in.get(node))
+
+    def nodes_of(self, component: str) -> tuple[str, ...]:
+        """The nodes that a component is in, several if they share it; of one outside of the graph, its own name."""
+        return tuple(node for node, inside in self._in.items() if component in inside) or (component,)
+
+    def node_of_step(self, step: TraceStep) -> str:
+        """The node that made a step of a run: for a router or condenser this one, and not the node that it follows."""
+        path = path_in_program(step.predictor) or ""
+        if path in self._in.get(step.node, ()):  # also one that another node has, too, under whose name it is listed
+            return step.node
+        within = (node for node in self._modules if path == node or path.startswith((f"{node}.", f"{node}[")))
+        return next(within, step.node)
+
+    def used_in(self, prediction: Any) -> tuple[str, ...]:
+        """The components that the run of a prediction may have called: those of the nodes that ran."""
+        if not self.exact:
+            return self._all
+        try:
+            run = Run.of(prediction)
+        except (LookupError, TypeError):
+            return self._all
+        ran = {START, *(commit.node for commit in run.commits), *(step.node for step in run.trace_steps)}
+        of_nodes = {
+            component
+            for attributes in self._used.values()
+            for attribute in attributes
+            for component in self._in.get(attribute, ())
+        }
+        used = {
+            component
+            for node in ran
+            for attribute in self._used.get(node, (node,))
+            for component in self._in.get(attribute, ())
+        }
+        return tuple(component for component in self._all if component in used or component not in of_nodes)
+
+
+def nodes_by_part(program: dspy.Module) -> dict[int, tuple[str, ...]]:
+    """The nodes of each module and predictor of a program, by id; outside of the graph, the component."""
+    graph = only_graph(program)
+    found: dict[int, tuple[str, ...]] = {}
+    for attribute, module in vars(graph).items() if graph is not None else ():
+        if isinstance(module, dspy.Module):
+            for _, part in modules_in(module):
+                found[id(part)] = (*found.get(id(part), ()), attribute)
+    return {id(parameter): (name,) for name, parameter in program.named_parameters()} | found
+
+
+def only_graph(program: dspy.Module) -> CompiledGraph | None:
+    """The graph of a program, if it has just one, those inside of it not counted."""
+    if isinstance(program, CompiledGraph):
+        return program
+    graphs = [part for _, part in modules_in(program) if isinstance(part, CompiledGraph)]
+    inner = {id(part) for graph in graphs for _, part in modules_in(graph) if part is not graph}
+    outer = [graph for graph in graphs if id(graph) not in inner]
+    return outer[0] if len(outer) == 1 else None
+
+
+# Counting the LM calls of a program where they are made: each one for the node whose module made it.
+
+
+class LMCounts(Subscriber):
+    """The LM calls of a block. May be used from several threads.
+
+    Args:
+        programs: the ids of the programs with the nodes: a metric may call others.
+
+    Attributes:
+        made: the calls that no cache of DSPy served, failed ones too, by node; "" for those of no node.
+        cached: those that a cache of DSPy served.
+    """
+
+    def __init__(self, programs: Container[int] = ()) -> None:
+        self._programs = programs
+        self.made: Counter[str] = Counter()
+        self.cached: Counter[str] = Counter()
+        self._nodes: dict[int, _Nodes] = {}  # by program, which is kept
+        self._lock = Lock()
+
+    def ended(self, call: TappedCall) -> None:
+        """Count a call that has ended."""
+        hit = getattr((call.entry or {}).get("response"), "cache_hit", None)
+        if hit is None:  # DSPy gives the responses of its caches no usage
+            hit = not call.usages and bool(getattr(call.lm, "cache", False))
+        with self._lock:
+            counts = self.cached if hit and call.error is None else self.made
+            counts[self._node(call.callers, call.execution)] += 1
+
+    def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+        """Count the calls that a worker of an executor has made for a program."""
+        predictors, callers = dict(walk_parameters(program)), dspy.settings.get(CALLERS) or []
+        for call in calls:
+            execution = outermost_execution(call.execution)
+            running = nodes.get(execution, call.node)
+            inner = predictors.get(call.predictor) if execution == call.execution else vars(program).get(running)
+            counts = self.made if call.requests else self.cached
+            with self._lock:
+                counts[self._node([*callers, program, inner], Executing(execution, running, program))] += 1
+
+    def _node(self, callers: Sequence[Any], here: Executing) -> str:
+        """The node that calls: that of the innermost calling module which its program has, else the one that runs."""
+        root = next((one for one in callers if id(one) in self._programs), None)
+        if root is None:
+            return ""
+        known = self._nodes.get(id(root))
+        if known is None:
+            known = self._nodes[id(root)] = _Nodes(root, only_graph(root), nodes_by_part(root))
+        nodes = next((known.of_part[id(one)] for one in reversed(callers) if id(one) in known.of_part), ())
+        running = here.node if here.program is known.graph is not None else ""
+        return running if running in nodes or not nodes else nodes[0]
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a program, by the ids of their modules and predictors."""
+
+    program: dspy.Module
+    graph: CompiledGraph | None
+    of_part: dict[int, tuple[str, ...]]
+
+
+@contextmanager
+def counting_lm_calls(programs: Container[int] = ()) -> Iterator[LMCounts]:
+    """Count the LM calls of a block, in all its threads, by the nodes of the programs with these ids."""
+    counts = LMCounts(programs)
+    with dspy.context(**subscribing(counts)):
+        yield counts
+
 
 Candidate = Mapping[str, str]
 Batch = EvaluationBatch[Any, Any]

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from dspyer import Run
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.lm.parameters import path_in_program
 from dspyer.lm.tracing import is_apart
 from dspyer.nodes.router import Router
-from dspyer.optimize.field_functions import FieldJudge, FieldResult
-from dspyer.optimize.written_values import NO_FIELD, FieldRead, WrittenValue, WrittenValues
-from dspyer.runtime.run import Run, internals_of
+from dspyer.optimize.written_values import NO_FIELD, FieldJudge, FieldRead, FieldResult, WrittenValue, WrittenValues
+from dspyer.runtime.run import internals_of
 from dspyer.values.frozen import thaw
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from dspyer.display.stats import Checked, Mapped
 from dspyer.events import FieldShape
 from dspyer.ids import Address
 from dspyer.scheduler.topology import START, Edge
@@ -14,6 +13,28 @@ from dspyer.scheduler.topology import START, Edge
 FUNCTION = ("function", "")
 KINDS = {"subgraph": "graph", "interrupt": "question"}
 """The kinds of steps by the shapes of nodes, where they differ."""
+
+
+class Checked(NamedTuple):
+    """A check, as far as its commits show what it did.
+
+    Attributes:
+        fix: the node that corrects what it refuses; None for none, and for the check of an agent.
+        into: the field that gets its problems.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+    """
+
+    fix: str | None
+    into: str
+    modes: frozenset[str] = frozenset()
+
+
+class Mapped(NamedTuple):
+    """A map: the fields of its results and of its failures, and those of them whose reducer folds what it gives."""
+
+    into: str
+    failures: str | None
+    folded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

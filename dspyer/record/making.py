@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dspyer.display.redaction import Redactor
-from dspyer.errors import Failure
 from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Replace
@@ -146,7 +145,7 @@ class Material(NamedTuple):
     damaged: Mapping[str, str] = {}
     graph: DrawnGraph = DrawnGraph("")
     earlier: Callable[[], Mapping[str, str]] = dict
-    redactor: Redactor | None = None
+    redactor: Any = None
 
 
 # --- where a run has stopped

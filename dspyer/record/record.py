@@ -10,8 +10,9 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from dspyer.errors import Failure, StoreError
+from dspyer.errors import StoreError
 from dspyer.events import LMCall, MergedConflict, Posted
+from dspyer.failure import Failure
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE
 from dspyer.record.drawn import DrawnGraph

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
-from time import time
 from typing import Any, NamedTuple
 
-from dspyer.display.redaction import Redactor
-from dspyer.errors import Failure, StoreError, ThreadError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit, LMCall, Posted, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
+from dspyer.log.execution_records import calls_in, run_usage
 from dspyer.log.history import recover_state, runs_back
-from dspyer.log.journal import MARK, is_alive, is_marked_alive
-from dspyer.log.lm_calls import calls_in, run_usage
+from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
@@ -37,7 +37,6 @@ from dspyer.log.rows import (
     first_version,
     is_readable,
     is_settled,
-    read_commit_content,
     run_label,
 )
 from dspyer.log.time_travel import ThreadReader
@@ -49,9 +48,6 @@ from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry, is_manual
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
-
-ELSEWHERE = 3600.0
-"""Seconds after its last commit for which a run that owns no thread counts as running if it is on another host."""
 
 KEPT = 16
 """Graphs that are kept as they were read last: a page asks for that of its run again with every step."""
@@ -100,11 +96,11 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
     """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
     while not listed.status:
         thread, run = listed.thread, listed.run
-        works_on, mark = thread.head is not None and thread.head.run == run.id, run.header.get(MARK)
-        if (works_on and is_alive(thread)) or (mark and not works_on and _is_at_work(store, listed, mark)):
+        works_on = thread.head is not None and thread.head.run == run.id
+        if works_on and is_alive(thread):
             return listed, "running"
-        now = store.thread(thread.name) if works_on or mark else None
-        if now is None or (not mark and (now.head, now.epoch) == (thread.head, thread.epoch)):
+        now = store.thread(thread.name) if works_on else None
+        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
             return listed, "crashed"
         # Its owner may have written since the list was read: read the run again.
         (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
@@ -112,22 +108,6 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
             return listed, "crashed"
         listed = found
     return listed, listed.status
-
-
-def _is_at_work(store: Store, listed: ListedRun, mark: Sequence[Any]) -> bool:
-    """Whether a run that owns no thread is at work: as its process says, or on another host if it wrote lately."""
-    alive = is_marked_alive(mark)
-    if alive is not None:
-        return alive
-    return time() - _last_time(store, Point(listed.run.id, listed.last), listed.started) < ELSEWHERE
-
-
-def _last_time(store: Store, at: Point, started: float) -> float:
-    """When the last commit of a run ended."""
-    for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
-        if row.kind in COMMITS and is_readable(row):
-            return sum(CommitRow.of(row).seconds)
-    return started
 
 
 def drawn_graph(store: Store, run: RunRow) -> DrawnGraph | None:
@@ -164,7 +144,7 @@ class Before(NamedTuple):
 
 
 def record_of(
-    reader: HistoryReader, thread: str, run: str | None = None, redactor: Callable[[], Redactor | None] | None = None
+    reader: HistoryReader, thread: str, run: str | None = None, redactor: Callable[[], Any] | None = None
 ) -> Record:
     """The record of a stored run; `run` is its id or label, None for the last one.
 
@@ -178,9 +158,7 @@ def record_of(
     return record_of_rows(reader, thread, rows, status, listed.thread.root, None if redactor is None else redactor())
 
 
-def record_at(
-    reader: HistoryReader, thread: str, at: Point, redactor: Callable[[], Redactor | None] | None = None
-) -> Record:
+def record_at(reader: HistoryReader, thread: str, at: Point, redactor: Callable[[], Any] | None = None) -> Record:
     """The record of a run up to one of its rows, as it was then."""
     row = reader.store.thread(thread)
     root = None if row is None else row.root
@@ -190,7 +168,7 @@ def record_at(
     )
 
 
-def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = None) -> Iterator[Record]:
+def records_of(reader: HistoryReader, thread: str, redactor: Any = None) -> Iterator[Record]:
     """The records of all runs in the history of a thread, oldest first. Each state is folded once."""
     row = reader.store.thread(thread)
     ends: dict[Point, Before] = {}
@@ -217,7 +195,7 @@ def record_of_rows(
     rows: RunRows,
     status: str,
     root: Point | None = None,
-    redactor: Redactor | None = None,
+    redactor: Any = None,
     before: Before | None = None,
 ) -> Record:
     """The record of the rows of a run."""
@@ -349,8 +327,7 @@ class _Reading:
             self.items[item.execution] = item.value
         elif row.kind == RowKind.ASK:
             ask = QuestionRow.read(row, fetch)
-            question = Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run)
-            self._asked[ask.execution, ask.key] = question, ask.at
+            self._asked[ask.execution, ask.key] = ask.question(), ask.at
         elif row.kind == RowKind.ANSWER:
             given = AnswerRow.read(row, fetch, decode)
             self._answers.pop((given.execution, given.key), None)
@@ -374,10 +351,10 @@ class _Reading:
         header = CommitRow.of(row)
         siblings = self._siblings.setdefault(header.scope, [])
         parents = ((len(siblings) - 1,) if siblings else ()) if header.parents is None else header.parents
-        content = read_commit_content(row.content, self._reader.fetch, self._reader.decode)
+        record = header.filled(row, self._reader.fetch, self._reader.decode)
         if row.kind == RowKind.JOIN:
-            content.patch = content.made
-        self.inside[header.execution] = self._reader.commit(header, content, [siblings[one] for one in parents])
+            record = replace(record, patch=record.made)
+        self.inside[header.execution] = self._reader.commit(record, [siblings[one] for one in parents])
         siblings.append(header.id)
 
     def questions(self) -> list[StepQuestion]:

@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dspyer.display.redaction import Redactor
 from dspyer.errors import StoreError
 from dspyer.events import Asked, Commit, Committed, Posted
 from dspyer.graph.spec import drawing_facts
-from dspyer.ids import full_id, prefix_at, thread_of
+from dspyer.ids import full_id, prefix_at
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import fingerprint_id
 from dspyer.patch import seal
@@ -40,9 +39,9 @@ class RunSource(NamedTuple):
             return None
         shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
         reader = HistoryReader(journal.store, session.graph.topology.schema, records.fetch_and_decode[1], shape)
-        return cls(reader, journal.thread or thread_of(session.ids.label), Point(journal.run, journal.seq - 1))
+        return cls(reader, journal.thread, Point(journal.run, journal.seq - 1))
 
-    def record(self, redactor: Callable[[], Redactor | None]) -> Record:
+    def record(self, redactor: Callable[[], Any]) -> Record:
         """The record of its rows."""
         return record_at(*self, redactor)
 
@@ -55,7 +54,8 @@ def record_of_run(run: Any) -> Record:
     if run._source is not None:
         # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
         with suppress(StoreError):
-            return run._source.record(lambda: run._redactor)
+            found: Record = run._source.record(lambda: run._redactor)
+            return found
     prefixes = run._prefixes
     log = {entry.commit.id: prefix_at(index, *prefixes)[:-1] for index, entry in enumerate(run._log)}
     labels = {entry.commit.id: log[entry.commit.id] for entry in run._entries}
@@ -90,7 +90,7 @@ def record_of_run(run: Any) -> Record:
     hidden = graph.hidden
     return Record(
         label or run.run_id,
-        thread_of(label),
+        "" if run._source is None else run._source.thread,
         material.graph,
         run.status,
         round(run._ended - run.duration, 3),

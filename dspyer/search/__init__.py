@@ -4,6 +4,6 @@ A search is a graph over a tree of patches. Its result does not depend on timing
 """
 
 from dspyer.search.search_graph import beam, best_of, mcts, tree
-from dspyer.search.trees import Tree, Trial
+from dspyer.search.trial import Tree, Trial
 
 __all__ = ["Tree", "Trial", "beam", "best_of", "mcts", "tree"]

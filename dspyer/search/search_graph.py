@@ -16,8 +16,8 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
+from dspyer import DELETE, END, START, Command, Context, Graph, ImmutableState, Replace, Send
 from dspyer.errors import (
-    Failure,
     GraphError,
     NodeOutputError,
     SearchError,
@@ -27,24 +27,33 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
-from dspyer.graph.builder import Graph
+from dspyer.failure import Failure
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.context import Context
 from dspyer.nodes.field_access import name_map
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import is_program
-from dspyer.patch import DELETE, Replace, apply_value
+from dspyer.patch import apply_value
 from dspyer.reducers import Updates
-from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
-from dspyer.search.choosers import Beam, BestOf, MonteCarlo
-from dspyer.search.trees import Tree
-from dspyer.search.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
-from dspyer.state import ImmutableState
+from dspyer.search.trial import (
+    BEST,
+    CHOSEN,
+    FINISH,
+    REWARD,
+    ROOT,
+    TREE,
+    TRIALS,
+    Beam,
+    BestOf,
+    MonteCarlo,
+    Tree,
+    TrialOptions,
+    change_of,
+    path_to,
+)
 from dspyer.threads.graph_changes import named_classes
 from dspyer.values.scalars import as_float, is_number, is_whole_number
 

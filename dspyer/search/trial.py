@@ -11,14 +11,18 @@ The steps of a trial are held back from the trace of the node until the search h
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import dspy
 
+from dspyer import DELETE, Context, ImmutableState, Replace
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.extend import Call, Look, Node, Output, Reply
+from dspyer.failure import Failure
 from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
@@ -26,10 +30,8 @@ from dspyer.log.execution_records import MISSING
 from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.check import function_finder
-from dspyer.nodes.context import Context
 from dspyer.nodes.map import (
     Gather,
-    ItemsNode,
     item_script,
     part_script,
     publish_end,
@@ -37,14 +39,13 @@ from dspyer.nodes.map import (
     recorded,
 )
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
-from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
+from dspyer.nodes.node import Built, MapOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, Within, is_program
-from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
+from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type, value_type
-from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import as_float, without_class
@@ -103,6 +104,7 @@ class TrialOptions(KindOptions):
         node = TrialNode(
             name=options.name,
             reads=reads | {TREE: TREE},
+            takes=frozenset([CHOSEN]),  # the trials to make
             # A reward reads what the module writes.
             optional=frozenset(reads) - (frozenset((inner.reads or {}).values()) - inner.optional),
             writes={TRIALS: TRIALS},
@@ -127,7 +129,7 @@ class TrialOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrialNode(ItemsNode):
+class TrialNode(Node):
     """A node that makes the chosen trials of a search, and commits their results in the order of the choice.
 
     Attributes:
@@ -139,6 +141,10 @@ class TrialNode(ItemsNode):
         temperature: that of the requests in a trial.
     """
 
+    kind: ClassVar[str] = "map"
+
+    inner: Node
+    mapped: MapOptions
     reward: Node
     done: Node | None
     judged: bool
@@ -151,11 +157,6 @@ class TrialNode(ItemsNode):
         """The fields of the state that its outputs are meant for: those of the module, which the best trial writes."""
         given = self.inner.may_give
         return None if given is None else given | frozenset(self.writes or ())
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring: the trials to make."""
-        return frozenset([CHOSEN])
 
     @property
     def look(self) -> Look:
@@ -177,10 +178,6 @@ class TrialNode(ItemsNode):
             execution: [(part_id(execution, index), name in led) for index, name in enumerate(names)]
             for execution, names in made.items()
         }
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call of the module reads whole."""
-        return self.inner.whole_fields(state)
 
     def script(self, call: Call) -> Script[Reply]:
         """Make the trials, as many at once as the runner allows."""
@@ -488,3 +485,235 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
         fix = "let the module of the search write a field that this function reads"
     hidden = hidden_problems(fn, options.who, fix)
     return function_finder(fn, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
+
+
+# The tree of a search as its policy sees it: trials by name, in the order in which they were chosen.
+
+
+class Trial(NamedTuple):
+    """One candidate of a search.
+
+    Attributes:
+        name: the positions on the path to it, as `"0.1.0"`: the first child of the second child of the root `"0"`.
+        parent: the name of the trial that it continues; `""` for the root, which is no trial.
+        patch: what it changed of its parent's state, a JSON merge patch; of a field with a reducer the list of its
+            updates. A field that it set to None, or to a mapping that holds a None, is in `whole` instead, with its
+            new value.
+        reward: its reward; None if it failed, and for the root.
+        value: the sum of the rewards of the trial and all trials below it.
+        visits: the number of these trials, those that failed included.
+        done: whether no trial may continue it: it is a solution, or it failed.
+        failure: the record of what it raised; None if it did not fail.
+        whole: the fields whose new value cannot be written as a JSON merge patch.
+        closed: whether `mcts` has tried all that is below it.
+    """
+
+    name: str
+    parent: str
+    patch: Mapping[str, Any]
+    reward: float | None
+    value: float
+    visits: int
+    done: bool
+    failure: Failure | None
+    whole: Mapping[str, Any] = {}
+    closed: bool = False
+
+    @property
+    def depth(self) -> int:
+        """The number of trials on the path to it, itself included; 0 for the root."""
+        return self.name.count(".")
+
+
+class Tree(Mapping[str, Trial]):
+    """The trials of a search by name, in the order in which they were chosen. What a policy of `search.tree` gets.
+
+    Nothing is copied: reading one trial costs the same in a tree of ten and of ten thousand.
+
+    Args:
+        entries: the field `tree` of a state.
+        last: the names of the trials of the last round.
+
+    Example:
+        >>> entry = {"name": "0.0", "parent": "0", "patch": {"n": 1}, "reward": 0.5, "value": 0.5, "visits": 1}
+        >>> tree = Tree({"0.0": {**entry, "done": False, "failure": None}}, ["0.0"])
+        >>> tree["0.0"].reward, [trial.name for trial in tree.children(tree.root)], tree.root.visits
+        (0.5, ['0.0'], 1)
+    """
+
+    def __init__(self, entries: Mapping[str, Any], last: Sequence[str] = ()) -> None:
+        self._entries = entries
+        self._last = last
+
+    def __getitem__(self, name: str) -> Trial:
+        return Trial(**self._entries[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def root(self) -> Trial:
+        """The state with which the search began: it is no trial, and not among the values of the tree."""
+        value = sum(trial.value for trial in self.children(ROOT))
+        return Trial(ROOT, "", {}, None, value, len(self), False, None)
+
+    @property
+    def last(self) -> list[Trial]:
+        """The trials of the last round, in their order; none before the first round."""
+        return [self[name] for name in self._last]
+
+    def children(self, parent: Trial | str) -> list[Trial]:
+        """The trials that continue a trial, or the root, in their order.
+
+        Args:
+            parent: the trial, or its name.
+
+        Returns:
+            The trials.
+
+        Example:
+            >>> Tree({}).children("0")
+            []
+        """
+        found: list[Trial] = []
+        name = parent if isinstance(parent, str) else parent.name
+        while (child := f"{name}.{len(found)}") in self._entries:
+            found.append(self[child])
+        return found
+
+    def next_place(self, parent: Trial | str) -> int:
+        """The place of the next child of a trial, or of the root: the number of its children.
+
+        Args:
+            parent: the trial, or its name.
+
+        Returns:
+            The place, counted from 0.
+
+        Example:
+            >>> Tree({}).next_place("0")
+            0
+        """
+        name = parent if isinstance(parent, str) else parent.name
+        most = 1
+        while f"{name}.{most - 1}" in self._entries:
+            most *= 2
+        return bisect_left(range(most), 1, key=lambda place: f"{name}.{place}" not in self._entries)
+
+    def __repr__(self) -> str:
+        return f"<Tree of {len(self)} trials>"
+
+
+# The policies of `best_of`, `beam` and `mcts`: pure functions from a tree to the trials of the next round.
+
+
+Choice = list[tuple[str, int]]
+"""The trials of a round: the parent of each, and its place among the children of the parent."""
+
+
+def _reached(trials: Sequence[Trial], threshold: float | None) -> bool:
+    """Whether one of some trials reaches a threshold."""
+    if threshold is None:
+        return False
+    return any(trial.reward is not None and trial.reward >= threshold for trial in trials)
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """`n` trials from the root, `per_round` at once."""
+
+    n: int
+    threshold: float | None
+    per_round: int
+
+    def __call__(self, tree: Tree) -> Choice:
+        made = len(tree)
+        if _reached(tree.last, self.threshold):
+            return []
+        return [(ROOT, place) for place in range(made, min(made + self.per_round, self.n))]
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The `width` best trials of a level are continued `branch` times each, down to `depth`.
+
+    Trials that are done are set aside: they take no place in the beam.
+    """
+
+    width: int
+    branch: int
+    depth: int
+    threshold: float | None
+    stops_when_done: bool
+
+    def __call__(self, tree: Tree) -> Choice:
+        level = tree.last
+        solved = [trial for trial in level if trial.done] if self.stops_when_done else level
+        if not level:
+            return [(ROOT, place) for place in range(self.branch)]
+        if level[0].depth >= self.depth or _reached(solved, self.threshold):
+            return []
+        alive = [trial for trial in level if not trial.done and trial.reward is not None]
+        best = sorted(alive, key=lambda trial: -(trial.reward or 0.0))[: self.width]  # stable: the first of equal ones
+        return [(trial.name, place) for trial in best for place in range(self.branch)]
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """Upper confidence bounds applied to trees (UCT; Kocsis and Szepesvári 2006), each trial being its own simulation.
+
+    A parent with less than `branch` children gets the next one; otherwise the search descends to the child with the
+    largest mean reward plus `c * sqrt(ln(visits of the parent) / visits)`, the first of equal ones. Within a round,
+    each chosen trial counts as a visit without a reward (a virtual loss; Chaslot, Winands and van den Herik 2008).
+    """
+
+    branch: int
+    depth: int
+    max_trials: int
+    c: float
+    per_round: int
+    threshold: float | None
+    stops_when_done: bool
+
+    def __call__(self, tree: Tree) -> Choice:
+        last = [trial for trial in tree.last if trial.done or not self.stops_when_done]
+        if _reached(last, self.threshold):
+            return []
+        chosen: Choice = []
+        losses: dict[str, int] = {}  # the visits of this round, by trial
+        while len(chosen) < min(self.per_round, self.max_trials - len(tree)):
+            found = self._descend(tree, ROOT, len(tree), losses)
+            if found is None:
+                break
+            chosen.append(found)
+            parent, place = found
+            for name in (ROOT, *path_to(f"{parent}.{place}")):
+                losses[name] = losses.get(name, 0) + 1
+        return chosen
+
+    def _descend(self, tree: Tree, name: str, visits: int, losses: dict[str, int]) -> tuple[str, int] | None:
+        """The next trial below one; None if all are tried, or chosen in this round."""
+        children = tree.children(name)
+        chosen = 0
+        while f"{name}.{len(children) + chosen}" in losses:
+            chosen += 1
+        if len(children) + chosen < self.branch:
+            return name, len(children) + chosen
+        total = math.log(visits + losses.get(name, 0))
+
+        def bound(child: Trial) -> float:
+            count = child.visits + losses.get(child.name, 0)
+            return child.value / count + self.c * math.sqrt(total / count)
+
+        for child in sorted((child for child in children if not child.closed), key=bound, reverse=True):
+            if child.depth < self.depth:
+                found = self._descend(tree, child.name, child.visits, losses)
+                if found is not None:
+                    return found
+        return None

@@ -49,7 +49,7 @@ from ag_ui.encoder import EventEncoder
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from dspyer.agents.conversation import THOUGHT
-from dspyer.agents.tool_approval import call_text
+from dspyer.agents.tool_node import call_text
 from dspyer.display.redaction import Redactor
 from dspyer.display.server_sent import last_of_refusal, last_of_run
 from dspyer.errors import BudgetError, OpenRunError

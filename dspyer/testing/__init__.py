@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dspyer.clock import FakeClock
 from dspyer.testing.nearest import NearestLM
-from dspyer.testing.pauses import clock, no_pauses
 from dspyer.testing.prompt import Prompt
 from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
-from dspyer.testing.units import call_node, route, stub
+from dspyer.testing.units import call_node, clock, no_pauses, route, stub
 
 __all__ = [
     "Asks",

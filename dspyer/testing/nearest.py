@@ -22,8 +22,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.testing.prompt import LMAnswer, Prompt, PromptField, ToolCall, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing.prompt import LMAnswer, Prompt, PromptField, Sampling, TextLM, ToolCall, write_answer
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _COPY_FROM = 0.45  # similarity from which on the text of a demonstration is copied

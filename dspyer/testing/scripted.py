@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from dspyer.errors import ScriptError, annotate
 from dspyer.lm.not_public import BaseCallback
-from dspyer.testing.prompt import LMAnswer, Prompt, ToolCall, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing.prompt import LMAnswer, Prompt, Sampling, TextLM, ToolCall, write_answer
 
 
 class ScriptedLM(TextLM):

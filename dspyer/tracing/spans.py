@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic_core import to_json
 
+from dspyer import START, ImmutableState
 from dspyer.errors import Interrupt, error_text, unwrap_stop_iteration
 from dspyer.events import (
     Asked,
@@ -39,16 +40,14 @@ from dspyer.events import (
     is_built_in,
     path_of_event,
 )
+from dspyer.extend import Call, Layer, Place
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import FIRST, path_text, thread_of, whole_execution
-from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.ids import FIRST, path_text, whole_execution
+from dspyer.layers.layer import Inner
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.log.rows import StoredTrace
-from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
 from dspyer.scheduler.schedule import RunState
-from dspyer.scheduler.topology import START
-from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
 
 UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
@@ -262,8 +261,6 @@ class RunSpans:
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
         thread = "" if run.log is None else run.log.journal.thread
-        if not thread and run.run_start.label:  # the run is merged into its thread at its end
-            thread = thread_of(run.run_start.label[0])
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph

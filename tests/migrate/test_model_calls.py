@@ -22,7 +22,7 @@ from pydantic import Field
 from dspyer import Budget
 from dspyer.events import Token
 from dspyer.migrate import explain_langgraph, from_langgraph
-from dspyer.migrate.model_calls import LMNode
+from dspyer.migrate.langgraph_report import LMNode
 from tests.rows import each
 
 

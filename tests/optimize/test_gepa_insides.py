@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer import optimize
-from dspyer.optimize.components import Components
-from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
-from dspyer.optimize.gepa_selector import CulpritSelector, Responsible
+from dspyer.optimize.gepa import CulpritSelector, Responsible
+from dspyer.optimize.gepa_adapter import Components, KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
 from tests.optimize.skills import RULES
 

@@ -18,7 +18,22 @@ import pytest
 from pydantic import BaseModel
 from tenacity import wait_none
 
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Retry, Run, Send, Thread, agents, live, reducers
+from dspyer import (
+    END,
+    START,
+    Archive,
+    Breakpoints,
+    CompiledGraph,
+    Context,
+    Graph,
+    Retry,
+    Run,
+    Send,
+    Thread,
+    agents,
+    live,
+    reducers,
+)
 from dspyer.record import Record
 from dspyer.stores import Memory, SQLite
 from dspyer.testing import Prompt, ScriptedLM
@@ -201,7 +216,7 @@ def program_of(seed: int, store: Any) -> CompiledGraph:
     parts = Parts(seed)
     level: Any = parts.rng.choice(["full", "usage"])
     after = parts.rng.sample(list(parts.graph._nodes), 1) if parts.rng.random() < 0.2 else []
-    return parts.graph.compile(store=store, record_lm_calls=level, interrupt_after=after)
+    return parts.graph.compile(store=store, record_lm_calls=level, layers=[Breakpoints(after=after)])
 
 
 def answered(target: Any, run: Run) -> Run:
@@ -231,6 +246,7 @@ def check(record: Record, thread: Thread) -> None:
     """The states of a record are those of the thread; its tree is one; each LM call is at one step; sums are right."""
     steps = {step.id: step for step in record.steps}
     versions = {commit.id: commit.version for commit in thread.history()}
+    archived = Archive(thread._store).thread(thread.name)
     assert len(steps) == len(record.steps)
     for step in record.steps:
         assert step.parent is None or step.parent in steps
@@ -238,9 +254,9 @@ def check(record: Record, thread: Thread) -> None:
         if step.parent is None and step.commit is not None:
             assert record.state(step.id) == thread.at(step.id)
             assert step.version == versions.get(step.id, step.version)
-            authors = {name: commit.id for name, commit in thread._thread_reader.writers(step.id).items()}
             if step.kind != "join":
-                assert record.authors(step.id) == authors, step.id
+                authors = {name: archived.blame(name, at=step.id).id for name in record.state(step.id)}
+                assert record.authors(step.id) == authors
     walked(record)
     tokens = sum(call.tokens for step in record.steps for call in step.lm)
     assert tokens == sum(used.get("total_tokens", 0) for used in record.usage.values())
