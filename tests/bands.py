@@ -81,7 +81,7 @@ NOT_YET: dict[str, str] = {
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
-    "display.redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
+    "redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
     "display.report": "path_text whole_execution",
     "display.run_html": "ImmutableState LogEntry Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",

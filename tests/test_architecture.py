@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"errors", "failure", "hints", "clock", "ids", "waiting", "worker_threads"},
     {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
-    {"state", "schema"},
+    {"state", "schema", "redaction"},
     {"scheduler"},
     {"views", "templates"},
     {"messages"},

@@ -14,7 +14,6 @@ from functools import partial
 from threading import Lock
 from typing import Any, cast
 
-from dspyer.display.redaction import Redaction, Redactor
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
 from dspyer.failure import Failure
@@ -57,6 +56,7 @@ from dspyer.log.rows import (
     run_label,
 )
 from dspyer.patch import DELETE
+from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
     is_manual,
@@ -712,8 +712,7 @@ def thread_redactor(
             if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
                 with suppress(Exception):  # what cannot be read is shown nowhere
                     content = read_commit_content(written.content, reader.fetch, reader.decode)
-                    for field, update in (content.patch or {}).items():
-                        redactor.learn_update(field, update)
+                    redactor.learn_patch(content.patch or {})
     return redactor
 
 

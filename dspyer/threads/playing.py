@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from dspyer.display.redaction import Redactor
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
@@ -25,6 +24,7 @@ from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EffectRow, EndRow, RowKind, end_row
 from dspyer.log.time_travel import ThreadReader, check_thread_name, last_end, thread_redactor
+from dspyer.redaction import Redactor
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events

@@ -17,7 +17,6 @@ from functools import partial
 from time import time
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from dspyer.display.redaction import HIDDEN
 from dspyer.errors import ChangedGraphError, InputError, OpenRunError, StoreError, ThreadError, brief, suggestion
 from dspyer.events import Event, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
@@ -44,6 +43,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import resumes_without_progress
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
+from dspyer.redaction import HIDDEN
 from dspyer.runtime.request import Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
