@@ -50,7 +50,6 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
-from dspyer.display.server_sent import last_of_refusal, last_of_run
 from dspyer.errors import BudgetError, OpenRunError
 from dspyer.events import (
     Asked,
@@ -73,6 +72,7 @@ from dspyer.runtime.session import Session
 from dspyer.scheduler.topology import START
 from dspyer.serve.agui_messages import Said, ToolUse, said
 from dspyer.serve.json_patch import operations
+from dspyer.server_sent import last_of_refusal, last_of_run
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
 
