@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
+    from dspyer.layers.breakpoints import Breakpoints
+    from dspyer.layers.conversations import Conversations
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import LiveEntry, Peer
@@ -44,6 +46,7 @@ __all__ = [
     "END",
     "START",
     "Archive",
+    "Breakpoints",
     "Budget",
     "Cache",
     "Command",
@@ -51,6 +54,7 @@ __all__ = [
     "CompiledGraph",
     "Conflict",
     "Context",
+    "Conversations",
     "Delta",
     "DspyerError",
     "Entry",
@@ -108,6 +112,8 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
+    "dspyer.layers.breakpoints": ("Breakpoints",),
+    "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.display.progress": ("progress",),

@@ -6,8 +6,8 @@ NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
         "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
-        "Schema Script TURN apply_value asks_module build_finder filled found_problems giving into_problems "
-        "plan_templates problem_texts set_apart text_of thaw"
+        "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
+        "set_apart text_of thaw"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
@@ -56,9 +56,8 @@ NOT_YET: dict[str, str] = {
         "display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun MARK OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_marked_alive is_readable questions_at read_run rows_through run_label "
-        "sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
+        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
@@ -89,16 +88,15 @@ NOT_YET: dict[str, str] = {
     "display.stats": "Address HIDDEN Replace START execution_id",
     "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallCount CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names "
-        "prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallCount CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
-        "REQUEST Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
-        "with_own_adapters"
+        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
@@ -148,11 +146,10 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather ItemsNode KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
-        "Script Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
-        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
-        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps thaw "
-        "value_type without_class"
+        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script Within "
+        "apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
+        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
+        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
@@ -182,6 +179,6 @@ NOT_YET: dict[str, str] = {
     "threads.export": "ArchivedThread",
     "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
     ),
 }

@@ -60,29 +60,6 @@ class RecordKey(NamedTuple):
     key: str
 
 
-class RecordedPost(NamedTuple):
-    """A post to a live field.
-
-    Attributes:
-        seq: its arrival number.
-        field: the field.
-        node: its author; `"START"` for the value with which the run began.
-        execution: the id of the execution, and of the commit that it makes.
-        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
-        update: the update as the node gave it, frozen.
-        over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others.
-            None for a field whose posts do not replace each other.
-    """
-
-    seq: int
-    field: str
-    node: str
-    execution: str
-    id: str
-    update: Any
-    over: tuple[int, ...] | None = None
-
-
 class KeptRun(NamedTuple):
     """What a run inside a node has committed, for the next attempt of the node, which continues it.
 
@@ -96,7 +73,7 @@ class KeptRun(NamedTuple):
     attempts: tuple[int, ...] = ()
     rows: tuple[Row, ...] = ()
     traces: Mapping[str, Sequence[Any]] = MappingProxyType({})
-    posts: Mapping[int, RecordedPost] = MappingProxyType({})
+    posts: Mapping[int, PostRow] = MappingProxyType({})
 
 
 def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
@@ -137,7 +114,7 @@ class ExecutionRecords:
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
     answers: dict[RecordKey, Any] = field(default_factory=dict)
     with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
-    posts: dict[tuple[str, ...], dict[int, RecordedPost]] = field(default_factory=dict)
+    posts: dict[tuple[str, ...], dict[int, PostRow]] = field(default_factory=dict)
     new_responses: dict[RecordKey, int] = field(default_factory=dict)
     kept: dict[tuple[str, ...], KeptRun] = field(default_factory=dict)
     lm_calls: LMCallLog | None = None
@@ -164,10 +141,10 @@ class ExecutionRecords:
                 self._commits.setdefault(head.scope, []).append(row)
                 self._ended.add(head.execution)
             elif kind == RowKind.ASK:
-                ask = QuestionRow.read(row, fetch)
-                self._add(Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run))
+                self._add(QuestionRow.read(row, fetch).question())
             elif kind == RowKind.POST:
-                self._read_post(row, fetch, decode)
+                post = PostRow.read(row, fetch, decode)
+                self.posts.setdefault(post.scope, {})[post.seq] = post
             elif kind == RowKind.LAYER:
                 added = LayerRow.read(row, fetch)
                 self.with_commit.setdefault(added.execution, []).append(added)
@@ -189,24 +166,9 @@ class ExecutionRecords:
                 item = ItemRow.read(row, fetch, decode)
                 self.items[item.execution] = item.value
 
-    def _read_post(self, row: Row, fetch: Fetch, decode: DecodeValue) -> None:
-        post = PostRow.read(row, fetch, decode)
-        recorded = RecordedPost(
-            post.seq, post.field, post.node, post.execution, post.id, post.patch[post.field], post.over
-        )
-        self.posts.setdefault(post.scope, {})[post.seq] = recorded
-
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
-
-    def calls_inside(self, scope: tuple[str, ...]) -> int:
-        """Return how many node calls the runs inside of the nodes of a scope have committed, in earlier processes."""
-        depth, found = len(scope), 0
-        for inner, rows in self._commits.items():
-            if len(inner) > depth and inner[:depth] == scope:
-                found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
-        return found
 
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
@@ -248,17 +210,7 @@ class ExecutionRecords:
             return True
         if key not in self.questions:
             self._add(question)
-            self._unwritten.append(
-                QuestionRow(
-                    question.execution,
-                    question.key,
-                    question.node,
-                    question.branch,
-                    question.run,
-                    question.text,
-                    question.answer,
-                ).row()
-            )
+            self._unwritten.append(QuestionRow.of_question(question).row())
         given = answer(question)
         if given is MISSING:
             return False

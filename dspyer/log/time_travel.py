@@ -48,11 +48,11 @@ from dspyer.log.reader import (
 )
 from dspyer.log.rows import (
     COMMITS,
+    RECORDS,
     CommitRow,
     EndRow,
     ResumeRow,
     RowKind,
-    read_commit_content,
     run_label,
 )
 from dspyer.patch import DELETE
@@ -711,8 +711,8 @@ def thread_redactor(
         for written in run.rows:
             if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
                 with suppress(Exception):  # what cannot be read is shown nowhere
-                    content = read_commit_content(written.content, reader.fetch, reader.decode)
-                    redactor.learn_patch(content.patch or {})
+                    record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
+                    redactor.learn_patch(record.patch or {})
     return redactor
 
 

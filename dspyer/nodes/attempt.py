@@ -296,7 +296,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
 
 RESERVED_KEYS = ("before", "after")
-"""Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
+"""Keys of the questions of `Breakpoints(before=, after=)`."""
 
 _lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 
@@ -644,7 +644,7 @@ class Attempt:
         self.check_time()
         if key in RESERVED_KEYS:
             raise AttemptError(
-                f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
+                f"{self.who}: the key {key!r} belongs to Breakpoints({key}=...): ctx.interrupt needs another"
             )
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")

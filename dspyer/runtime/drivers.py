@@ -359,7 +359,7 @@ class ProgramCall:
         """Checks the inputs, and makes the session."""
         request = self.request
         run_start = request.run_start or self._run_start(inputs)
-        layers = (*request.options.layers, *request.limits(self._graph, run_start.run))
+        layers = (*request.options.layers, *request.limits(self._graph))
         if request.inside is None and OPENTELEMETRY in sys.modules:
             layers = (*layers, *span_layers())
         return self.session(run_start, layers)

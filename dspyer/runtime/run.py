@@ -23,7 +23,7 @@ from dspyer.display.run_page import run_answer
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
 from dspyer.display.tokens import Tokens, count_tokens
-from dspyer.errors import Interrupted
+from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
@@ -32,7 +32,6 @@ from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import LMRecorder
 from dspyer.log.rows import total_cost
 from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
@@ -179,13 +178,14 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if (fields := map_fields_of(node)) is not None:
+        if (fields := node.mapped) is not None:
             into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}
 
 
+@shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
 

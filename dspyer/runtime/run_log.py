@@ -30,7 +30,6 @@ from dspyer.log.rows import (
     end_row,
     sum_usage,
 )
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.request import Inside, RunIds, RunStart
 from dspyer.scheduler.schedule import RunState
@@ -225,8 +224,7 @@ class KeptCommits:
 
 def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:
     """The results of a map, if item rows hold them already, so that the row of its commit does not repeat them."""
-    mapped = map_fields_of(node)
-    if node is None or mapped is None:
+    if node is None or (mapped := node.mapped) is None:
         return None
     into, failures = mapped.into, mapped.failures
     results = commit.patch.get(into)
