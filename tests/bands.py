@@ -131,8 +131,10 @@ NOT_YET: dict[str, str] = {
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (
-        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
+        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw "
+        "value_of_run"
     ),
+    "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
@@ -142,10 +144,10 @@ NOT_YET: dict[str, str] = {
         "recording step_count take_run take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
-    "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
+    "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall calling_modules modules_in "
-        "outermost_execution path_in_program subscribing walk walk_parameters without_run"
+        "Executing FAILED_RUNS STRIDE Subscriber TappedCall calling_modules modules_in outermost_execution "
+        "subscribing walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -203,6 +205,7 @@ NOT_YET: dict[str, str] = {
     "threads.stored_repairs": "Redactor",
     "threads.thread_stats": "Redactor Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of "
+        "whole_execution"
     ),
 }

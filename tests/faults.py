@@ -478,14 +478,6 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/log/test_items.py", "tests/log", "tests/threads"),
     ),
     Fault(
-        name="gepa_reuses_runs_with_failures",
-        file="dspyer/optimize/gepa_adapter.py",
-        old="if _has_failed(output) or _had_failures(output):",
-        new="if _has_failed(output):",
-        loss="GEPA keeps the score of a run in which a node failed by chance, and never makes it again",
-        tests=("tests/optimize/test_gepa_counts.py", "tests/optimize"),
-    ),
-    Fault(
         name="moved_contents_accepted",
         file="dspyer/stores/encrypted.py",
         old='return f"{kind}/{seq} of run {run}".encode()',
