@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
-    from dspyer.errors import DspyerError, Failure, short_error
+    from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
+    from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
+    from dspyer.layers.breakpoints import Breakpoints
+    from dspyer.layers.conversations import Conversations
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import LiveEntry, Peer
@@ -43,6 +46,7 @@ __all__ = [
     "END",
     "START",
     "Archive",
+    "Breakpoints",
     "Budget",
     "Cache",
     "Command",
@@ -50,6 +54,7 @@ __all__ = [
     "CompiledGraph",
     "Conflict",
     "Context",
+    "Conversations",
     "Delta",
     "DspyerError",
     "Entry",
@@ -96,7 +101,8 @@ _HOMES = {
     "dspyer.archive.archive": ("Archive",),
     "dspyer.budget": ("Budget",),
     "dspyer.nodes.options": ("Cache",),
-    "dspyer.errors": ("DspyerError", "Failure", "short_error"),
+    "dspyer.errors": ("DspyerError", "short_error"),
+    "dspyer.failure": ("Failure",),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
@@ -106,6 +112,8 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
+    "dspyer.layers.breakpoints": ("Breakpoints",),
+    "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.runtime.progress": ("progress",),

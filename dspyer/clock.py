@@ -10,12 +10,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Condition
-from typing import Literal, NamedTuple, TypeVar
+from threading import Condition, Lock
+from typing import Final, Literal, NamedTuple, TypeVar
 
-from dspyer.waiting import may_raise, task_signal
+from dspyer.errors import AttemptOverError
+from dspyer.waiting import AsyncCalls, StopSignal, may_raise, task_signal
 
 T = TypeVar("T")
 Kind = Literal["pause", "timeout", "lease", "live", "slot", "connection", "idle"]
@@ -26,7 +28,7 @@ FOREVER = 1e6  # seconds
 
 
 class Alarm(NamedTuple):
-    """What a waiter has asked a fake clock for."""
+    """A wait that a fake clock holds: until when, and how it is woken."""
 
     until: float
     kind: Kind
@@ -185,7 +187,7 @@ def wall() -> float:
 
 
 def after(seconds: float | None) -> float | None:
-    """What `now` will be then; None for never."""
+    """The value of `now` at that time; None for never."""
     return None if seconds is None else now() + seconds
 
 
@@ -270,10 +272,109 @@ async def apause(seconds: float, on_stop: OnStop | None = None) -> None:
 
 
 def _is_skipped(seconds: float) -> bool:
-    """Whether a pause ends at once; a fake clock knows of it in any case."""
+    """Return whether a pause ends at once; a fake clock knows of it in any case."""
     if (fake := _fake) is None:
         return False
     fake.pauses.append(seconds)
     if fake.skips_pauses:
         fake.advance(seconds)
     return fake.skips_pauses
+
+
+# --- the time of one attempt of a node
+
+TIMED_OUT: Final = "a node that contains it timed out"
+OVER: Final = "this attempt timed out and was left running in its thread: nothing that it does counts any more"
+
+
+class TimeLimit:
+    """The time that one attempt of a node has. What the attempt does after it does not count.
+
+    Attributes:
+        seconds: how long it is.
+        ends: when it is over, by `clock.now`.
+        around: the limit of a node that contains this one.
+        signal: stops the runs inside of the attempt when the time is over.
+        calls: the async calls that sync code of the attempt waits for; they are cancelled.
+    """
+
+    __slots__ = ("_left_running", "_lock", "_on_leave", "around", "calls", "ends", "seconds", "signal")
+
+    def __init__(self, seconds: float, around: TimeLimit | None = None) -> None:
+        self.seconds = seconds
+        self.around = around
+        self.signal = StopSignal()
+        self.calls = AsyncCalls()
+        self._left_running = False
+        self._on_leave: dict[object, Callable[[], object]] = {}
+        self.ends = now() + seconds
+        self._lock: Lock = Lock() if around is None else around._lock
+
+    @property
+    def over(self) -> bool:
+        """Return whether the time of the attempt, or of a node that contains it, is over."""
+        return self.signal.reason is not None or (self.around is not None and self.around.over)
+
+    def left(self) -> float:
+        """The seconds that are left, at least 0."""
+        own = max(self.ends - now(), 0.0)
+        return own if self.around is None else min(own, self.around.left())
+
+    def end(self) -> None:
+        """Ends the time: runs inside are stopped, async calls cancelled."""
+        self.signal.stop(TIMED_OUT)
+        self.calls.cancel()  # after the runs were stopped: to them the cancellation is a part of the stop
+
+    @property
+    def left_running(self) -> bool:
+        """Return whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
+        return self._left_running or (self.around is not None and self.around.left_running)
+
+    def leave_running(self) -> None:
+        """Marks the attempt as left running, and those around it whose time is over: they contain its code.
+
+        When this returns, no run inside of them writes anything any more, and each has handed over what it has written.
+        """
+        with self._lock:
+            limit: TimeLimit | None = self
+            while limit is not None and limit.over:
+                limit._left_running = True
+                for hand_over in list(limit._on_leave.values()):
+                    hand_over()
+                limit = limit.around
+
+    @contextmanager
+    def on_leave(self, hand_over: Callable[[], object]) -> Iterator[None]:
+        """Calls a function if code of the attempt is left running during the block, or was before; no run writes then.
+
+        It may be called several times.
+        """
+        limits: list[TimeLimit] = []
+        limit: TimeLimit | None = self
+        while limit is not None:
+            limits.append(limit)
+            limit = limit.around
+        key = object()
+        with self._lock:
+            for one in limits:
+                one._on_leave[key] = hand_over
+            if self.left_running:
+                hand_over()
+        try:
+            yield
+        finally:
+            with self._lock:
+                for one in limits:
+                    del one._on_leave[key]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block in which a run inside of the attempt writes to the store."""
+        with self._lock:
+            if self.left_running:
+                raise AttemptOverError(OVER)
+            yield
+
+
+current_limit: ContextVar[TimeLimit | None] = ContextVar("dspyer_time_limit", default=None)
+"""The limit of the attempt in which the code runs; None for none."""

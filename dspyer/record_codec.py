@@ -23,7 +23,8 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dspyer.errors import DspyerError, Failure, StateError, brief, error_text
+from dspyer.errors import DspyerError, StateError, brief, error_text
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -46,7 +47,7 @@ MALFORMED = (DspyerError, ValueError, TypeError, LookupError, AttributeError, Ar
 
 
 class _Codec(NamedTuple):
-    """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state.
+    """The two ways between a type and JSON; `decode` also gets the function that reads the values of a state.
 
     A value of the type `plain` comes back as it is: most fields hold one, and a call for each costs most of reading.
     """

@@ -17,12 +17,12 @@ import sys
 import threading
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from types import CodeType, FrameType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -116,7 +116,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _is_raised_in(frame: FrameType | None) -> bool:
-    """Whether code of others works, as a node, a store or an LM, or a function that `may_raise` has marked."""
+    """Return whether code of others works, as a node, a store or an LM, or a function that `may_raise` has marked."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__")).partition(".")[0]
         if name == "dspyer":
@@ -128,7 +128,7 @@ def _is_raised_in(frame: FrameType | None) -> bool:
 
 
 def gives_up() -> bool:
-    """Whether Ctrl-C was pressed again: then what waits in the main thread gives up."""
+    """Return whether Ctrl-C was pressed again: then what waits in the main thread gives up."""
     for one in _active:
         if one._pressed > (one._stop is not None):
             return threading.current_thread() is threading.main_thread()
@@ -235,8 +235,108 @@ def task_signal() -> tuple[asyncio.Future[None], Callable[..., None]]:
 
 
 def is_on_loop() -> bool:
-    """Whether this is code of an event loop, which must not wait."""
+    """Return whether this is code of an event loop, which must not wait."""
     return asyncio._get_running_loop() is not None
+
+
+class StopSignal:
+    """Stops a run, and the runs inside of it, before its end. May be used from any thread.
+
+    Attributes:
+        reason: why the run stops; None as long as it does not. The first reason is kept.
+        error: what the run ends with if a budget stops it, or a failure: then the nodes that run are finished, async
+            ones too. None for any other stop.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.error: Exception | None = None
+        self._lock = Lock()
+        self._callbacks: dict[int, Callable[[str], object]] = {}
+        self._last = 0
+
+    def stop(self, reason: str, error: Exception | None = None) -> None:
+        """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
+        with self._lock:
+            if self.reason is None:
+                self.reason, self.error = reason, error
+            callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks.values():  # without the lock: a callback may wait, or register another one
+            callback(reason)
+
+    def stop_from_handler(self, reason: str) -> None:
+        """The same from the handler of a signal, which must take no lock: the callbacks are called in a thread."""
+        if self.reason is None:
+            self.reason = reason
+        with suppress(RuntimeError):  # the system has no thread left: what waits goes on to wait
+            start_new_thread(self.stop, (reason,))
+
+    @contextmanager
+    def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` with the reason if the run is stopped during the block, or was before."""
+        with self._lock:
+            # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
+            self._last += 1
+            key, reason = self._last, self.reason
+            if reason is None:
+                self._callbacks[key] = callback
+        try:
+            if reason is not None:
+                callback(reason)
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.pop(key, None)
+
+
+class AsyncCalls:
+    """Async calls that sync code waits for, which another thread can cancel."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._cancelled = False
+        self._idle: Event | None = None  # made by `wait`, which few calls need: it costs more than the rest
+
+    @property
+    def running(self) -> bool:
+        """Return whether a call is in progress."""
+        return bool(self._tasks)
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the running and the later calls. May be called from any thread."""
+        del reason
+        with self._lock:
+            self._cancelled = True
+            tasks = list(self._tasks.items())
+        for task, loop in tasks:
+            with suppress(RuntimeError):  # the loop has been closed, so the call is over
+                loop.call_soon_threadsafe(task.cancel)
+
+    def wait(self) -> None:
+        """Wait until no call is in progress."""
+        with self._lock:
+            if not self._tasks:
+                return
+            idle = self._idle = self._idle or Event()
+        idle.wait()
+
+    async def watch(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that `cancel` can cancel."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._tasks[task] = asyncio.get_running_loop()
+            cancelled = self._cancelled
+        try:
+            if cancelled:
+                raise asyncio.CancelledError
+            return await call()
+        finally:
+            with self._lock:
+                del self._tasks[task]
+                if self._idle is not None and not self._tasks:
+                    self._idle.set()
 
 
 # --- the loops that threads can reach
@@ -278,7 +378,7 @@ def lend_loop() -> bool:
 
 
 def has_lent_loop() -> bool:
-    """Whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
+    """Return whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
     token = _lent_loop.token
     return token is not None and getattr(_threadlocals, "current_token", None) is token
 
@@ -363,7 +463,7 @@ class EventQueue(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether what produces events has to wait."""
+        """Return whether what produces events has to wait."""
         return len(self._events) >= LIMIT and self._waits
 
     def wait_for_room(self) -> None:

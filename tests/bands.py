@@ -6,8 +6,8 @@ NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
         "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
-        "Schema Script TURN apply_value asks_module build_finder filled found_problems giving into_problems "
-        "plan_templates problem_texts set_apart text_of thaw"
+        "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
+        "set_apart text_of thaw"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
@@ -46,9 +46,9 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunQuery RunRow RunRows "
-        "Stats ThreadReader ThreadRow Timeline UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_run encode first_version full_id is_alive json listed_run read_run "
+        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
+        "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
+        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
         "run_answer run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
@@ -74,36 +74,33 @@ NOT_YET: dict[str, str] = {
     "cli.look_commands": "ArchivedThread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted HistoryReader RunQuery SQLITE Schema Store UnreadablePatch "
-        "encode_update export is_encrypted load open_store state_dict"
+        "Archive ArchivedThread CheckedStore Encrypted RunQuery SQLITE Store UnreadablePatch encode_update export "
+        "is_encrypted load open_store state_dict"
     ),
     "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
     "display.board": "path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
-    "display.lanes": "label update_size",
     "display.redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
     "display.report": "path_text whole_execution",
     "display.run_html": "ImmutableState LogEntry Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
-    "display.run_picture": "path_text",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
     "display.running": "Address whole_execution",
     "display.server_sent": "error_dict",
     "display.stats": "Address Replace START execution_id",
-    "display.timeline": "encode path_text",
     "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
     "executors.call": (
-        "ATTRIBUTE CallCount CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallCount CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
-        "REQUEST Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
+        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),
     "graph.builder": "Redact",
@@ -131,8 +128,7 @@ NOT_YET: dict[str, str] = {
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (
-        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw "
-        "value_of_run"
+        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
     ),
     "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
@@ -146,8 +142,8 @@ NOT_YET: dict[str, str] = {
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS STRIDE Subscriber TappedCall calling_modules modules_in outermost_execution "
-        "subscribing walk walk_parameters"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
+        "walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -160,7 +156,7 @@ NOT_YET: dict[str, str] = {
     "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
     "runtime.progress": "LMUse NotebookScreen RunningRuns TerminalScreen screen_of_process",
     "runtime.run": "RunInfo",
-    "runtime.run_log": "LMUse",
+    "runtime.session": "LMUse",
     "runtime.session_views": "Count Read Sizes",
     "runtime.streams": "HEARTBEAT OPENING checked_heartbeat last_of_refusal last_of_run message",
     "search.search_graph": (
@@ -168,8 +164,8 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather ItemsNode KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
-        "Script Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
+        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
         "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
         "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps "
         "thaw value_type without_class"
@@ -199,13 +195,12 @@ NOT_YET: dict[str, str] = {
         "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
-    "threads.export": "ArchivedThread HIDDEN Redactor",
+    "threads.export": "ArchivedThread",
     "threads.playing": "Redactor",
     "threads.start": "HIDDEN",
     "threads.stored_repairs": "Redactor",
     "threads.thread_stats": "Redactor Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of "
-        "whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
     ),
 }

@@ -366,12 +366,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/threads/test_keyed_runs.py", "tests/threads"),
     ),
     Fault(
-        name="durability_flush_ignored",
-        file="dspyer/log/journal.py",
-        old='flush = flush or self.durability == "flush"',
-        new="flush = bool(flush)",
-        loss="durability='flush' does not flush transitions, so a power cut loses them",
-        tests=("tests/log/test_durability.py", "tests/log"),
+        name="flush_of_the_store_ignored",
+        file="dspyer/stores/sqlite.py",
+        old="return self._connections.write(work, change.flush or self._flush)",
+        new="return self._connections.write(work, change.flush)",
+        loss="SQLite(path, flush=True) does not flush transitions, so a power cut loses them",
+        tests=("tests/stores/test_sqlite.py", "tests/stores"),
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",
@@ -406,14 +406,6 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/migrate/test_channel_laws.py", "tests/migrate"),
     ),
     Fault(
-        name="redacted_export_shows_traceback",
-        file="dspyer/threads/export.py",
-        old='{**failure, "message": HIDDEN, "traceback": HIDDEN}',
-        new='{**failure, "message": HIDDEN}',
-        loss="a redacted export holds tracebacks, which end with the text of the exception and its secrets",
-        tests=("tests/threads/test_redaction.py", "tests/threads"),
-    ),
-    Fault(
         name="beginning_of_a_secret_streamed",
         file="dspyer/display/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
@@ -431,7 +423,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="seconds_left_without_outer_limit",
-        file="dspyer/stopping.py",
+        file="dspyer/clock.py",
         old="return own if self.around is None else min(own, self.around.left())",
         new="return own",
         loss="ctx.seconds_left in a graph inside of a timed node says more time than there is",
@@ -575,7 +567,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="traceback_with_surrogate_stored",
-        file="dspyer/errors.py",
+        file="dspyer/failure.py",
         old='"traceback": _encodable(text)}',
         new='"traceback": text}',
         loss="an exception whose text has half of a surrogate pair cannot be stored, so the end of the run is lost",

@@ -22,15 +22,15 @@ ON_TOP = {
     *("agents", "search", "optimize", "lms", "migrate", "serve", "archive", "inspector"),
     *("cli", "display", "executors", "tracing", "testing", "__main__"),
 }
-PUBLIC = {"errors", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
+PUBLIC = {"errors", "failure", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
 # Where one-line members draw, count and describe a run.
 DRAWN = {"runtime.program", "runtime.run", "threads.thread"}
 
 # In the core, imports point down only: a module may import from the groups above its own, and from its own group
 # without a cycle. A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "clock", "ids", "waiting", "worker_threads"},
-    {"values", "patch", "events", "record_codec", "stopping"},
+    {"errors", "failure", "hints", "clock", "ids", "waiting", "worker_threads"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},
@@ -49,7 +49,6 @@ READS_STORES = {"archive", "display"}  # on top, and without DSPy: who reads a s
 WAITING = {
     "waiting",
     "clock",
-    "stopping",
     "stores",
     "log",
     "archive",

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from dspyer.archive.run_info import RunInfo
 from dspyer.display.report import MapCount, RunFacts
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, active_at_end, display_rows
-from dspyer.errors import Failure
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, outermost_execution, path_of_id, path_text
 from dspyer.log.reader import RunRows, commit_header
 from dspyer.log.rows import COMMITS, RowKind
@@ -20,7 +20,7 @@ _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
 
 
-_NOT_BEGUN = ("StepLimitError", "CallLimitError")
+_NOT_BEGUN = ("StepLimitError",)
 """Failures of an execution that was not begun."""
 
 
@@ -30,12 +30,10 @@ class StoredRunDisplay(NamedTuple):
     Attributes:
         rows: its commits, and where it ended.
         facts: what the first line of its report says.
-        ended: when it ended, wall clock; None if it has not.
     """
 
     rows: list[DisplayRow]
     facts: RunFacts
-    ended: float | None
 
 
 def stored_run_display(
@@ -70,7 +68,7 @@ def stored_run_display(
         _maps(stored, local, failed, active),
         _whole_error(failures),
     )
-    return StoredRunDisplay(rows, facts, ended)
+    return StoredRunDisplay(rows, facts)
 
 
 class StoppedExecution(NamedTuple):

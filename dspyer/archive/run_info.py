@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from dspyer.errors import Failure, StoreError
+from dspyer.errors import StoreError
 from dspyer.events import Question
+from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.journal import MARK, is_alive, is_marked_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
-from dspyer.errors import Failure
 from dspyer.events import Commit, MergedConflict, Posted
+from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
 from dspyer.log.history import CommitListing
 from dspyer.log.lm_calls import run_usage

@@ -21,8 +21,9 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from dspyer.errors import DspyerError, Failure, MergeConflictError, brief, error_text
+from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
 from dspyer.record_codec import JsonRecord, changed

@@ -11,8 +11,8 @@ from typing import Any
 
 from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
-from dspyer.errors import Failure
 from dspyer.events import Commit, FieldShape, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.record_codec import changed
 
 _QUESTIONS = [{"text": VALUE}]

@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
-from dspyer.errors import Failure, brief, error_text
+from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, path_of_id
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE, Replace

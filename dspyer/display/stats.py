@@ -12,8 +12,8 @@ from dspyer.display.amounts import cost_text
 from dspyer.display.redaction import HIDDEN
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
-from dspyer.errors import Failure
 from dspyer.events import Commit, LMCall
+from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id
 from dspyer.patch import Replace
 from dspyer.reducers import Updates

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, get_arg
 import dspy
 
 from dspyer import clock
+from dspyer.clock import current_limit
 from dspyer.errors import StateError, list_names, with_article
 from dspyer.layers.layer import Inner, Layer, Place, replies
 from dspyer.lm.not_public import CACHE_FOLDER, default_cache_dir
@@ -46,7 +47,6 @@ from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.schema.schema import Schema
-from dspyer.stopping import current_limit
 from dspyer.values import json as encoding
 from dspyer.values.freezing import class_name, freeze, held_classes
 from dspyer.values.frozen import thaw

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from dspyer.errors import Failure, always_raised, unwrap_stop_iteration
+from dspyer.errors import always_raised, unwrap_stop_iteration
+from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.retry import RetryOn, accepts
 from dspyer.nodes.function import folded

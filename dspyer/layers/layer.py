@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlia
 
 import dspy
 
-from dspyer.errors import Failure, GraphError, InputError, StateError, brief, suggestion
+from dspyer.errors import GraphError, InputError, StateError, brief, suggestion
 from dspyer.events import Commit, Event
+from dspyer.failure import Failure
 from dspyer.log.rows import RECORDS, LayerRow, StoredRow
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
@@ -27,7 +28,6 @@ Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retr
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
-_NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
 HOOKS: Final = ("of", "surrounds", "around", "run", "admit", "event", "shown", "rows")
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
@@ -58,7 +58,7 @@ class RunView(Protocol):
 
 
 # The layers of a block travel in DSPy's settings, which it carries to the threads of `dspy.Evaluate` and optimizers.
-_SETTING: Final = "dspyer_layers"
+USING: Final = "dspyer_layers"
 
 
 class NewRow(NamedTuple):
@@ -116,6 +116,11 @@ class Layer:
     __slots__ = ()
     place: ClassVar[Place] = "node"
     around_parts: ClassVar[bool] = False
+
+    @property
+    def stops_after(self) -> Collection[str]:
+        """The nodes after which a run asks whether to go on, as for `Breakpoints`."""
+        return ()
 
     @property
     def note(self) -> str:
@@ -409,7 +414,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
 
 def layers_around() -> tuple[Layer, ...]:
     """The layers that `using` gives to what is called here."""
-    found: tuple[Layer, ...] = dspy.settings.get(_SETTING) or ()
+    found: tuple[Layer, ...] = dspy.settings.get(USING) or ()
     return found
 
 
@@ -440,7 +445,7 @@ def using(*layers: Layer) -> Iterator[None]:
         (2, 'C', 2)
     """
     found = (*layers_around(), *checked_layers(layers, "using"))
-    with dspy.context(**{_SETTING: found}):
+    with dspy.context(**{USING: found}):
         yield
 
 
@@ -461,6 +466,7 @@ class RunLayers:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
         per_step: whether one of those around all nodes has something to do there.
+        stops_after: the nodes after which the run asks whether to go on.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
         writes: whether one has rows for commits.
@@ -477,26 +483,29 @@ class RunLayers:
         "events",
         "per_step",
         "runs",
+        "stops_after",
         "writes",
     )
 
-    def __init__(self, asked: Collection[Layer], run: RunView) -> None:
-        self._graph = graph = run.graph
+    def __init__(
+        self, graph: Any, asked: Iterable[Layer] = (), using: Iterable[Layer] = (), run: RunView | None = None
+    ) -> None:
+        self._graph = graph
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
         self.per_step = False
+        self.stops_after: frozenset[str] = frozenset()
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
         self.writes = False
-        using = layers_around()
-        if asked or using or graph.around or graph.of_runs or graph.layers:  # else it has only itself to make
+        if run is not None:
             self._begin(asked, using, run)
 
-    def _begin(self, asked: Collection[Layer], using: Iterable[Layer], run: RunView) -> None:
+    def _begin(self, asked: Iterable[Layer], using: Iterable[Layer], run: RunView) -> None:
         """Makes the parts, and sorts them by what they override."""
         graph = run.graph
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
@@ -508,6 +517,7 @@ class RunLayers:
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
+        self.stops_after = frozenset([name for part in every for name in part.stops_after])
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
         showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
         self._showing = tuple(showing)
@@ -536,7 +546,7 @@ class RunLayers:
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)
-            if node.has_items:
+            if node.mapped is not None:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found
@@ -555,7 +565,8 @@ class RunLayers:
         return [_checked_row(layer, row, execution) for layer in layers for row in _given_rows(layer, commit)]
 
     @contextmanager
-    def _running(self, run: Any) -> Iterator[None]:
+    def running(self, run: Any) -> Iterator[None]:
+        """A block of all layers around the run. One that cannot begin fails the run before its first node."""
         with ExitStack() as stack:
             try:
                 for layer in self.runs:
@@ -570,10 +581,6 @@ class RunLayers:
                     raise  # it is the failure of the node around the run
                 run.stop_signal.stop(f"{type(error).__name__} was raised by a layer", error)
             yield
-
-    def running(self, run: Any) -> AbstractContextManager[None]:
-        """The block of all layers around the run. One that cannot begin fails the run before its first node."""
-        return self._running(run) if self.runs else _NO_BLOCK
 
     def around_item(self, name: str, script: Inner) -> Inner:
         """The scripts of an item of a map, or of a trial of a search, within the layers around each of them."""

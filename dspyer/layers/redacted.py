@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.display.redaction import OutputRedaction, Redactor
-from dspyer.errors import Failure, MapError, error_text
+from dspyer.errors import MapError, error_text
 from dspyer.events import Event, NodeFailed, Token
+from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.lm.parameters import parameter_names
 from dspyer.lm.token_stream import TokenCallback, without_tokens
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
 from dspyer.values.scalars import KeyPath
@@ -116,7 +116,7 @@ class Redacted(Layer):
         edges, found = self._graph.error_edges.get(node, ()), self._graph.nodes.get(node)
         paths: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         paths += [] if found is None else [(field,) for field in found.reports_in]
-        mapped = map_fields_of(found)
+        mapped = None if found is None else found.mapped
         if mapped is not None and mapped.failures is not None and index is not None:
             paths.append((mapped.failures, index))
         return paths

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
+from dspyer.clock import TimeLimit, current_limit
 from dspyer.errors import NodeTimeoutError
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.lm.requests import gated
@@ -23,7 +24,6 @@ from dspyer.lm.tracing import execute_apart, recording_apart
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, wrapped
-from dspyer.stopping import TimeLimit, current_limit
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import ThreadCall
 

@@ -121,8 +121,3 @@ def _check() -> None:
 
 
 _check()
-
-
-def calling_modules() -> list[Any]:
-    """The modules around the caller, outermost first."""
-    return dspy.settings.get(CALLERS) or []

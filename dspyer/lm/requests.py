@@ -25,11 +25,11 @@ from typing import Any, Final, NamedTuple
 import dspy
 
 from dspyer.budget import Spending
+from dspyer.clock import TimeLimit
 from dspyer.errors import mark_lm_retries, retries_of_lm
 from dspyer.events import LMCall
 from dspyer.lm.not_public import ENGINE, BaseCallback, _adapter_calls
 from dspyer.lm.tap import PRICES, Subscriber, TappedCall, known_prices, prices_here, subscriber, subscribing
-from dspyer.stopping import TimeLimit
 
 # `RequestGate`: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
 #

@@ -32,7 +32,6 @@ from dspyer.lm.not_public import (
     LM15Error,
     Request,
     UsageTracker,
-    calling_modules,
     history_messages,
     model_info,
     rate,
@@ -130,7 +129,7 @@ class TappedCall:
         self.lm = lm
         self.given = given
         # An LM that calls another one is told nothing of the other one's response.
-        self.callers = [one for one in calling_modules() if not isinstance(one, TappedCall)]
+        self.callers = [one for one in dspy.settings.get(CALLERS) or () if not isinstance(one, TappedCall)]
         self.asked = responses_asked(lm, given.get("kwargs") or {})
         self.prices = prices_here()
         self.usages: list[Mapping[str, Any]] = []
@@ -228,7 +227,7 @@ class _Untapped(list[Any]):
     """A history that keeps nothing. Of an LM whose class calls no callbacks, its entry is all that there is."""
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        callers = calling_modules()
+        callers = dspy.settings.get(CALLERS)
         if callers and isinstance(callers[0], TappedCall):
             return
         call = TappedCall(_NamedLM(str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
@@ -286,7 +285,7 @@ def subscribing(
     """
     kept = [one for one in subscribers() if not isinstance(one, instead_of)]
     found: dict[str, Any] = {_SUBSCRIBERS: (*added, *kept)}
-    callers = calling_modules()
+    callers = dspy.settings.get(CALLERS) or []
     callbacks = (dspy.settings.callbacks or []) if callbacks is None else callbacks
     if not any(one is _tap for one in callbacks):
         found["callbacks"] = [_tap, *callbacks] if callbacks else _LMCallbacks([_tap])
@@ -403,6 +402,8 @@ class LMRecorder(Subscriber):
 
         A node that was left running may add some meanwhile.
         """
+        if not self.usages and not self.tracker.usage_data:
+            return {}
         so_far = UsageTracker()
         so_far.usage_data.update({name: list(entries) for name, entries in list(self.tracker.usage_data.items())})
         found: dict[str, LMUsage] = {}

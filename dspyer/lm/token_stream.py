@@ -418,22 +418,17 @@ class TokenCallback(BaseCallback):
 
 
 def without_tokens(callbacks: list[Any]) -> list[Any]:
-    """The callbacks without those of tokens; the same list if there are none."""
-    others = [one for one in callbacks if not isinstance(one, TokenCallback)]
-    return others if len(others) < len(callbacks) else callbacks
+    """The callbacks without those of tokens."""
+    return [one for one in callbacks if not isinstance(one, TokenCallback)]
 
 
 def apart_from_tokens(callbacks: list[Any], stream: Any) -> dict[str, Any]:
-    """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none.
+    """DSPy settings for a run whose tokens are not those of the node that has called it.
 
     `callbacks` and `stream` are what DSPy's settings have.
     """
-    found: dict[str, Any] = {}
-    if callbacks and without_tokens(callbacks) is not callbacks:
-        found["callbacks"] = without_tokens(callbacks)
-    if isinstance(stream, PredictorCall):
-        found[SEND_STREAM] = stream.around
-    return found
+    found: dict[str, Any] = {"callbacks": without_tokens(callbacks)}
+    return {**found, SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else found
 
 
 class PredictorCall:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -59,29 +60,6 @@ class RecordKey(NamedTuple):
     key: str
 
 
-class RecordedPost(NamedTuple):
-    """A post to a live field.
-
-    Attributes:
-        seq: its arrival number.
-        field: the field.
-        node: its author; `"START"` for the value with which the run began.
-        execution: the id of the execution, and of the commit that it makes.
-        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
-        update: the update as the node gave it, frozen.
-        over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others.
-            None for a field whose posts do not replace each other.
-    """
-
-    seq: int
-    field: str
-    node: str
-    execution: str
-    id: str
-    update: Any
-    over: tuple[int, ...] | None = None
-
-
 class KeptRun(NamedTuple):
     """What a run inside a node has committed, for the next attempt of the node, which continues it.
 
@@ -95,9 +73,16 @@ class KeptRun(NamedTuple):
     attempts: tuple[int, ...] = ()
     rows: tuple[Row, ...] = ()
     traces: Mapping[str, Sequence[Any]] = MappingProxyType({})
-    posts: Mapping[int, RecordedPost] = MappingProxyType({})
+    posts: Mapping[int, PostRow] = MappingProxyType({})
 
 
+def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
+    """Return no blobs: a run that is not stored has none."""
+    del ids
+    return {}
+
+
+@dataclass(eq=False, repr=False)
 class ExecutionRecords:
     """The records of one run. Methods may be called from the threads of several nodes at once.
 
@@ -122,27 +107,27 @@ class ExecutionRecords:
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
 
-    def __init__(self) -> None:
-        self.effects: dict[RecordKey, Any] = {}
-        self.in_progress: dict[RecordKey, Any] = {}
-        self.items: dict[str, Any] = {}
-        self.questions: dict[RecordKey, Question] = {}
-        self._asked: dict[str, list[RecordKey]] = {}  # the questions of each execution
-        self.answers: dict[RecordKey, Any] = {}
-        self.with_commit: dict[str, list[StoredRow]] = {}
-        self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
-        self.new_responses: dict[RecordKey, int] = {}
-        self.kept: dict[tuple[str, ...], KeptRun] = {}
-        self.lm_calls: LMCallLog | None = None
-        self.used_before: Mapping[str, Any] = {}
-        self.totals_before = Totals()
-        self.resumes = 0
-        self.trace: StoredTrace | None = None
-        self.journal: Journal | None = None
-        self.fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
-        self._commits: dict[tuple[str, ...], list[Row]] = {}
-        self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
-        self._unwritten: deque[DraftRow] = deque()
+    effects: dict[RecordKey, Any] = field(default_factory=dict)
+    in_progress: dict[RecordKey, Any] = field(default_factory=dict)
+    items: dict[str, Any] = field(default_factory=dict)
+    questions: dict[RecordKey, Question] = field(default_factory=dict)
+    _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
+    answers: dict[RecordKey, Any] = field(default_factory=dict)
+    with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
+    posts: dict[tuple[str, ...], dict[int, PostRow]] = field(default_factory=dict)
+    new_responses: dict[RecordKey, int] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], KeptRun] = field(default_factory=dict)
+    lm_calls: LMCallLog | None = None
+    used_before: Mapping[str, Any] = field(default_factory=dict)
+    totals_before: Totals = Totals()  # noqa: RUF009 - a value
+    resumes: int = 0
+    trace: StoredTrace | None = None
+    journal: Journal | None = None
+    fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
+    _commits: dict[tuple[str, ...], list[Row]] = field(default_factory=dict)
+    # Executions that have committed, where a question may be open inside of one.
+    _ended: set[str] = field(default_factory=set)
+    _unwritten: deque[DraftRow] = field(default_factory=deque)
 
     # --- Reading rows
 
@@ -156,10 +141,10 @@ class ExecutionRecords:
                 self._commits.setdefault(head.scope, []).append(row)
                 self._ended.add(head.execution)
             elif kind == RowKind.ASK:
-                ask = QuestionRow.read(row, fetch)
-                self._add(Question(ask.key, ask.text, ask.answer, ask.node, ask.branch, ask.execution, ask.run))
+                self._add(QuestionRow.read(row, fetch).question())
             elif kind == RowKind.POST:
-                self._read_post(row, fetch, decode)
+                post = PostRow.read(row, fetch, decode)
+                self.posts.setdefault(post.scope, {})[post.seq] = post
             elif kind == RowKind.LAYER:
                 added = LayerRow.read(row, fetch)
                 self.with_commit.setdefault(added.execution, []).append(added)
@@ -181,24 +166,9 @@ class ExecutionRecords:
                 item = ItemRow.read(row, fetch, decode)
                 self.items[item.execution] = item.value
 
-    def _read_post(self, row: Row, fetch: Fetch, decode: DecodeValue) -> None:
-        post = PostRow.read(row, fetch, decode)
-        recorded = RecordedPost(
-            post.seq, post.field, post.node, post.execution, post.id, post.patch[post.field], post.over
-        )
-        self.posts.setdefault(post.scope, {})[post.seq] = recorded
-
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
-
-    def calls_inside(self, scope: tuple[str, ...]) -> int:
-        """Return how many node calls the runs inside of the nodes of a scope have committed, in earlier processes."""
-        depth, found = len(scope), 0
-        for inner, rows in self._commits.items():
-            if len(inner) > depth and inner[:depth] == scope:
-                found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
-        return found
 
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
@@ -240,17 +210,7 @@ class ExecutionRecords:
             return True
         if key not in self.questions:
             self._add(question)
-            self._unwritten.append(
-                QuestionRow(
-                    question.execution,
-                    question.key,
-                    question.node,
-                    question.branch,
-                    question.run,
-                    question.text,
-                    question.answer,
-                ).row()
-            )
+            self._unwritten.append(QuestionRow.of_question(question).row())
         given = answer(question)
         if given is MISSING:
             return False
@@ -315,12 +275,6 @@ class ExecutionRecords:
         return rows
 
 
-def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
-    """Return no blobs: a run that is not stored has none."""
-    del ids
-    return {}
-
-
 def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     """Read all of a row; raises what that raises, or `StateError`, for one that no run has written."""
     record = RECORDS.get(row.kind)
@@ -329,11 +283,3 @@ def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     record.read(row, fetch, decode)
     ExecutionRecords().read([row], fetch, decode)
     calls_in(row, fetch)
-
-
-# The status, failures, token usage and open questions of a thread, from its last rows: no state is computed.
-#
-# Only what hides values of a thread, where its program redacts some, reads all of its rows.
-
-
-"""Rows that show that a run has made progress since it was resumed."""

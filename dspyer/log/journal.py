@@ -30,11 +30,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer import clock
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, StoreError, suggestion, without_traceback
-from dspyer.log.reader import SinceSnapshot, SnapshotContent, SnapshotState
+from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, without_traceback
+from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
@@ -208,23 +208,6 @@ logger = logging.getLogger("dspyer")
 STOPPING = "stop-"
 """Begins the token of an owner that has acquired the thread only to end its run."""
 
-Durability = Literal["sync", "flush"]
-"""When a transition counts as written: once the store has it, or once it is flushed to the disk."""
-
-
-def check_durability(durability: str) -> Durability:
-    """Return the durability of this name; raise `GraphError` if there is none."""
-    for known in get_args(Durability):
-        if durability == known:
-            level: Durability = known
-            return level
-    raise GraphError(
-        f"durability={durability!r} is unknown. There are two: 'sync' writes each transition before anything that "
-        "depends on it starts (a crash of the process loses nothing, a power cut perhaps the last transitions); "
-        "'flush' also flushes each to the disk (a power cut loses nothing either)"
-        + suggestion(str(durability), get_args(Durability))
-    )
-
 
 class Journal:
     """Writes the rows of one run. May be used from any thread.
@@ -235,7 +218,6 @@ class Journal:
         epoch: the fencing token; 0 until the run owns the thread, see `set_epoch`.
         run: the id of the run.
         seq: the number of its next row.
-        durability: whether each write is flushed to the disk.
 
     Attributes:
         tail: what was written since the last snapshot.
@@ -245,16 +227,13 @@ class Journal:
         lost: called when a renewal finds that the thread is lost, so that the run need not wait for its next write.
     """
 
-    def __init__(
-        self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
-    ) -> None:
+    def __init__(self, store: Store, thread: str, epoch: int, run: str, seq: int) -> None:
         self.tail = SinceSnapshot()
         self.store = store if isinstance(store, CheckedStore) else CheckedStore(store)
         self.thread = thread
         self.epoch = epoch
         self.run = run
         self.seq = seq
-        self.durability = durability
         self.broken: DspyerError | None = None
         self.refused_row: Row | None = None
         self.lost: Callable[[], object] | None = None
@@ -373,9 +352,14 @@ class Journal:
             self._digest.add(rows)
         snapshot = None
         if state is not None and rows:
-            content = SnapshotContent(state)
-            snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = SinceSnapshot(snapshot=len(content.data) if self._encodes else 0)
+            snapshot, size = Snapshot(Point(self.run, self.seq - 1), snapshot_content(state)), 0
+            if self._encodes:
+                try:
+                    size = len(snapshot.content.data)
+                except StateError as error:  # too large to be read again: the log has all that is in it
+                    logger.warning("a snapshot of run %s is left out: %s", self.run, error)
+                    snapshot = None
+            self.tail = SinceSnapshot(snapshot=size)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]
@@ -385,7 +369,6 @@ class Journal:
         thread = self.thread
         lease = 0.0 if release and thread else None
         head = Point(self.run, rows[-1].seq) if thread and rows else None
-        flush = flush or self.durability == "flush"
         # By position: keywords cost 1 µs more, and this is done for every commit.
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
         if accepted is not None:

@@ -31,7 +31,6 @@ from dspyer.log.rows import (
     EndRow,
     LMCallsRow,
     LMUsage,
-    MapCommitContent,
     RowKind,
     Totals,
     is_readable,
@@ -295,7 +294,7 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         row: the row.
         fetch: loads blobs by id, as `Store.blobs` does; None for calls without messages and responses.
     """
-    content = row.content.own if isinstance(row.content, MapCommitContent) else row.content
+    content = row.content
     if not (row.kind in COMMITS or row.kind == RowKind.LM_CALL) or not is_readable(row) or content is None:
         return []
     if content.original is not None:  # of a store in memory

@@ -15,8 +15,9 @@ from threading import Lock
 from typing import Any, cast
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.errors import Failure, StoreError, ThreadError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
 from dspyer.log.execution_records import ExecutionRecords
 from dspyer.log.history import (
@@ -48,11 +49,11 @@ from dspyer.log.reader import (
 )
 from dspyer.log.rows import (
     COMMITS,
+    RECORDS,
     CommitRow,
     EndRow,
     ResumeRow,
     RowKind,
-    read_commit_content,
     run_label,
 )
 from dspyer.patch import DELETE
@@ -710,8 +711,8 @@ def thread_redactor(
         for written in run.rows:
             if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
                 with suppress(Exception):  # what cannot be read is shown nowhere
-                    content = read_commit_content(written.content, reader.fetch, reader.decode)
-                    for field, update in (content.patch or {}).items():
+                    record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
+                    for field, update in (record.patch or {}).items():
                         redactor.learn_update(field, update)
     return redactor
 

@@ -255,10 +255,11 @@ def _note_compiled(compiled: Any, targets: Targets, findings: Findings, inside: 
         return
     if compiled.checkpointer:
         findings.note("the checkpointer is left out: threads come from compile(store=...)")
-    for option in ("interrupt_before", "interrupt_after"):
-        stops = targets.stops(getattr(compiled, f"{option}_nodes"))
-        if stops:
-            findings.note(f"runs stop as in LangGraph: compile({option}={stops}) is the default, and [] removes it")
+    stops = [(word, targets.stops(getattr(compiled, f"interrupt_{word}_nodes"))) for word in ("before", "after")]
+    if named := ", ".join(f"{word}={names}" for word, names in stops if names):
+        findings.note(
+            f"runs stop as in LangGraph, by Breakpoints({named}): compile(layers=[Breakpoints()]) removes that"
+        )
 
 
 def _note_policies(name: str, builder: Any, edges: GraphEdges, targets: Targets, findings: Findings, path: str) -> None:

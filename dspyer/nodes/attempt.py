@@ -29,11 +29,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import dspy
 
 from dspyer import clock
+from dspyer.clock import OVER, TimeLimit
 from dspyer.errors import (
     AnswerError,
     AttemptError,
     AttemptOverError,
-    Failure,
     InputError,
     Interrupt,
     NodeOutputError,
@@ -43,6 +43,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
+from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import part_id, whole_execution
 from dspyer.lm.requests import current_gate
@@ -66,7 +67,6 @@ from dspyer.scheduler.schedule import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.scalars import is_number
@@ -296,7 +296,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
 
 RESERVED_KEYS = ("before", "after")
-"""Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
+"""Keys of the questions of `Breakpoints(before=, after=)`."""
 
 _lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 
@@ -644,7 +644,7 @@ class Attempt:
         self.check_time()
         if key in RESERVED_KEYS:
             raise AttemptError(
-                f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
+                f"{self.who}: the key {key!r} belongs to Breakpoints({key}=...): ctx.interrupt needs another"
             )
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")

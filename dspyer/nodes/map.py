@@ -13,19 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
-from dspyer.errors import (
-    Failure,
-    Interrupt,
-    MapError,
-    NodeOutputError,
-    always_raised,
-    annotate,
-    brief,
-    unwrap_stop_iteration,
-)
+from dspyer.errors import Interrupt, MapError, NodeOutputError, always_raised, annotate, brief, unwrap_stop_iteration
 from dspyer.events import ItemFinished, ItemStarted
+from dspyer.failure import Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
@@ -37,8 +29,8 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.function import RESULT
-from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
-from dspyer.nodes.options import MapOptions, NodeOptions
+from dspyer.nodes.node import Built, Call, Look, MapOptions, Node, Output, Reply, StartRule
+from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
@@ -51,32 +43,7 @@ FIRST_ITEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ItemsNode(Node):
-    """A node that runs another one several times at once, each time as an execution of its own.
-
-    Attributes:
-        inner: what runs.
-        mapped: the field with the items, that for the results, and further options.
-    """
-
-    kind: ClassVar[str] = "map"
-    has_items: ClassVar[bool] = True
-
-    inner: Node
-    mapped: MapOptions
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
-
-
-def map_fields_of(node: Node | None) -> MapOptions | None:
-    """The options of a map; None for any other node."""
-    return node.mapped if isinstance(node, ItemsNode) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MapNode(ItemsNode):
+class MapNode(Node):
     """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
 
     Attributes:
@@ -84,14 +51,12 @@ class MapNode(ItemsNode):
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
     """
 
+    kind: ClassVar[str] = "map"
+
+    inner: Node
+    mapped: MapOptions
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        own = self.inner.takes
-        return None if own is None else (own - {self.mapped.item}) | {self.mapped.over}
 
     @property
     def look(self) -> Look:
@@ -434,6 +399,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},
         optional=node.optional - {over},
+        takes=None if node.takes is None else (node.takes - {item}) | {over},
         writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
         templates=node.templates,

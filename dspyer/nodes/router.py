@@ -107,11 +107,6 @@ class FieldRouter(Router):
 
     field: str
 
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it."""
-        return frozenset([self.field])
-
     def call(self, call: Call) -> Decision:
         """The targets of the field's value."""
         source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state

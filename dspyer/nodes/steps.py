@@ -25,9 +25,9 @@ from dspyer.lm.tracing import Steps, append_to_trace, executing, recording
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
 from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
+from dspyer.waiting import StopSignal
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt

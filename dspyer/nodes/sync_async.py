@@ -23,11 +23,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 from anyio.lowlevel import current_token
 
+from dspyer.clock import current_limit
 from dspyer.lm.requests import gated
 from dspyer.lm.tracing import recording_apart
 from dspyer.nodes.callables import own_call
-from dspyer.stopping import AsyncCalls, current_limit
 from dspyer.waiting import (
+    AsyncCalls,
     Outcome,
     cancellation_count,
     forget_cancellations,

@@ -14,11 +14,11 @@ from weakref import WeakValueDictionary
 
 import dspy
 
-from dspyer import CompiledGraph
-from dspyer.errors import Failure, error_text, needs_new_response
+from dspyer import CompiledGraph, Failure
+from dspyer.errors import error_text, needs_new_response
 from dspyer.events import LMCall
 from dspyer.ids import outermost_execution
-from dspyer.lm.not_public import calling_modules
+from dspyer.lm.not_public import CALLERS
 from dspyer.lm.parameters import modules_in, walk, walk_parameters
 from dspyer.lm.requests import STRIDE
 from dspyer.lm.tap import Subscriber, TappedCall, subscribing
@@ -123,7 +123,7 @@ class LMCounts(Subscriber):
 
     def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Count the calls that a worker of an executor has made for a program."""
-        predictors, callers = dict(walk_parameters(program)), calling_modules()
+        predictors, callers = dict(walk_parameters(program)), dspy.settings.get(CALLERS) or []
         for call in calls:
             execution = outermost_execution(call.execution)
             running = nodes.get(execution, call.node)

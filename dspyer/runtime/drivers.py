@@ -35,7 +35,7 @@ from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import COMPLETIONS, SEND_STREAM
 from dspyer.lm.requests import LMRetryNotes
 from dspyer.lm.tap import LMRecorder, Subscriber, subscriber, subscribing
-from dspyer.lm.token_stream import apart_from_tokens
+from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
 from dspyer.lm.tracing import (
     Executing,
     append_to_trace,
@@ -58,8 +58,8 @@ from dspyer.runtime.inner_runs import check_same_inputs
 from dspyer.runtime.request import CALLED, CANCELLED, INTERRUPTED, REQUEST, Request, RunStart
 from dspyer.runtime.run import ATTRIBUTE as LINK
 from dspyer.runtime.run import Run, RunLink
-from dspyer.runtime.run_log import RunLog, lm_watchers
-from dspyer.runtime.session import Session
+from dspyer.runtime.run_log import RunLog
+from dspyer.runtime.session import Session, lm_watchers
 from dspyer.scheduler.schedule import Execution, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
@@ -359,7 +359,7 @@ class ProgramCall:
         """Checks the inputs, and makes the session."""
         request = self.request
         run_start = request.run_start or self._run_start(inputs)
-        layers = (*request.options.layers, *request.limits(self._graph, run_start.run))
+        layers = (*request.options.layers, *request.limits(self._graph))
         if request.inside is None and OPENTELEMETRY in sys.modules:
             layers = (*layers, *span_layers())
         return self.session(run_start, layers)
@@ -385,7 +385,8 @@ class ProgramCall:
     def _run_start(self, inputs: Mapping[str, Any]) -> RunStart:
         """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
         graph, inside = self._graph, self.request.inside
-        check_inputs(graph, inputs)
+        if graph.required != inputs.keys():  # else there is nothing to find fault with
+            check_inputs(graph, inputs)
         topology, schema = graph.topology, graph.topology.schema
         if inside is None:
             state = schema.initial_state(inputs, commit_id="inputs")
@@ -478,7 +479,8 @@ def settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found: dict[str, Any] = {REQUEST: None}
     callbacks, stream = dspy.settings.callbacks, dspy.settings.get(SEND_STREAM)
-    if (callbacks or stream) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
+    streams = any(isinstance(one, TokenCallback) for one in callbacks or ()) or isinstance(stream, PredictorCall)
+    if streams and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
         found |= apart_from_tokens(callbacks or [], stream)
     # An LM call is shown for the innermost of the runs that it is a part of.
     hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]

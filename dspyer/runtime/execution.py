@@ -615,9 +615,10 @@ def straight_paths(session: Session) -> Paths:
     graph = session.graph
     if session.layers.per_step or session.records.questions:
         return _NO_PATHS
-    paths: dict[str, StraightPath | None] = graph.straight
-    if not paths:
-        paths.update({START: _start(graph), **{name: _path(graph, node) for name, node in graph.nodes.items()}})
+    paths: Paths | None = graph.derived.get("paths")
+    if paths is None:
+        paths = {START: _start(graph), **{name: _path(graph, node) for name, node in graph.nodes.items()}}
+        graph.derived["paths"] = paths
     return paths
 
 

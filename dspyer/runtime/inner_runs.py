@@ -23,9 +23,9 @@ from dspyer.runtime.request import REQUEST, Around, CallOptions, Inside, Request
 from dspyer.runtime.run import internals_of
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
-from dspyer.stopping import StopSignal
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.waiting import StopSignal
 
 
 def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun:

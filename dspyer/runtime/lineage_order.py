@@ -144,8 +144,6 @@ def trace_steps_of(
     run: RunState, graph: GraphSpec, traces: Mapping[str, Steps], lost: Mapping[str, Sequence[LostSteps]]
 ) -> list[TraceStep]:
     """All steps of the trace, in its order, each with what became of it."""
-    if not traces and not lost:
-        return []
     found: list[TraceStep] = []
     rejected, commits = rejected_in(run, graph.rejecting), {entry.commit.id: entry.commit for entry in run.log}
     trials = credited_in(run, graph.searches)

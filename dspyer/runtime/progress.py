@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from dspyer.display.running import LMUse, RunningRuns
 from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token
-from dspyer.runtime.run_log import watching
+from dspyer.runtime.session import watching
 from dspyer.waiting import at_fork
 
 if TYPE_CHECKING:

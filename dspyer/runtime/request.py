@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dspy
 
 from dspyer.budget import Budget, Spending
+from dspyer.clock import TimeLimit
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
-from dspyer.layers.run_limits import CallCount, Spends
+from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
@@ -27,14 +28,12 @@ from dspyer.patch import Replace
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.schedule import FailedBranch, RunState
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal, TimeLimit
 from dspyer.values.scalars import check_flags
-from dspyer.waiting import EventQueue, held_back
+from dspyer.waiting import EventQueue, StopSignal, held_back
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
-    from dspyer.runtime.run_log import SessionEvents
-    from dspyer.runtime.session import Session, SessionEnd
+    from dspyer.runtime.session import Session, SessionEnd, SessionEvents
 
 
 # What a run begins with: its first state, its ids, what its call asks for, and the node that it is inside of.
@@ -279,19 +278,13 @@ class Request:
         """The same with a reader, who gets the events from a queue; None for no reader."""
         return self if queue is None else replace(self, queue=queue)
 
-    def limits(self, graph: GraphSpec, run: RunState) -> list[Layer]:
-        """The layers that bound a run: by its budget, that of `compile` by default, and by `max_calls`."""
-        found: list[Layer] = []
+    def limits(self, graph: GraphSpec) -> list[Layer]:
+        """The layer that bounds a run by its budget, that of `compile` by default."""
         budget, outcome = self.options.budget or graph.budget, self.outcome
-        if budget is not None and self.inside is None:
-            outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
-            found.append(Spends(outcome.spending))
-        if graph.max_calls is not None:
-            scope = () if self.inside is None else self.inside.scope
-            inside = 0 if self.records is None else self.records.calls_inside(scope)
-            made = sum(entry.commit.node in graph.nodes for entry in run.log)
-            found.append(CallCount(graph.name, graph.max_calls, made + inside))
-        return found
+        if budget is None or self.inside is not None:
+            return []
+        outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
+        return [Spends(outcome.spending)]
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
@@ -323,6 +316,8 @@ def new_request(
     answers: Answers = None,
 ) -> Request:
     """The request of a run that a user starts."""
+    if resources is None and live is True and budget is None and tokens is False and answers is None:
+        return Request()  # the usual one: nothing was asked that could be wrong
     check_flags(live=live, tokens=tokens)
     layers = (Streaming(),) if tokens else ()
     return Request(CallOptions(resources_of(resources), answer_source(answers), live, Budget.of(budget), layers))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
@@ -15,29 +16,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 import dspy
 
 from dspyer.archive.run_info import RunInfo
-from dspyer.display.lanes import Lanes
+from dspyer.display.graph_svg import RunPath, draw_svg
 from dspyer.display.report import RunFacts, describe_run, facts_of_events
 from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
-from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
-from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.errors import Failure, Interrupted
+from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import commit_name, outermost_execution, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import LMRecorder
 from dspyer.log.rows import total_cost
 from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import FailedBranch
@@ -174,13 +173,14 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if (fields := map_fields_of(node)) is not None:
+        if (fields := node.mapped) is not None:
             into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}
 
 
+@shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
 
@@ -241,7 +241,7 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)
         self._view_reads = tuple(session.notes.view_reads)
-        self._fields = session.fields.fresh()
+        self._make_fields = session.make_fields
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
         self._entries = canonical_order(list(run.log), run.first)
@@ -249,12 +249,12 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
-        self._redactor = redacted(session).own
+        self._redactor = None if session.graph.redaction is None else redacted(session).own
         self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
-        self._asked = session.layers.shown(asked, ends=True)
+        self._asked = session.layers.shown(asked, ends=True) if asked else asked
         self._depth = len(session.ids.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],
@@ -633,36 +633,8 @@ class Run:
             begin=self._begin,
         )
 
-    def lanes(self) -> Lanes:
-        """The fields over time: which node wrote which field when, and how much. Shown as a picture in a notebook.
-
-        Returns:
-            A value with the picture, `to_svg()`.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> graph.compile().run({"n": 1}).lanes().to_svg()[:4]
-            '<svg'
-        """
-        return Lanes(self.shown)
-
-    def timeline(self) -> Timeline:
-        """The run by time: when each node worked, who waited for whom, attempts and failures.
-
-        Returns:
-            A value with the picture, `to_svg()`, and as data, `to_dict()`. A notebook shows the picture.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> [bar.node for bar in graph.compile().run({"n": 1}).timeline().bars]
-            ['add']
-        """
-        return Timeline(self._rows(), self._ended)
-
     def to_svg(self) -> str:
-        """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.
+        """The graph of the run as a picture, with the path taken: how often each node ran, and where the run ended.
 
         Returns:
             An SVG document without references to other files.
@@ -673,7 +645,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return draw_run(self._rows(), f"run {self.status}")
+        return draw_svg(self._graph.picture, RunPath.of(self.status, self._rows()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
@@ -775,8 +747,16 @@ class Run:
         live = () if self.status == "completed" else self.branches
         return display_rows(self.shown, conflicts, failed, self._asked, live, self._depth)
 
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.report())}</pre>"
+
+    @cached_property
+    def _fields(self) -> Fields:
+        return self._make_fields()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What makes the fields may refer to the store of a thread, which no copy has; the fields themselves know that.
+        return {**vars(self), "_fields": self._fields, "_make_fields": None}
 
     @cached_property
     def _writers(self) -> Writers:

@@ -3,7 +3,7 @@
 A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three steps:
 `start_ready` returns the executions that may start, the driver runs them, `finish` passes an outcome to the scheduler.
 The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
-`compile(interrupt_after=...)`, and the rows that a stored run has not written yet.
+breakpoints after nodes, and the rows that a stored run has not written yet.
 
 In a stored run the order is that of a write-ahead log (see `log.journal`): a commit is written, then its event
 is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
@@ -15,18 +15,24 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import CancelledError
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import dspy
+
+from dspyer.clock import TimeLimit
+from dspyer.display.running import LMUse
 from dspyer.errors import (
     ConcurrentRunError,
-    Failure,
     Interrupt,
     RunStoppedError,
     always_raised,
     annotate,
+    brief,
     drop_tracebacks,
     unwrap_stop_iteration,
 )
@@ -34,16 +40,24 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
+    ConflictFound,
+    Doing,
+    Emitted,
     Event,
+    MergedConflict,
     NodeFailed,
     Question,
     RunEnded,
     RunStarted,
+    Token,
     TraceStep,
+    own_copy,
 )
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id, id_prefix, path_text, whole_execution
-from dspyer.layers.layer import Layer, RunLayers
+from dspyer.layers.layer import USING, Layer, RunLayers
+from dspyer.lm.tap import LMWatcher
 from dspyer.lm.tracing import Steps, executing_id, is_apart
 from dspyer.log.execution_records import (
     AnswerSource,
@@ -64,8 +78,8 @@ from dspyer.runtime.lineage_order import (
     uncredited,
     unfinished_branches,
 )
-from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
-from dspyer.runtime.run_log import KeptCommits, RunLog, SessionEvents
+from dspyer.runtime.request import FAILED_BESIDE, CallOptions, Inside, Request, RunIds, RunStart
+from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.schedule import (
     Branch,
@@ -83,12 +97,9 @@ from dspyer.scheduler.schedule import (
 )
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal, TimeLimit
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewRead
-
-if TYPE_CHECKING:
-    import dspy
+from dspyer.waiting import EventQueue, StopSignal
 
 logger = logging.getLogger("dspyer")
 _lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
@@ -181,11 +192,21 @@ class Session(AttemptHost):
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
-        self.layers = RunLayers(layers, self)
+        self.layers = self._layers_of(layers)
         self.events = SessionEvents(self.layers, request.queue, request.options, inside, self.ids, self.log)
         if self.events.heard:
             shapes = graph.topology.schema.field_shapes
             self.events.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
+
+    def _layers_of(self, asked: Sequence[Layer]) -> RunLayers:
+        """The layers of the run; all runs that have none but those of their kinds of nodes share one value."""
+        graph, using = self.graph, dspy.settings.get(USING) or ()
+        if asked or using or graph.around or graph.of_runs or graph.layers:
+            return RunLayers(graph, asked, using, self)
+        shared: RunLayers | None = graph.derived.get("layers")
+        if shared is None:
+            shared = graph.derived["layers"] = RunLayers(graph)
+        return shared
 
     # --- where it is
 
@@ -235,11 +256,16 @@ class Session(AttemptHost):
     def fields(self) -> Fields:
         """The items or keys of each field with their authors, for views. Nothing is computed before a view is read."""
         if self._fields is None:
-            start, ids = self.run_start, self.ids
-            # A run on a thread begins with updates of what the thread has.
-            whole = self.log is None or bool(ids.scope)
-            self._fields = Fields(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
+            self._fields = self.make_fields()
         return self._fields
+
+    @property
+    def make_fields(self) -> Callable[[], Fields]:
+        """Makes the fields anew, without the session."""
+        start, ids = self.run_start, self.ids
+        # A run on a thread begins with updates of what the thread has.
+        whole = self.log is None or bool(ids.scope)
+        return partial(Fields, self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
 
     # --- what a driver calls
 
@@ -264,7 +290,7 @@ class Session(AttemptHost):
                 and len(self.run.running._data) < limit
             ):
                 try:
-                    position = 0 if not self.graph.interrupt_after else self._next_position()
+                    position = 0 if not self.layers.stops_after else self._next_position()
                     if position is None:
                         break
                     self.run, execution, events = begin(self.run, position, None, bool(self.events.heard))
@@ -393,7 +419,7 @@ class Session(AttemptHost):
         self.stop_signal.stop(reason)
 
     def _next_position(self) -> int | None:
-        """The index of the first ready group that does not wait for an answer of `interrupt_after`."""
+        """The index of the first ready group that does not wait for an answer of a breakpoint after a node."""
         for position, group in enumerate(self.run.ready):
             try:
                 held = [self._waits_after(branch) for branch in group.branches]  # a list: each branch asks its question
@@ -405,11 +431,11 @@ class Session(AttemptHost):
         return None
 
     def _waits_after(self, branch: Branch) -> bool:
-        """Whether a branch waits for the answer of `interrupt_after` after its last node; asks for it once."""
+        """Whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
         if branch.head < 0:
             return False
         commit = self.run.log[branch.head].commit
-        if commit.node not in self.graph.interrupt_after:
+        if commit.node not in self.layers.stops_after:
             return False
         text = f"{commit.node!r} has run; continue?"
         question = Question(
@@ -546,12 +572,15 @@ class Session(AttemptHost):
         garbage collector would free both.
         """
         duration = time.perf_counter() - self.began[1]
-        self._show_failures()
+        if self.run.failures:
+            self._show_failures()
         status = self.status
         if self.events.heard:
             self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
-        found = (None, ()) if status == "completed" else (self.error(), self.questions())
-        error, questions = [self.layers.shown(one, ends=True) for one in found]
+        error: BaseException | None = None
+        questions: tuple[Question, ...] = ()
+        if status != "completed":
+            error, questions = [self.layers.shown(one, ends=True) for one in (self.error(), self.questions())]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame
@@ -642,7 +671,8 @@ class Session(AttemptHost):
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
-        return trace_steps_of(run, self.graph, self.notes.traces, self.notes.lost)
+        traces, lost = self.notes.traces, self.notes.lost
+        return trace_steps_of(run, self.graph, traces, lost) if traces or lost else []
 
     def logged_checks(self) -> list[LoggedChecks]:
         """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
@@ -656,9 +686,8 @@ class Session(AttemptHost):
 
     def _show_failures(self) -> None:
         """Leaves of the failures what may be shown."""
-        if self.run.failures:
-            shown = [one._replace(error=self.layers.shown(one.error, ends=True)) for one in self.run.failures]
-            self.run = self.run._replace(failures=tuple(shown))
+        shown = [one._replace(error=self.layers.shown(one.error, ends=True)) for one in self.run.failures]
+        self.run = self.run._replace(failures=tuple(shown))
 
 
 def _ids_of(start: RunStart, inside: Inside | None) -> RunIds:
@@ -695,3 +724,157 @@ class SessionEnd(NamedTuple):
             return {(): self.run.trunk_state}
         branches = unfinished_branches(self.run)
         return {path: branches[path].state for path in sorted(branches)}
+
+
+# --- the events of a session: what they show, when they are published, and who gets them
+#
+# An event passes through one place, `SessionEvents.publish`: through the layers of the run; then it is kept for
+# `run.events`, and passed to the reader of the stream and to the watchers of the process.
+
+Watch = Callable[[str, Event], object]
+"""Called with the id of an outermost run and one of its events, as its layers show it; from any thread. It must not
+raise."""
+
+WatchLM = Callable[[str, LMUse], object]
+"""The same with what an LM call has used."""
+
+_watchers: list[Watch] = []
+"""Those who see the events of every run in the process. Each change is atomic: runs read it without a lock."""
+
+_lm_watchers: list[WatchLM] = []
+"""Those who see what their LM calls use."""
+
+
+_set = object.__setattr__
+
+_NOT_KEPT = (Token, Emitted)
+"""A node makes as many of them as it likes: `run.events` must not grow with them."""
+
+_AT_WILL = (Emitted, Doing)
+"""What a node says between its steps, where nothing is locked: it waits until the reader has room for the next one."""
+
+
+@contextmanager
+def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
+    """A block during which `watch` sees each event of each run in the process, those of runs inside of nodes too.
+
+    They have the id of the outermost run and the scope of the event; tokens are among them if the run streams them.
+    `watch_lm` sees the LM calls of the runs that begin in the block.
+    """
+    own, own_lm = partial(watch), None if watch_lm is None else partial(watch_lm)  # equal to nothing but themselves
+    _watchers.append(own)
+    if own_lm is not None:
+        _lm_watchers.append(own_lm)
+    try:
+        yield
+    finally:
+        _watchers.remove(own)
+        if own_lm is not None:
+            _lm_watchers.remove(own_lm)
+
+
+def lm_watchers(run_id: str) -> list[LMWatcher]:
+    """What passes the LM calls of a run to those who watch them."""
+    return [LMWatcher(partial(watch, run_id)) for watch in tuple(_lm_watchers)] if _lm_watchers else []
+
+
+class SessionEvents:
+    """The events of a session. It does not refer to the session: that would be a cycle.
+
+    Args:
+        layers: those of the run, through which events pass before any reader sees them.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
+        asked: what the call asks for: whether a `Run` will be made, which has the events.
+        inside: where the run is, if it is a part of another one.
+        ids: the ids of the run.
+        log: what a stored run has still to write; None for a run that is not stored.
+
+    Attributes:
+        kept: the events in order of arrival.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
+        heard: not empty as long as anybody hears the events: a stream, `run.events`, a layer, the run around, or those
+            who watch the process, who come and go. Nothing else need be published than conflicts, which are logged.
+    """
+
+    def __init__(
+        self,
+        layers: RunLayers,
+        queue: EventQueue[Event] | None,
+        asked: CallOptions,
+        inside: Inside | None,
+        ids: RunIds,
+        log: RunLog | None,
+    ) -> None:
+        self.kept: list[Event] = []
+        self.queue = queue
+        self._layers = layers
+        self._around = around = None if inside is None else inside.around
+        self._keeps = keeps = asked.keeps_events
+        self._root, self._scope = ids.root, ids.scope
+        self._log = log
+        self._limit = None if inside is None else inside.limit
+        hears = keeps or queue is not None or bool(layers.events)
+        self.heard: Sequence[object] = (hears,) if hears else _watchers if around is None else around.events.heard
+
+    def publish(self, event: Event) -> None:
+        """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
+        if self._limit is not None and self._limit.left_running:
+            return
+        if not self.heard and type(event) is not ConflictFound:
+            return
+        # It is changed in place, since no reader has it yet: a copy would take longer than the rest.
+        if not event.at:
+            _set(event, "at", time.time())
+        if self._scope and not event.scope:
+            _set(event, "scope", self._scope)
+        for layer in self._layers.events:
+            shown = _shown(layer, event)
+            if shown is None:
+                return
+            event = shown
+        if self._keeps and type(event) not in _NOT_KEPT:
+            self.kept.append(event)
+        if type(event) is ConflictFound and event.scope == self._scope:
+            log_conflict(self._layers.shown(event).conflict)
+        if _watchers and not self._scope:  # events of runs inside of nodes come here too
+            for watch in tuple(_watchers):
+                watch(self._root, event)
+        if self._around is not None:
+            self._around.events.publish(event)
+        elif self.queue is not None:
+            self.queue.put(event)
+            if type(event) in _AT_WILL:
+                self.queue.wait_for_room()
+
+    def publish_once_written(self, events: list[Event]) -> None:
+        """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
+        if self._log is not None:
+            self._log.events += events
+            for event in events:
+                self._layers.shown(event)  # an error that is published before the next write may name what is hidden
+            return
+        for event in events:
+            self.publish(event)
+
+
+def _shown(layer: Layer, event: Event) -> Event | None:
+    """What a layer makes of an event; None if it drops it."""
+    try:
+        shown = layer.event(event)
+    except Exception as error:
+        annotate(error, f"in {type(layer).__name__}.event, which got {type(event).__name__}")
+        raise
+    if shown is not None and not isinstance(shown, Event):
+        raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
+    if shown is not None and not shown.at:
+        shown = own_copy(shown, scope=shown.scope or event.scope, at=event.at)
+    return shown
+
+
+def log_conflict(conflict: MergedConflict) -> None:
+    """Logs a resolved conflict as a warning: a write was discarded."""
+    if conflict.winner is not None:
+        path = ".".join(map(str, conflict.path))
+        writers = ", ".join(author for author, _ in conflict.values)
+        decided = f"{brief(conflict.value)} by {conflict.winner}"
+        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)

@@ -104,7 +104,7 @@ class RunViews(ViewSource):
 
     def warning(self, branch: Branch) -> str:
         """The text that warns a node of the limit on steps; "" if the limit is far."""
-        warn_at, topology = self._graph.warn_at, self._graph.topology
+        warn_at, topology = self._graph.conversations.warn_at, self._graph.topology
         remaining = run_value("run.remaining", topology, branch)
         if self._reads is None or warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
             return ""

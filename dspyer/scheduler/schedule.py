@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import Failure, StepLimitError, suggestion
+from dspyer.errors import StepLimitError, suggestion
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -33,6 +33,7 @@ from dspyer.events import (
     NodeStarted,
     Question,
 )
+from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, outermost_execution, path_text
 from dspyer.patch import seal
 from dspyer.scheduler.join import Join, JoinFailedError, JoinResult

@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 
 from dspyer import DELETE, END, START, Command, Context, Graph, ImmutableState, Replace, Send
 from dspyer.errors import (
-    Failure,
     GraphError,
     NodeOutputError,
     SearchError,
@@ -28,6 +27,7 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
+from dspyer.failure import Failure
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
 from dspyer.nodes.callables import read_signature

@@ -692,6 +692,8 @@ class SQLite(SQLStore):
         clock: returns seconds, the same for every process that uses the file: leases are compared by it.
         patience: seconds to wait for the lock of another process, or for other threads of this one.
         read_only: reads the file and writes nothing: it is not created, and no file is made next to it.
+        flush: whether each change is on the disk when its write returns, so that a power failure loses nothing. Ends,
+            failures, questions, answers and effects always are.
 
     Raises:
         StoreError: (on first use) the file is not a store, was made by another version of dspyer, or is on a network
@@ -714,8 +716,10 @@ class SQLite(SQLStore):
         clock: Callable[[], float] = wall,
         patience: float = PATIENCE,
         read_only: bool = False,
+        flush: bool = False,
     ) -> None:
         self._path = Path(path).absolute()
+        self._flush = flush
         self._clock = clock
         self._patience = patience
         self._read_only = read_only
@@ -731,14 +735,21 @@ class SQLite(SQLStore):
         return f"SQLite({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(SQLite, clock=self._clock, patience=self._patience, read_only=self._read_only)
-        return make, (self.address,)
+        options: dict[str, Any] = {
+            "clock": self._clock,
+            "patience": self._patience,
+            "read_only": self._read_only,
+            "flush": self._flush,
+        }
+        return partial(SQLite, **options), (self.address,)
 
     def write(self, change: Change) -> int:
-        return self._connections.write(partial(self._apply, change, EncodedChange.of(change)), change.flush)
+        work = partial(self._apply, change, EncodedChange.of(change))
+        return self._connections.write(work, change.flush or self._flush)
 
     def write_now(self, change: Change) -> bool:
-        return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
+        work = partial(self._apply, change, EncodedChange.of(change))
+        return self._connections.write_now(work, change.flush or self._flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         session = SQLiteSession(connection, self._clock)

@@ -46,7 +46,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.patch import DELETE, Replace, diff
 from dspyer.policies import Conflict, Policies
-from dspyer.runtime.run_log import log_conflict
+from dspyer.runtime.session import log_conflict
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
 from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry
 from dspyer.scheduler.schedule import Branch, active_branches

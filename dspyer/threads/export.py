@@ -11,69 +11,45 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.redaction import HIDDEN, Redactor
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row
 from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
-from dspyer.log.lm_calls import StoredCall, calls_in, encode_call, usage_alone
 from dspyer.log.reader import (
     HistoryReader,
-    SnapshotContent,
-    SnapshotState,
     check_snapshot,
     cyclic_history,
-    load_run,
 )
 from dspyer.log.rows import (
-    COMMITS,
-    CommitContent,
-    EndRow,
-    RowKind,
-    encode_content,
-    first_version,
     is_readable,
-    read_commit_content,
 )
-from dspyer.log.time_travel import ThreadReader, check_thread_name
+from dspyer.log.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
 from dspyer.stores.writes import RunSummary, reachable_rows, same_row, same_run
-from dspyer.threads.ownership import existing_row
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
-from dspyer.values.scalars import check_flags
-
-ShowRow = Callable[[Row], Any]
-"""Makes the JSON values that a redacted export shows of a row."""
 
 
-def export(
-    reader: HistoryReader, row: ThreadRow, path: str | os.PathLike[str], redactor: Redactor | None = None
-) -> str:
-    """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest.
-
-    With a redactor it is an export for people, which cannot be loaded.
-    """
-    shown = None if redactor is None else partial(_shown_row, redactor, reader)
+def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
+    """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest."""
     digest = blake2b(digest_size=16)
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{str(target)!r} is a folder: name the file to write")
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
-        for line in _lines(reader.store, row, shown):
+        for line in _lines(store, row):
             data = dump(line) + b"\n"
             digest.update(data)
             file.write(data)
@@ -82,7 +58,7 @@ def export(
     return digest.hexdigest()
 
 
-def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[dict[str, Any]]:
+def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
     found = reached_runs(store, thread)
     yield {
         "thread": thread.name,
@@ -90,7 +66,6 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
         "head": thread.head,
         "root": thread.root,
         "runs": thread.runs,
-        **({} if shown is None else {"redacted": True}),
     }
     written: set[str] = set()  # the ids of blobs
     for run, rows in found:
@@ -103,14 +78,10 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
         for row in rows:
             is_readable(row)  # a warning names it: the file can be read by people, and not be loaded
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
-            if row.content is not None and shown is not None:
-                line["content"] = shown(row)
-            elif row.content is not None:
+            if row.content is not None:
                 yield from _blob_lines(store, row.content, written)
                 line |= _content_line(row.content)
             yield line
-    if shown is not None:
-        return
     snapshot = store.snapshot(thread.root) if thread.root is not None else None
     if snapshot is not None and snapshot.at == thread.root:
         yield from _blob_lines(store, snapshot.content, written)
@@ -145,25 +116,6 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"text": data.decode()}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def _shown_row(redactor: Redactor, reader: HistoryReader, row: Row) -> Any:
-    """The content of a row as a redacted export shows it: patches as events do, of all else only that it exists."""
-    if row.kind in (RowKind.OPEN, *COMMITS):
-        written = read_commit_content(row.content, reader.fetch, reader.decode)
-        patch = None if written.patch is None else redactor.redact(redactor.redaction.patch(written.patch))
-        return encode_content(CommitContent(patch, lm_calls=_usage_in(row)))
-    if row.kind == RowKind.LM_CALL:
-        return encode_content(CommitContent(lm_calls=_usage_in(row)))
-    if row.kind == RowKind.END:
-        failures = EndRow.read(row, reader.fetch).failures
-        return {"failures": [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]}
-    return HIDDEN
-
-
-def _usage_in(row: Row) -> list[StoredCall]:
-    """The LM calls of a row without messages, response and text of an error."""
-    return [encode_call(usage_alone(call), {}) for call in calls_in(row)]
 
 
 # --- which rows a thread reaches
@@ -439,7 +391,6 @@ class _Lines:
         """Check a line against those before it, and keep it."""
         if not self._thread:
             _require(line.get("format") == FORMAT, f"it is not the line of a thread in format {FORMAT}")
-            _require(not line.get("redacted"), "it was exported with redact=: it lacks values, and cannot be loaded")
             _require(_is_count(line["runs"]), f"{line['runs']!r} is no number of runs")
             self._thread = line
         elif "run" in line:
@@ -501,57 +452,3 @@ def _is_count(value: object) -> bool:
 def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise StateError(problem)
-
-
-# Delete a thread, or the older part of its history, without what other threads still reach.
-
-
-def delete_thread(store: Store, thread_reader: ThreadReader, thread: str, take_over: bool) -> DeletionReport:
-    """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
-    check_flags(take_over=take_over)
-    while True:
-        row = existing_row(store, thread, take_over)
-        try:
-            return store.delete([thread], {thread: row.epoch})
-        except ConcurrentRunError:
-            if not take_over:
-                raise
-        finally:
-            thread_reader.forget()  # an export that is loaded has runs with the ids of those that are deleted now
-
-
-def prune_thread(
-    reader: HistoryReader, thread_reader: ThreadReader, thread: str, before: int | str, take_over: bool
-) -> DeletionReport:
-    """Delete the runs before the one that the commit `before` belongs to.
-
-    A crash may come between two writes, hence their order: first the snapshot with which the history will begin, which
-    is checked to be readable; then the root, from which on the snapshot is that beginning; then the deletion.
-    """
-    check_flags(take_over=take_over)
-    store = reader.store
-    row = existing_row(store, thread, take_over)
-    listed = thread_reader.cache.listed()
-    history, run_end = listed.history, listed.runs[listed.index_of(before)]
-    parents = history.runs[run_end].parents
-    if len(parents) > 1:
-        raise ThreadError(
-            f"the run of commit {before!r} of thread {thread!r} merges two threads: prune before a later or an earlier "
-            "one"
-        )
-    root = None
-    if parents and parents[0] != row.root:
-        root = parents[0]
-        first, first_of_parent = (first_version(load_run(store, point.run)) for point in (run_end, root))
-        last = history.runs[root].trunk_index
-        commit = "" if last is None else history.log[last].commit.id
-        state = SnapshotState(history.state(last), first - 1 - first_of_parent, commit)
-        taken = Snapshot(root, SnapshotContent(state))
-        store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
-        if taken.content.is_encoded:  # a store in memory keeps the state itself
-            check_snapshot(taken.content, reader.fetch, reader.decode)
-    store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))
-    try:
-        return store.delete_unreachable(thread)
-    finally:
-        thread_reader.forget()  # the next run of a key has the id of the one that is deleted now

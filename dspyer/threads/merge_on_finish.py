@@ -14,11 +14,12 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
-from dspyer.errors import ConcurrentRunError, Failure, StoreError, ThreadError
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.failure import Failure
 from dspyer.ids import FIRST, full_id, label_of
 from dspyer.log.journal import MARK, Journal, is_alive, leases, mark_of, new_owner
-from dspyer.log.reader import AT_END, SnapshotContent, SnapshotState, read_run
+from dspyer.log.reader import AT_END, SnapshotState, read_run, snapshot_content
 from dspyer.log.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
@@ -52,7 +53,7 @@ class MergeOnFinish:
         first, owner = starter.new_run(head, inputs, request, label), new_owner()
         run = first.run._replace(header={**first.run.header, MARK: mark_of(owner)})
         rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
-        journal = Journal(starter.store, "", 0, run.id, len(rows), starter.graph.durability)
+        journal = Journal(starter.store, "", 0, run.id, len(rows))
         journal.continue_after(run, rows, (), head.tail)
         # Nothing is renewed: it owns no thread. Readers in this process learn from it that the run is at work.
         leases.hold(owner.token, journal)
@@ -125,7 +126,7 @@ class MergeOnFinish:
         if head.tail.rows >= SNAPSHOT_ROWS and head.tail.snapshot_is_due(AT_END, ended=True):
             at = Point(commit.run.id, len(commit.rows) - 1)
             taken = Snapshot(
-                at, SnapshotContent(SnapshotState(merged.state, 0, full_id(commit.run.header["label"], FIRST)))
+                at, snapshot_content(SnapshotState(merged.state, 0, full_id(commit.run.header["label"], FIRST)))
             )
         write_manual_commit(store, head.row, commit, taken)
         self._merger.log_conflicts(merged)

@@ -31,7 +31,7 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.threads.changes import ThreadMerger, first_write_of_rerun
-from dspyer.threads.graph_changes import AllowChanged, StorableCheck, decoder, fingerprint_of
+from dspyer.threads.graph_changes import AllowChanged, OtherGraphs, StorableCheck, decoder, fingerprint_of
 from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.ownership import WAIT, WAIT_OR_REPLACE, HandOver, StoredRun, ThreadLock
 from dspyer.threads.start import DONE, AnswersByKey, FirstWrite, RunStarter, ThreadHead, ThreadProgram
@@ -484,7 +484,7 @@ class ThreadParts(NamedTuple):
     player: RunPlayer
 
 
-def thread_parts(program: ThreadProgram, store: Store, name: str) -> ThreadParts:
+def thread_parts(program: ThreadProgram, store: Store, name: str, others: OtherGraphs) -> ThreadParts:
     """The parts of the handle of a program on a thread."""
     check_thread_name(name)
     graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
@@ -492,7 +492,7 @@ def thread_parts(program: ThreadProgram, store: Store, name: str) -> ThreadParts
     check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
     reader = HistoryReader(CheckedStore(store, *check), schema, decoder(schema), fingerprint.id)
     history = ThreadReader(reader, name)
-    starter = RunStarter(graph, reader, name, fingerprint, history.cache.up_to, recent_indexes(program))
+    starter = RunStarter(graph, reader, name, fingerprint, history.cache.up_to, recent_indexes(program), others)
     merger = ThreadMerger(starter, history)
     player = RunPlayer(program, starter, history, MergeOnFinish(starter, merger))
     redactor = partial(thread_redactor, reader, name, graph.redaction, lambda: starter.load_head().state)

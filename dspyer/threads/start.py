@@ -50,7 +50,7 @@ from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advanc
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
-from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, GraphFingerprint
+from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, GraphFingerprint, OtherGraphs
 from dspyer.threads.ownership import (
     REPLACE,
     HandOver,
@@ -284,12 +284,13 @@ class RunStarter:
         fingerprint: GraphFingerprint,
         list_commits: ListCommits,
         recent: RecentIndexes,
+        others: OtherGraphs,
     ) -> None:
         self.graph = graph
         self.reader = reader
         self.store = reader.store if isinstance(reader.store, CheckedStore) else CheckedStore(reader.store)
         self.thread = thread
-        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader)
+        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader, others)
         self._list_commits = list_commits
         self._recent = recent
 
@@ -686,7 +687,7 @@ class RunStarter:
         """Write owner, head and first rows in one transaction."""
         thread, run, seq = head.row, first.run, first.first_seq
         rows = [row.numbered(seq + index) for index, row in enumerate(first.rows)]
-        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.graph.durability)
+        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows))
         earlier = self.store.rows(run.id, 0, seq - 1) if seq else ()
         journal.continue_after(run, rows, earlier, head.tail)
         # The lease is held before the write makes the owner visible: another thread of this process that saw the owner

@@ -10,8 +10,9 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.errors import Failure
+from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
+from dspyer.failure import Failure
 from dspyer.log.lm_calls import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
@@ -21,8 +22,9 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import check_same_store, copy_thread, update_thread
-from dspyer.threads.export import delete_thread, export, load, prune_thread
-from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.deletion import delete_thread, prune_thread
+from dspyer.threads.export import export, load
+from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import stop_run, thread_parts
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, ThreadProgram
@@ -30,6 +32,7 @@ from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_stats import stats_of_history
 
 
+@shows_removed
 class Thread:
     """A named conversation: runs over one state, kept in the store of the program. `program.thread(name)` makes it.
 
@@ -44,11 +47,11 @@ class Thread:
         ('completed', 'completed', 2)
     """
 
-    def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
+    def __init__(self, program: ThreadProgram, store: Store, name: str, others: OtherGraphs = NO_OTHERS) -> None:
         self.name = name
         self._program = program
         self._store = store
-        parts = thread_parts(program, store, name)
+        parts = thread_parts(program, store, name, others)
         self._reader, self._thread_reader, self._redactor, self._starter, self._merger, self._player = parts
 
     # --- run
@@ -545,7 +548,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
             ('completed', 11, 2)
         """
-        copied = type(self)(self._program, self._store, to)
+        copied = type(self)(self._program, self._store, to, self._starter.compatibility.others)
         copy_thread(self._starter, self._thread_reader, copied._starter, at, patch)
         return copied
 
@@ -750,8 +753,7 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file cannot be loaded: patches are redacted as in events; answers, effects,
-        results of single items and texts of errors are left out.
+        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
 
         Args:
             path: the file; it is replaced.
@@ -767,7 +769,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redactor())
+        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.

@@ -179,7 +179,7 @@ def CALLERS() -> None:
 
     class Outer(dspy.Module):
         def forward(self) -> None:
-            inside.extend(not_public.calling_modules())
+            inside.extend(dspy.settings.get(not_public.CALLERS))
 
     with dspy.context(**{not_public.CALLERS: [history]}):
         outer = Outer()

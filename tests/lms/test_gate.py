@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from tenacity import wait_fixed
 
 from dspyer import END, START, Graph, Retry, clock
-from dspyer.clock import fake_clock
+from dspyer.clock import TimeLimit, current_limit, fake_clock
 from dspyer.errors import AttemptOverError
 from dspyer.lms import reliable
 from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
 from dspyer.nodes.steps import arun_script, run_script
-from dspyer.stopping import TimeLimit, current_limit
 from dspyer.testing import no_pauses
 from tests.budget import deep
 from tests.http_faults import Cut, DateIn, Drop, Fault, Hold, Html, Status

@@ -14,7 +14,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Context, Graph, Thread, event_queue, live, reducers
+from dspyer import END, START, Context, Graph, Thread, live, reducers, waiting
 from dspyer.events import Emitted, Posted, RunEnded, Token
 from dspyer.lm.token_stream import PredictorCall
 from dspyer.testing import ScriptedLM
@@ -120,7 +120,7 @@ def test_an_async_node_emits_at_once_and_the_next_step_waits() -> None:
 
 @modes
 def test_the_next_item_of_a_map_waits(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "LIMIT", 10)
+    monkeypatch.setattr(waiting, "LIMIT", 10)
     lead = Lead()
 
     def read(item: int) -> int:
@@ -437,7 +437,7 @@ def test_a_stream_is_collected_in_the_thread_of_its_own_run() -> None:
 
 
 def test_threads_and_tasks_share_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "LIMIT", 3)
+    monkeypatch.setattr(waiting, "LIMIT", 3)
     queue: EventQueue[int] = EventQueue()
     sizes: list[int] = []
 

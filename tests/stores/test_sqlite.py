@@ -21,8 +21,7 @@ import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.log.journal import LEASE
-from dspyer.stores import SQLite, sqlite_opening
-from dspyer.stores import sqlite as sqlite_connections
+from dspyer.stores import SQLite, sqlite
 from dspyer.stores.base import Change, Point
 from dspyer.stores.sql import PATIENCE
 from dspyer.stores.sqlite import LOG_LIMIT, FileConnections, checkpoint
@@ -210,6 +209,11 @@ def test_flush_sets_full_synchronous_mode(path: Path, monkeypatch: pytest.Monkey
             store.write(append("t", "r", seq, flush=flush))
             assert store.write_now(append("t", "r", seq + 1, flush=flush))
     assert levels[:4] == [1, 1, 2, 2]
+    with pickle.loads(pickle.dumps(SQLite(path, flush=True))) as store:
+        levels.clear()
+        store.write(append("t", "r", 5))
+        assert store.write_now(append("t", "r", 6))
+    assert levels[:2] == [2, 2]
 
 
 def big(seq: int) -> Change:
@@ -229,7 +233,7 @@ def test_the_commit_that_makes_the_log_too_long_empties_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: bool
 ) -> None:
     """SQLite itself does so from 3.51.3 on; the one that runs here may do it for a single process."""
-    monkeypatch.setattr(sqlite_connections, "CHECKPOINTS_ITSELF", by_itself)
+    monkeypatch.setattr(sqlite, "CHECKPOINTS_ITSELF", by_itself)
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
         sizes = []
@@ -293,7 +297,7 @@ def test_a_checkpoint_that_fails_is_told_and_leaves_the_commit(
 
     begin(store, "t", "r", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_connections, "checkpoint", full)
+        patched.setattr(sqlite, "checkpoint", full)
         for seq in range(1, 8):
             assert store.write_now(big(seq))
     assert "could not be emptied" in caplog.text
@@ -308,9 +312,9 @@ def test_checkpoints_of_processes_exclude_each_other(
     """While another process has the lock, no checkpoint runs."""
     begin(store, "t", "r", 1)
     done: list[sqlite3.Connection] = []
-    monkeypatch.setattr(sqlite_connections, "checkpoint", done.append)
-    monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
-    with sqlite_connections._lock_checkpoints(Path(f"{path}-wal")) as alone:
+    monkeypatch.setattr(sqlite, "checkpoint", done.append)
+    monkeypatch.setattr(sqlite, "ERASE_PATIENCE", 0.0)
+    with sqlite._lock_checkpoints(Path(f"{path}-wal")) as alone:
         assert alone
         connections(store).erase()
         assert done == []
@@ -434,7 +438,7 @@ def test_a_reader_delays_the_erasure_of_the_log(
     store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The report and a warning say so; the log is emptied once the reader has ended."""
-    monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
+    monkeypatch.setattr(sqlite, "ERASE_PATIENCE", 0.0)
     begin(store, "t", "r", 2)
     before = bodies(path)
     store.write(append("t", "r", 2, SECRET))
@@ -549,7 +553,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
 
 def test_tables_that_cannot_be_made_are_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_opening, "TABLES", f"{sqlite_opening.TABLES}; CREATE TABLE thread (name)")
+        patched.setattr(sqlite, "TABLES", f"{sqlite.TABLES}; CREATE TABLE thread (name)")
         with pytest.raises(sqlite3.OperationalError, match="already exists"):
             begin(SQLite(path), "t", "r", 1)
     with SQLite(path) as store:
@@ -569,17 +573,17 @@ def test_network_file_systems_are_recognized(path: Path) -> None:
     listed = path.with_name("mounts")
     for mounts, kind in MOUNTS:
         listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
-        assert sqlite_opening.file_system(path, listed) == kind, mounts
-        if kind in sqlite_opening.NETWORK_FILE_SYSTEMS:
+        assert sqlite.file_system(path, listed) == kind, mounts
+        if kind in sqlite.NETWORK_FILE_SYSTEMS:
             with pytest.raises(StoreError) as caught:
-                sqlite_opening.check_path(path, listed)
+                sqlite.check_path(path, listed)
             assert f"network file system ({kind})" in str(caught.value)
         else:
-            sqlite_opening.check_path(path, listed)
+            sqlite.check_path(path, listed)
 
 
 def test_systems_without_a_mount_list(path: Path) -> None:
-    assert sqlite_opening.file_system(path, path / "none") == ""
+    assert sqlite.file_system(path, path / "none") == ""
 
 
 def test_the_file_is_small(path: Path) -> None:
@@ -593,16 +597,16 @@ def test_the_file_is_small(path: Path) -> None:
 def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
-    is_store = sqlite_opening.is_store
+    is_store = sqlite.is_store
 
     def slow(connection: sqlite3.Connection, path: Path) -> bool:
-        monkeypatch.setattr(sqlite_opening, "is_store", is_store)
+        monkeypatch.setattr(sqlite, "is_store", is_store)
         found = is_store(connection, path)
         with SQLite(path) as other:
             begin(other, "t", "r", 1)
         return found
 
-    monkeypatch.setattr(sqlite_opening, "is_store", slow)
+    monkeypatch.setattr(sqlite, "is_store", slow)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
 
