@@ -470,6 +470,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/log/test_items.py", "tests/log", "tests/threads"),
     ),
     Fault(
+        name="gepa_edits_suspects_beside_culprits",
+        file="dspyer/optimize/gepa.py",
+        old="if not one.culprits and suspects and not set(suspects) & set(selected):",
+        new="if suspects and not set(suspects) & set(selected):",
+        loss="GEPA edits a node that may be right, though the culprit of the run is known",
+        tests=("tests/optimize/test_gepa_insides.py", "tests/optimize"),
+    ),
+    Fault(
         name="moved_contents_accepted",
         file="dspyer/stores/encrypted.py",
         old='return f"{kind}/{seq} of run {run}".encode()',

@@ -377,7 +377,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.guard", "host.partition(':')"): "host:port",
     ("inspector.guard", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",
-    ("optimize.gepa_adapter", "path.startswith((f'{node}.', f'{node}['))"): "the path of a predictor in a program",
     ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
     ("log.lm_calls", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "header.node.rpartition(':')"): "join:node",
