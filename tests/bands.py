@@ -57,8 +57,8 @@ NOT_YET: dict[str, str] = {
         "commit_header display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun MARK OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_marked_alive is_readable questions_at read_run rows_through run_label "
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
+        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label "
         "sum_usage"
     ),
     "archive.stored_graph": (
@@ -196,11 +196,10 @@ NOT_YET: dict[str, str] = {
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
     "threads.export": "ArchivedThread",
-    "threads.playing": "Redactor",
-    "threads.start": "HIDDEN",
+    "threads.start": "HIDDEN Redactor",
     "threads.stored_repairs": "Redactor",
     "threads.thread_stats": "Redactor Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
     ),
 }
