@@ -118,6 +118,7 @@ NOT_YET: dict[str, str] = {
     "migrate.converted_node": (
         "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
     ),
+    "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
@@ -127,10 +128,10 @@ NOT_YET: dict[str, str] = {
         "take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
-    "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
+    "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
-        "outermost_execution path_in_program subscribing walk walk_parameters without_run"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
+        "walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
