@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from dspyer.display.amounts import cost_text
-from dspyer.display.redaction import HIDDEN
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit, LMCall
@@ -17,6 +16,7 @@ from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id
 from dspyer.patch import Replace
 from dspyer.record.drawn import Checked, Mapped
+from dspyer.redaction import HIDDEN
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import START
 

@@ -18,6 +18,7 @@ from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Replace
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, is_manual
 from dspyer.scheduler.provenance import Writers
@@ -145,7 +146,7 @@ class Material(NamedTuple):
     damaged: Mapping[str, str] = {}
     graph: DrawnGraph = DrawnGraph("")
     earlier: Callable[[], Mapping[str, str]] = dict
-    redactor: Any = None
+    redactor: Redactor | None = None
 
 
 # --- where a run has stopped

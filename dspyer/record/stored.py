@@ -45,6 +45,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import Material, StepAnswer, StepQuestion, make_steps
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry, is_manual
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
@@ -144,7 +145,7 @@ class Before(NamedTuple):
 
 
 def record_of(
-    reader: HistoryReader, thread: str, run: str | None = None, redactor: Callable[[], Any] | None = None
+    reader: HistoryReader, thread: str, run: str | None = None, redactor: Callable[[], Redactor | None] | None = None
 ) -> Record:
     """The record of a stored run; `run` is its id or label, None for the last one.
 
@@ -158,7 +159,9 @@ def record_of(
     return record_of_rows(reader, thread, rows, status, listed.thread.root, None if redactor is None else redactor())
 
 
-def record_at(reader: HistoryReader, thread: str, at: Point, redactor: Callable[[], Any] | None = None) -> Record:
+def record_at(
+    reader: HistoryReader, thread: str, at: Point, redactor: Callable[[], Redactor | None] | None = None
+) -> Record:
     """The record of a run up to one of its rows, as it was then."""
     row = reader.store.thread(thread)
     root = None if row is None else row.root
@@ -168,7 +171,7 @@ def record_at(reader: HistoryReader, thread: str, at: Point, redactor: Callable[
     )
 
 
-def records_of(reader: HistoryReader, thread: str, redactor: Any = None) -> Iterator[Record]:
+def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = None) -> Iterator[Record]:
     """The records of all runs in the history of a thread, oldest first. Each state is folded once."""
     row = reader.store.thread(thread)
     ends: dict[Point, Before] = {}
@@ -195,7 +198,7 @@ def record_of_rows(
     rows: RunRows,
     status: str,
     root: Point | None = None,
-    redactor: Any = None,
+    redactor: Redactor | None = None,
     before: Before | None = None,
 ) -> Record:
     """The record of the rows of a run."""

@@ -19,6 +19,7 @@ from dspyer.record.making import Material, StepAnswer, StepQuestion, make_steps
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
 from dspyer.stores.base import Point
 
@@ -41,7 +42,7 @@ class RunSource(NamedTuple):
         reader = HistoryReader(journal.store, session.graph.topology.schema, records.fetch_and_decode[1], shape)
         return cls(reader, journal.thread, Point(journal.run, journal.seq - 1))
 
-    def record(self, redactor: Callable[[], Any]) -> Record:
+    def record(self, redactor: Callable[[], Redactor | None]) -> Record:
         """The record of its rows."""
         return record_at(*self, redactor)
 
