@@ -78,17 +78,13 @@ def show(
 
 
 def _show_step(t: ArchivedThread, name: str, run: str | None, prompts: bool, as_json: bool) -> None:
-    try:
-        found, shown = t.commit(version_of(name)).to_dict(), print_commit
-    except LookupError as error:
-        try:
-            found, shown = t.execution(name, run).to_dict(), print_execution
-        except LookupError:
-            raise error from None
+    from dspyer.cli.store_access import step_of
+
+    found, is_commit = step_of(t, version_of(name), run)
     if as_json:
         write_json(found)
     else:
-        shown(found, prompts)
+        (print_commit if is_commit else print_execution)(found, prompts)
 
 
 def log(

@@ -1,6 +1,7 @@
 """`Record`: a run as one immutable value, for whatever reads runs for people."""
 
+from dspyer.record.drawn import Checked, DrawnGraph
 from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
 from dspyer.record.record import Record
 
-__all__ = ["Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+__all__ = ["Checked", "DrawnGraph", "Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import StepLimitError, suggestion
+from dspyer.errors import MapError, SearchError, StepLimitError, suggestion
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -189,6 +189,12 @@ class FailedBranch(NamedTuple):
     position: Position
     conflicts: tuple[MergedConflict, ...] = ()
     failed_attempts: tuple[Failure, ...] = ()
+
+    @property
+    def all_attempts(self) -> tuple[Failure, ...]:
+        """The attempts before the last one, and the items of a map, or the trials of a search, that have failed it."""
+        inside = self.error.failures if isinstance(self.error, MapError | SearchError) else ()
+        return (*self.failed_attempts, *inside)
 
     @property
     def failure(self) -> Failure:
