@@ -5,9 +5,9 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair Schema "
-        "Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates set_apart "
-        "text_of thaw"
+        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
+        "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
+        "set_apart text_of thaw"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
@@ -22,7 +22,8 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": (
         "ARGS Binding Built FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
-        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
+        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls "
+        "value_in"
     ),
     "agents.tool_action": (
         "Binding FieldNames FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING NO_TEMPLATES "
@@ -47,13 +48,13 @@ NOT_YET: dict[str, str] = {
     "archive.archived_thread": (
         "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
         "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run run_answer "
-        "run_in_thread run_label runs_back shown_places"
+        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
+        "run_answer run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end commit_header "
-        "display_rows full_id outermost_execution path_of_id path_text"
+        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
+        "commit_header display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
@@ -91,15 +92,15 @@ NOT_YET: dict[str, str] = {
     "display.stats": "Address Replace START execution_id",
     "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names "
-        "prices_here rejected_copy result_of Spends subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
-        "REQUEST Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
+        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),
     "graph.builder": "Redact",
@@ -129,19 +130,20 @@ NOT_YET: dict[str, str] = {
     "migrate.converted_node": (
         "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
     ),
+    "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps apart_from_earlier "
-        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
-        "take_steps thaw"
+        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
+        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
+        "recording step_count take_run take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
-    "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
+    "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
-        "outermost_execution path_in_program subscribing walk walk_parameters without_run"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
+        "walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -162,23 +164,24 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script Within "
-        "apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
-        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
+        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
+        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
+        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps "
+        "thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
-        "last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
+        "last_of_refusal last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
     "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
-        "ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
+        "ToolCallDelta ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",

@@ -34,7 +34,7 @@ from dspyer.graph.spec import (
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
-from dspyer.log.lm_calls import Choose, Recorded, check_recorded
+from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions

@@ -23,8 +23,7 @@ from dspyer.layers.handlers import ErrorEdge, ErrorEdges, Reports
 from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
 from dspyer.lm.parameters import modules_in
-from dspyer.log.execution_records import AnswerSource, no_answer
-from dspyer.log.lm_calls import Choose, LMCallLog, Recorded
+from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send

@@ -19,7 +19,7 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
-from dspyer.log.execution_records import ExecutionRecords
+from dspyer.log.execution_records import ExecutionRecords, calls_in
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -35,7 +35,6 @@ from dspyer.log.history import (
     writing_part,
 )
 from dspyer.log.journal import RowDigest, is_alive
-from dspyer.log.lm_calls import calls_in
 from dspyer.log.reader import (
     EVERY,
     HistoryReader,

@@ -112,11 +112,6 @@ class KeptPrediction:
         return KeptPrediction, (_prediction_of(self._parts),)
 
 
-def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
-    """The same prediction without a link, so that it keeps no run alive."""
-    return _prediction_of(_without_link(prediction))
-
-
 def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
     parts: dict[str, Any] = vars(prediction).copy()
     parts.pop(ATTRIBUTE, None)

@@ -25,10 +25,9 @@ from dspyer.errors import (
 from dspyer.events import Event, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
-from dspyer.log.execution_records import ExecutionRecords, RecordKey
+from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
 from dspyer.log.history import recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (

@@ -13,7 +13,7 @@ from dspyer.display.stats import Stats
 from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
-from dspyer.log.lm_calls import thread_usage
+from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.runtime.request import new_request
