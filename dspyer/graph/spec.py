@@ -14,7 +14,6 @@ from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
-from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense, Condensers
@@ -30,6 +29,7 @@ from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
+from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema

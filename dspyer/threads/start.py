@@ -11,7 +11,6 @@ from dataclasses import replace
 from time import time
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dspyer.display.redaction import HIDDEN, Redactor
 from dspyer.errors import (
     ChangedGraphError,
     ConcurrentRunError,
@@ -46,6 +45,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
+from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
