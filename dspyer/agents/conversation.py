@@ -33,7 +33,7 @@ from dspyer.message_list import EMPTY, TURN, check_chat
 from dspyer.messages import ARGS, edited_text
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import NOTHING, Findings
+from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -500,7 +500,7 @@ def plan_rendering(
     if not callable(given) or is_async(given) or isinstance(given, (type, dspy.Module)):
         problem = f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
         return PlannedRendering(rendering, reads, problems=(problem,))
-    found = Findings(who)
+    found = Flaws(who)
     binding = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), found)
     names, optional = binding.reading()
     problems = found.without_sends()

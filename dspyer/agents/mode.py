@@ -24,7 +24,7 @@ from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
-from dspyer.nodes.node import Built, Findings
+from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.templates import fill_text, is_template, names_in
@@ -61,7 +61,7 @@ class ModeOptions(KindOptions):
         """The node, and what is wrong with it."""
         own = self.predictor
         rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
-        found = Findings(options.who, problems)
+        found = Flaws(options.who, problems)
         templates = plan_templates([own], options, reads, found)
         handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
         named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]

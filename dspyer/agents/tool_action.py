@@ -23,7 +23,7 @@ from dspyer.nodes.binding import Binding, filled
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING, Findings
+from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, Script, arun_script, run_script
 from dspyer.patch import Updates
@@ -390,7 +390,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
-    found = Findings(who)
+    found = Flaws(who)
     binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = found.problems if not wrong else []

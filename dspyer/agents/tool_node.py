@@ -66,7 +66,7 @@ from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_proble
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Findings
+from dspyer.nodes.node import NOTHING, Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
@@ -152,7 +152,7 @@ def plan_approval(
     fields = replace(
         signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
     )
-    found = Findings(name)
+    found = Flaws(name)
     binding = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), found)
     problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in found.unknown]
     problems += [*found.problems, *_refusals(approve, binding, name)]
@@ -536,7 +536,7 @@ class ToolNode(Node):
         others = tuple(one for one in signature.parameters if one.name not in shown)
         known = {name: field for name, field in (self.reads or {}).items() if field in self.readable}
         reads = {one.name: known[one.name] for one in others if one.name in known}
-        found = Findings(self.who, signature.problems)
+        found = Flaws(self.who, signature.problems)
         binding = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), found)
         taken = None if signature.takes_all or self.spec.tool.has_kwargs else frozenset(shown)
         action = FunctionAction(fn, binding, is_async(fn), taken)
@@ -706,7 +706,7 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         advice = "Leave it out here, and give it to the tools of the program"
         problem = f"{who}: effect=True records a call, and a program has the records of its nodes. {advice}"
         return built._replace(problems=(*built.problems, problem))
-    found = Findings(who)
+    found = Flaws(who)
     binding = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), found)
     reads, optional = binding.reading()
     resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}

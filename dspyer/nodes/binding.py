@@ -38,7 +38,7 @@ from dspyer.nodes.field_access import (
     form_problems,
     unknown_field_text,
 )
-from dspyer.nodes.node import NOTHING, Call, Findings, Node
+from dspyer.nodes.node import NOTHING, Call, Flaws, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Step, Within
 from dspyer.scheduler.lineage import written_key
@@ -167,7 +167,7 @@ def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextM
 
 
 def plan_templates(
-    modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, found: Findings
+    modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
 ) -> Templates:
     """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
     reads = None if names_read is None else names_read.values()
@@ -466,7 +466,7 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
 # --- the plan, made once when the graph is built: which rule fits each parameter
 
 
-def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Findings) -> Binding:
+def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaws) -> Binding:
     """Decide what each parameter of a function gets."""
     planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
@@ -476,7 +476,7 @@ def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Find
 
 
 class _Planner:
-    def __init__(self, signature: FunctionSignature, options: NodeOptions, found: Findings) -> None:
+    def __init__(self, signature: FunctionSignature, options: NodeOptions, found: Flaws) -> None:
         self.signature, self.options, self.who = signature, options, found.who
         self.schema, self.reads = options.schema, options.reads
         self.problems, self.unknown = found.problems, found.unknown

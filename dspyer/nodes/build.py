@@ -17,7 +17,7 @@ from dspyer.nodes.field_access import check_names
 from dspyer.nodes.function import bound_modules, build_function, goto_of, module_problems, permitted
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module, build_subgraph
-from dspyer.nodes.node import Built, Call, Command, Findings, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Command, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_program, wrapped
 from dspyer.nodes.sync_async import is_async
@@ -60,7 +60,7 @@ class KindNode(BoundNode):
 def build_kind(given: Node, options: NodeOptions) -> Built:
     """A node of a kind of the user's own, and what is wrong with it."""
     who, kind, reads = options.who, type(given).__name__, options.reads
-    found = Findings(who, module_problems(options.modules, who))
+    found = Flaws(who, module_problems(options.modules, who))
     found.problems += [
         f"{who}: modules binds the program {name!r}, and a script calls modules alone: make it a node, or call it in a "
         "function, with `ctx.call`"

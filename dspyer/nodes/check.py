@@ -26,7 +26,7 @@ from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Findings, Look, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
@@ -123,7 +123,7 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
             "a list of problems, a class of pydantic's BaseModel, or a module with an output `problems: list[str]`"
         )
         return Built(None, None, (text,))
-    found = Findings(options.who)
+    found = Flaws(options.who)
     signature = read_signature(check, options.who, "a list of problems")
     binding = plan_binding(signature, options, found)
     fix = (
@@ -140,7 +140,7 @@ def function_finder(fn: Callable[..., object], binding: Binding, options: NodeOp
 
 
 def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Built:
-    schema, found = options.schema, Findings(options.who)
+    schema, found = options.schema, Flaws(options.who)
     known = [name for name in model.model_fields if schema.accepts_any_key or name in schema.fields]
     needed = [name for name, info in model.model_fields.items() if info.is_required()]
     found.unknown += [

@@ -18,7 +18,7 @@ from dspyer.lm.source import modules_text, reduce_program, source_class
 from dspyer.nodes.binding import BoundNode, filled, plan_binding, plan_templates
 from dspyer.nodes.callables import hidden_problems, literals, members, mentions, read_signature
 from dspyer.nodes.field_access import FieldNames, check_names, unknown_outputs_text
-from dspyer.nodes.node import Built, Call, Command, Findings, Goto, Node, Reply, Send
+from dspyer.nodes.node import Built, Call, Command, Flaws, Goto, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, OpenCalls, Script, Step, is_program, questions_in
 from dspyer.nodes.sync_async import is_async
@@ -325,7 +325,7 @@ _DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", COMPILED}
 
 def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     """A node of a function, method, partial or callable object, sync or async, and what is wrong with it."""
-    found = Findings(options.who)
+    found = Flaws(options.who)
     signature = read_signature(fn, options.who)
     binding = plan_binding(signature, options, found)
     declared = declared_result(signature.returns, options.schema)
@@ -358,7 +358,7 @@ def bound_modules(options: NodeOptions) -> NodeModules | None:
     return kind(**options.modules)
 
 
-def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool, found: Findings) -> FieldNames | None:
+def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool, found: Flaws) -> FieldNames | None:
     """The fields that a function writes, by `writes=` or else its return annotation.
 
     A function with a parameter `ctx` may post more than it returns, so `writes` may name more than its annotation.

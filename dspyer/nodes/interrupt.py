@@ -27,7 +27,7 @@ from dspyer.nodes.binding import (
 )
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_access import unknown_field_text
-from dspyer.nodes.node import Built, Call, Findings, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
@@ -95,7 +95,7 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
 
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
-    found = Findings(options.who)
+    found = Flaws(options.who)
     fields: list[str] = []
     text: Callable[..., object]
     if isinstance(asked.question, str):

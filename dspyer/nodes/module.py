@@ -32,7 +32,7 @@ from dspyer.nodes.field_access import (
     is_conversation,
     unknown_field_text,
 )
-from dspyer.nodes.node import SENT, Built, Call, Findings, Look, Reply
+from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script
 from dspyer.patch import DELETE
@@ -137,7 +137,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
     found = module_io(module)
     register_dspy_types([*found.inputs.values(), *(found.outputs or {}).values()])
-    wrong = Findings(options.who, [f"{options.who}: {problem}" for problem in found.problems])
+    wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
     binding = plan_inputs(found, options, wrong)
     turns, own_writes = plan_turns(module, found, options, wrong)
     gives = plan_writes(found, options._replace(writes=own_writes), type(module).__name__, wrong)
@@ -166,7 +166,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     return wrong.built(node, module, types=None if gives is None else list(kinds.values()))
 
 
-def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Findings) -> FieldNames | None:
+def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) -> FieldNames | None:
     """The fields that get the outputs: by `writes=`, or else the fields of the same names."""
     schema, who = options.output_schema, wrong.who
     outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
@@ -191,7 +191,7 @@ def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Finding
 
 
 def _compare_types(
-    kinds: Mapping[str, Any], gives: FieldNames | None, options: NodeOptions, fix: str, wrong: Findings
+    kinds: Mapping[str, Any], gives: FieldNames | None, options: NodeOptions, fix: str, wrong: Flaws
 ) -> None:
     """Find outputs whose types can never be written to their fields; `fix` has `{name}`, and the type as `{kind}`."""
     for name, field in (gives or {}).items():
@@ -203,7 +203,7 @@ def _compare_types(
 # --- inputs
 
 
-def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Findings, copy: bool = True) -> Binding:
+def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool = True) -> Binding:
     """Decide where each input of a module comes from: the field of its name, or what `reads` says.
 
     With `copy` it gets plain copies, as a module must; a graph gets frozen values.
@@ -335,7 +335,7 @@ def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> d
 
 
 def plan_turns(
-    module: dspy.Module, found: ModuleIO, options: NodeOptions, wrong: Findings
+    module: dspy.Module, found: ModuleIO, options: NodeOptions, wrong: Flaws
 ) -> tuple[Turns, FieldNames | None]:
     """Decide which of the node's writes are its turn, and which of its inputs its history; also the other writes."""
     outputs = found.outputs or {}
@@ -644,7 +644,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
     graph = module.graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    wrong = Findings(options.who)
+    wrong = Flaws(options.who)
     binding = plan_inputs(found, options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
@@ -686,7 +686,7 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
     )
 
 
-def _plan_writes(graph: Any, options: NodeOptions, wrong: Findings) -> FieldNames | None:
+def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:
     """The fields that it declares to write: by `writes=`, or else its outputs that are fields of the outer state."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs

@@ -565,7 +565,7 @@ class Node:
             call.context.delegate.over = True
 
 
-class Findings:
+class Flaws:
     """What is wrong with a node or a router that is built: the functions that plan its parts add to it.
 
     Attributes:

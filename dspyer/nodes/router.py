@@ -20,7 +20,7 @@ from dspyer.nodes.callables import gives_literals_alone, hidden_problems, litera
 from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.function import check_target
 from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import Built, Call, Command, Decision, Findings, Goto, Send
+from dspyer.nodes.node import Built, Call, Command, Decision, Flaws, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
@@ -192,7 +192,7 @@ _HOW_TO_DECLARE = "add it to the path map"
 
 
 def routes_of(
-    path_map: PathMap | None, declared: Sequence[object], found: Findings, complete: bool = True, unset: bool = False
+    path_map: PathMap | None, declared: Sequence[object], found: Flaws, complete: bool = True, unset: bool = False
 ) -> Routes | None:
     """The targets of a router, None if they are unknown.
 
@@ -284,7 +284,7 @@ class RouterOptions(NamedTuple):
 
 def build_router(options: RouterOptions, schema: Schema) -> Built:
     """A router with its module, and what is wrong with it; no router if its targets are not known."""
-    route, found = options.route, Findings(options.who)
+    route, found = options.route, Flaws(options.who)
     if isinstance(route, dspy.Module):
         return _build_module_router(route, options, schema, found)
     if options.name is not None or options.writes is not None:
@@ -310,7 +310,7 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
 
-def _build_field_router(field: str, options: RouterOptions, schema: Schema, found: Findings) -> Router | None:
+def _build_field_router(field: str, options: RouterOptions, schema: Schema, found: Flaws) -> Router | None:
     if not schema.accepts_any_key and field not in schema.fields:
         text = f"{field!r} {unknown_field_text(field, schema)} A router that is a string is a field."
         found.problems.append(f"{found.who}: {text}")
@@ -326,7 +326,7 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema, foun
 
 
 def _build_function_router(
-    fn: Callable[..., object], options: RouterOptions, schema: Schema, found: Findings
+    fn: Callable[..., object], options: RouterOptions, schema: Schema, found: Flaws
 ) -> Router | None:
     who = options.who
     if is_async(fn):
@@ -348,7 +348,7 @@ def _build_function_router(
     return FunctionRouter(name=options.source, **binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
 
 
-def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema, found: Findings) -> Built:
+def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema, found: Flaws) -> Built:
     who, name = options.who, options.name or f"{options.source}_router"
     io = module_io(module)
     outputs = io.outputs or {}

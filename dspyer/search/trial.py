@@ -39,7 +39,7 @@ from dspyer.nodes.map import (
     recorded,
 )
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, Findings, MapOptions
+from dspyer.nodes.node import Built, Flaws, MapOptions
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, Within, is_program
 from dspyer.patch import apply_value, each_update, resets
@@ -479,7 +479,7 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
     if not callable(fn) or isinstance(fn, type):
         what = "a function of fields" if into != REWARD else "a function of fields, or a module with one number"
         return Built(None, None, (f"{options.who} is {brief(fn)}, of type {type(fn).__name__}: give {what}",))
-    found = Findings(options.who)
+    found = Flaws(options.who)
     binding = plan_binding(read_signature(fn, options.who), options, found)
     fix = "give the module itself as the reward, reward={name}"
     if into != REWARD:
