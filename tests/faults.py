@@ -208,8 +208,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="transient_failures_end_a_map",
         file="dspyer/nodes/map.py",
-        old="if failure is None or failure.retryable:",
-        new="if failure is None:",
+        old='kind = "" if failed is None or failed.failure.retryable else failed.failure.type',
+        new='kind = "" if failed is None else failed.failure.type',
         loss="A map with failures= would give up after 20 transient failures, although it promises to go on with them.",
         tests=("tests/nodes/test_map_failures.py", "tests/nodes"),
     ),
@@ -383,7 +383,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="recorded_texts_shown_despite_redact",
-        file="dspyer/log/lm_calls.py",
+        file="dspyer/log/execution_records.py",
         old="return usage_alone(call) if written is None or self._hidden else written",
         new="return usage_alone(call) if written is None else written",
         loss="with redact= and record_lm_calls='full' run.lm_calls shows prompts and responses",
@@ -415,7 +415,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="beginning_of_a_secret_streamed",
-        file="dspyer/display/redaction.py",
+        file="dspyer/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
         new="if any(len(hidden) > len(rest) + 1 and hidden.startswith(rest) for hidden in known):",
         loss="a streamed secret is shown but for its last character if an LM sends that one in a chunk of its own",
@@ -478,12 +478,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/log/test_items.py", "tests/log", "tests/threads"),
     ),
     Fault(
-        name="gepa_reuses_runs_with_failures",
-        file="dspyer/optimize/gepa_adapter.py",
-        old="if _has_failed(output) or _had_failures(output):",
-        new="if _has_failed(output):",
-        loss="GEPA keeps the score of a run in which a node failed by chance, and never makes it again",
-        tests=("tests/optimize/test_gepa_counts.py", "tests/optimize"),
+        name="gepa_edits_suspects_beside_culprits",
+        file="dspyer/optimize/gepa.py",
+        old="if not one.culprits and suspects and not set(suspects) & set(selected):",
+        new="if suspects and not set(suspects) & set(selected):",
+        loss="GEPA edits a node that may be right, though the culprit of the run is known",
+        tests=("tests/optimize/test_gepa_insides.py", "tests/optimize"),
     ),
     Fault(
         name="moved_contents_accepted",

@@ -23,9 +23,9 @@ from dspyer.errors import ConcurrentRunError, NodeOutputError, StateError, Store
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.spec import checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
+from dspyer.log.execution_records import run_usage, totals_at
 from dspyer.log.history import CommitListing, History
 from dspyer.log.journal import Journal
-from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import (
     RowRange,
     RunRows,

@@ -29,8 +29,8 @@ import anyio
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.events import Event
+from dspyer.log.execution_records import run_usage, totals_at
 from dspyer.log.journal import LEASE, STOPPING, Journal, is_alive, leases, new_owner
-from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import read_run
 from dspyer.log.rows import end_row
 from dspyer.runtime.request import Request
