@@ -415,7 +415,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="beginning_of_a_secret_streamed",
-        file="dspyer/display/redaction.py",
+        file="dspyer/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
         new="if any(len(hidden) > len(rest) + 1 and hidden.startswith(rest) for hidden in known):",
         loss="a streamed secret is shown but for its last character if an LM sends that one in a chunk of its own",
