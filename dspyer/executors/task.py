@@ -27,8 +27,8 @@ from dspyer.extend import Layer, using
 from dspyer.failure import Failure
 from dspyer.layers.run_limits import CallCount
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
-from dspyer.lm.requests import LMRetryNotes, with_own_adapters
-from dspyer.lm.tap import PRICES, Prices, record_lm_calls, subscribing
+from dspyer.lm.requests import with_own_adapters
+from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing
 from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallOptions, Inside, Request
 from dspyer.waiting import DaemonLoop, Outcome, result_of

@@ -17,7 +17,7 @@ from dspyer.errors import CallLimitError, Interrupt
 from dspyer.events import Question
 from dspyer.ids import path_text
 from dspyer.layers.layer import Inner, Layer, Place, Stop
-from dspyer.lm.requests import gated
+from dspyer.lm.tap import gated
 from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped

@@ -33,8 +33,7 @@ from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import COMPLETIONS, SEND_STREAM
-from dspyer.lm.requests import LMRetryNotes
-from dspyer.lm.tap import LMRecorder, Subscriber, subscriber, subscribing
+from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
 from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
 from dspyer.lm.tracing import (
     Executing,
