@@ -93,8 +93,6 @@ def main() -> None:
         run.raise_error()
         prompts.append(offline.sent)
         print(f"{title}\n{run.view_tokens()}\n")
-        if read is new:
-            print(f"{run.lanes()}\n")
     if not MODEL:
         print(f"whole prompts: {prompts[0]:,} tokens with views, {prompts[1]:,} with whole fields")
         print(f"that is {100 * prompts[0] / prompts[1]:.1f} %")

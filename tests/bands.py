@@ -22,8 +22,7 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": (
         "ARGS Binding Built FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
-        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls "
-        "value_in"
+        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
     ),
     "agents.tool_action": (
         "Binding FieldNames FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING NO_TEMPLATES "
@@ -46,15 +45,15 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunQuery RunRow RunRows "
-        "Stats ThreadReader ThreadRow Timeline UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_run encode first_version full_id is_alive json listed_run read_run "
-        "run_answer run_in_thread run_label runs_back shown_places"
+        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
+        "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
+        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run run_answer "
+        "run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
-        "commit_header display_rows full_id outermost_execution path_of_id path_text"
+        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end commit_header "
+        "display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun MARK OpenRow Point RowKind RunQuery START Store encode "
@@ -74,31 +73,28 @@ NOT_YET: dict[str, str] = {
     "cli.look_commands": "ArchivedThread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted HistoryReader RunQuery SQLITE Schema Store UnreadablePatch "
-        "encode_update export is_encrypted load open_store state_dict"
+        "Archive ArchivedThread CheckedStore Encrypted RunQuery SQLITE Store UnreadablePatch encode_update export "
+        "is_encrypted load open_store state_dict"
     ),
     "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
     "display.board": "path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
-    "display.lanes": "label update_size",
     "display.redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
     "display.report": "path_text whole_execution",
     "display.run_html": "ImmutableState LogEntry Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
-    "display.run_picture": "path_text",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
     "display.running": "Address whole_execution",
     "display.server_sent": "error_dict",
     "display.stats": "Address Replace START execution_id",
-    "display.timeline": "encode path_text",
     "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
     "executors.call": (
         "ATTRIBUTE CallCount CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
         "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names "
+        "prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
@@ -137,9 +133,9 @@ NOT_YET: dict[str, str] = {
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
-        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
-        "recording step_count take_run take_steps thaw"
+        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps apart_from_earlier "
+        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
+        "take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
@@ -169,21 +165,21 @@ NOT_YET: dict[str, str] = {
         "Built FrozenDict FrozenList Gather ItemsNode KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
         "Script Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
         "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
-        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps "
-        "thaw value_type without_class"
+        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps thaw "
+        "value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
-        "last_of_refusal last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
+        "last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
     "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
-        "ToolCallDelta ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
+        "ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",
@@ -197,7 +193,7 @@ NOT_YET: dict[str, str] = {
         "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
-    "threads.export": "ArchivedThread HIDDEN Redactor",
+    "threads.export": "ArchivedThread",
     "threads.playing": "Redactor",
     "threads.start": "HIDDEN",
     "threads.stored_repairs": "Redactor",

@@ -406,14 +406,6 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/migrate/test_channel_laws.py", "tests/migrate"),
     ),
     Fault(
-        name="redacted_export_shows_traceback",
-        file="dspyer/threads/export.py",
-        old='{**failure, "message": HIDDEN, "traceback": HIDDEN}',
-        new='{**failure, "message": HIDDEN}',
-        loss="a redacted export holds tracebacks, which end with the text of the exception and its secrets",
-        tests=("tests/threads/test_redaction.py", "tests/threads"),
-    ),
-    Fault(
         name="beginning_of_a_secret_streamed",
         file="dspyer/display/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",

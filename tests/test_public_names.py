@@ -77,11 +77,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.archive.stored_graph.StoredGraph",  # as `archive.thread(name).graph()`
         "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
         "dspyer.display.stats.Stats",  # as `run.stats()`
-        "dspyer.display.lanes.Lanes",  # as `run.lanes()`
-        "dspyer.display.timeline.Timeline",  # as `run.timeline()`
-        "dspyer.display.timeline.TimelineBar",  # as its `bars`
-        "dspyer.display.timeline.TimelinePause",  # as its `pauses`
-        "dspyer.display.timeline.TimelineWait",  # as its `waits`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.migrate.langgraph_report.LangGraphReport",  # as `explain_langgraph(graph)`

@@ -315,10 +315,10 @@ def progress() -> None:
         *[(9.0, ItemFinished("read", (0,), f"0:0[{item}]", item, 200, "failed")) for item in range(134, 137)],
         (5.2, AttemptFailed("write", (1,), "1:0", 1, TimeoutError(), 0.5)),
         (6.0, RunStarted("inner", "Writer", scope=("1:0",))),
-        (6.0, NodeStarted("draft", (), 1, "trunk:1", ("1:0",))),
+        (6.0, NodeStarted("draft", (), 1, "trunk:1", scope=("1:0",))),
         (8.1, Committed(Commit("trunk:1", 1, "draft", (), 1, 1, {}, (), duration=2.1), scope=("1:0",))),
-        (8.1, NodeStarted("polish", (), 2, "trunk:2", ("1:0",))),
-        (8.3, Doing("polish", (), "trunk:2", "shortens the second paragraph", ("1:0",))),
+        (8.1, NodeStarted("polish", (), 2, "trunk:2", scope=("1:0",))),
+        (8.3, Doing("polish", (), "trunk:2", "shortens the second paragraph", scope=("1:0",))),
         *[(8.0, LMUse(412, 0.00061)) for _ in range(141)],
     ]
     runs = RunningRuns(0.0)
@@ -342,7 +342,6 @@ DRAWN = {
     "research": ("docs/guides/looking.md", 1, "program.graph"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
     "research-run": ("docs/guides/looking.md", 1, "run"),
-    "timeline": ("docs/guides/looking.md", 5, "timeline"),
 }
 
 

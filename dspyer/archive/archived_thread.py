@@ -15,12 +15,11 @@ from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopp
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, join_conflicts, stored_posts, stored_stats
+from dspyer.display.graph_svg import RunPath, draw_svg
 from dspyer.display.report import describe_run
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row, run_answer
-from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
-from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
@@ -278,16 +277,19 @@ class ArchivedThread:
         Raises:
             LookupError: if there is no such run, or it has stored no graph.
         """
-        listed = self._listed(run)
-        graph = stored_graph(self._reader.store, listed.run)
-        if graph is None:
-            raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
+        listed, graph = self._listed(run), self._stored_graph(run)
         commits = self.history(run=listed.run.id)
         readable = commits and not isinstance(commits[0].patch, UnreadablePatch)
         begin = self._reader_of(listed).entry(commits[0].id).before if readable else {}
         rows = [] if listed.last < 0 else [self._rows_of(listed)]
         failures, nodes = self.failures(listed.run.id), graph.picture.topology.nodes
         return stored_stats(nodes, graph.checks, graph.maps, commits, failures, rows, begin)
+
+    def _stored_graph(self, run: str | None) -> StoredGraph:
+        found = self.graph(run)
+        if found is None:
+            raise LookupError(f"the run {run or 'that was last'!r} of thread {self.name!r} has stored no graph")
+        return found
 
     def posts(self, run: str | None = None) -> list[Posted]:
         """The posts to the live fields of a run, in order; `run` as in `info`. Reads the whole run."""
@@ -327,9 +329,13 @@ class ArchivedThread:
         return describe_run(shown.rows, shown.facts)
 
     def to_svg(self, run: str | None = None) -> str:
-        """A run as a picture by steps, as `run.to_svg()` draws it; `run` as in `info`."""
-        shown = self._shown(run)
-        return draw_run(shown.rows, f"run {shown.facts.status}")
+        """The graph of a run with the path taken, as `run.to_svg()` draws it; `run` as in `info`.
+
+        Raises:
+            LookupError: if there is no such run, or it has stored no graph.
+        """
+        graph, shown = self._stored_graph(run), self._shown(run)
+        return draw_svg(graph.picture, RunPath.of(shown.facts.status, shown.rows))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
         """Write a run as one HTML file, as `Run.to_html` does, with its values as they are stored.
@@ -359,11 +365,6 @@ class ArchivedThread:
             conflicts=[found.to_dict() for found in self.conflicts(run)],
         )
         return file.write(path)
-
-    def timeline(self, run: str | None = None) -> Timeline:
-        """A run by time, as `run.timeline()` gives it; `run` as in `info`."""
-        shown = self._shown(run)
-        return Timeline(shown.rows, shown.ended)
 
     def _shown(self, run: str | None) -> StoredRunDisplay:
         listed = self._listed(run)

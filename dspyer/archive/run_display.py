@@ -30,12 +30,10 @@ class StoredRunDisplay(NamedTuple):
     Attributes:
         rows: its commits, and where it ended.
         facts: what the first line of its report says.
-        ended: when it ended, wall clock; None if it has not.
     """
 
     rows: list[DisplayRow]
     facts: RunFacts
-    ended: float | None
 
 
 def stored_run_display(
@@ -70,7 +68,7 @@ def stored_run_display(
         _maps(stored, local, failed, active),
         _whole_error(failures),
     )
-    return StoredRunDisplay(rows, facts, ended)
+    return StoredRunDisplay(rows, facts)
 
 
 class StoppedExecution(NamedTuple):

@@ -16,25 +16,14 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of JSON
 def export(
     thread: ThreadArgument,
     file: FileArgument,
-    program: Annotated[
-        str | None,
-        typer.Option(
-            "--program", metavar="MODULE:NAME", help="Redact as this program does; such a file cannot be loaded."
-        ),
-    ] = None,
     store: StoreOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a thread to a file, with everything that it holds. Handle the file like the store."""
-    if program is None:
-        from dspyer.cli.store_access import export_thread
+    from dspyer.cli.store_access import export_thread
 
-        digest = export_thread(store, key_file, thread, file)
-    else:
-        from dspyer.cli.programs import existing_thread, program_on
-
-        digest = existing_thread(program_on(program, store, key_file), thread).export(file)
+    digest = export_thread(store, key_file, thread, file)
     if as_json:
         write_json({"thread": thread, "file": str(file), "digest": digest})
     else:

@@ -17,10 +17,8 @@ from dspyer.cli.arguments import UsageError, version_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.log.journal import CheckedStore
-from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.schema.schema import Schema
 from dspyer.stores.address import SQLITE, open_store
 from dspyer.stores.base import RunQuery, Store
 from dspyer.threads.export import export, load
@@ -169,7 +167,7 @@ def export_thread(address: str | None, key_file: str | None, thread: str, file: 
         row = checked.thread(thread)
         if row is None:
             raise ThreadError(f"there is no thread {thread!r} in {store.address}")
-        return export(HistoryReader(checked, Schema.of(None)), row, file)
+        return export(checked, row, file)
 
 
 def load_thread(address: str | None, key_file: str | None, thread: str, file: Path) -> None:

@@ -1,1 +1,1 @@
-"""What people look at: reports, timelines, SVG, token tables, redaction. Functions of values, never of a `Run`."""
+"""What people look at: reports, SVG, token tables, redaction. Functions of values, never of a `Run`."""

@@ -10,12 +10,16 @@ this and never cover each other. Edges that start the next round of a loop run i
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from dspyer import END
+from dspyer.display.amounts import count_of
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
+from dspyer.display.run_rows import DisplayRow
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
@@ -161,16 +165,50 @@ def draw_graph(picture: GraphPicture) -> GraphDrawing:
     return GraphDrawing(picture.topology.name, layout.width, layout.height, tuple(nodes), tuple(drawn))
 
 
-def draw_svg(picture: GraphPicture) -> str:
-    """The graph as a self-contained SVG document. The same graph gives the same text in every process."""
+class RunPath(NamedTuple):
+    """The way of a run through its graph.
+
+    Attributes:
+        status: of the run.
+        visits: how often each node ran.
+        taken: how often each edge was taken.
+        ended: the nodes that left no commit, and why.
+    """
+
+    status: str
+    visits: Mapping[str, int]
+    taken: Mapping[EdgeKey, int]
+    ended: Mapping[str, str]
+
+    @classmethod
+    def of(cls, status: str, rows: Iterable[DisplayRow]) -> RunPath:
+        """The way that the rows of a run have gone."""
+        visits, taken = Counter[str](), Counter[EdgeKey]()
+        ended: dict[str, str] = {}
+        for row in rows:
+            if row.commit is None:
+                ended.setdefault(row.node.removeprefix("join:"), row.outcome)  # failures come first
+            elif not row.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
+                visits[row.node] += 1
+                visits[END] += END in row.commit.route
+                taken.update((row.node, target) for target in row.commit.route)
+        return cls(status, visits, taken, ended)
+
+
+def draw_svg(picture: GraphPicture, path: RunPath | None = None) -> str:
+    """The graph as a self-contained SVG document, with the path of a run if there is one.
+
+    The same graph and path give the same text in every process.
+    """
     drawing = draw_graph(picture)
-    parts = [_edge(edge) for edge in drawing.edges]
+    parts = [_edge(edge, path) for edge in drawing.edges]
     for edge in drawing.edges:
         if edge.at is not None:
             parts += _label(edge.at, edge.label, edge.whole)
-    parts += [_node(node) for node in drawing.nodes]
+    parts += [_node(node, path) for node in drawing.nodes]
     parts += [_choice(edge) for edge in drawing.edges if edge.conditional]
-    return document(f"graph {drawing.name}", drawing.width, drawing.height, parts)
+    title = f"graph {drawing.name}" if path is None else f"run {path.status}"
+    return document(title, drawing.width, drawing.height, parts)
 
 
 def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
@@ -187,11 +225,15 @@ def _label_width(label: str) -> float:
     return text_width(label, SMALL) + 8
 
 
-def _edge(edge: DrawnEdge) -> str:
+def _edge(edge: DrawnEdge, path: RunPath | None) -> str:
     facts = ["after a failure"] if edge.on_error else []
     facts += ["the next round"] if edge.back else []
     meaning = ", ".join([f"{edge.source} to {edge.target}", *facts])
     classes = "line error" if edge.on_error else "line back" if edge.back else "line"
+    if path is not None:
+        times = path.taken.get((edge.source, edge.target), 0)
+        meaning += f": taken {count_of(times, 'time')}" if times else ": not taken"
+        classes += " taken" if times else " idle"
     title = f"<title>{escape(meaning)}</title>"
     return f'<path d="{edge.path}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
@@ -215,31 +257,43 @@ def _choice(edge: DrawnEdge) -> str:
     return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 
-def _node(node: DrawnNode) -> str:
-    """One node: its shape, its colour and a word show its kind."""
+_COLOURS = {"failed": "failed", "waits for an answer": "interrupt"}
+
+
+def _node(node: DrawnNode, path: RunPath | None) -> str:
+    """One node: its shape, its colour and a word show its kind; on a path also how often it ran and why it ended."""
     box, shape = node.box, node.shape
+    visits, outcome = (1, "") if path is None else (path.visits.get(node.name, 0), path.ended.get(node.name, ""))
+    hue = _COLOURS.get(outcome, shape)
     facts = [node.name] if shape == "end" else [f"{node.name}: {node.word or shape}"]
     weight = "frame"
     if node.head:
         facts.append("a round begins here")
         weight = "head"
+    if path is not None:
+        facts += [f"ran {count_of(visits, 'time')}"] if visits else [] if outcome else ["did not run"]
+        facts += [outcome] if outcome else []
+        weight = "head" if outcome else weight
     parts = [f"<title>{escape(', '.join(facts))}</title>"]
     if shape == "map":
-        parts += [_rect(box, "map frame", 6, shift) for shift in (6.0, 3.0)]
+        parts += [_rect(box, f"{hue} frame", 6, shift) for shift in (6.0, 3.0)]
     if shape == "interrupt":
-        parts.append(_hexagon(box, f"{shape} {weight}"))
+        parts.append(_hexagon(box, f"{hue} {weight}"))
     else:
-        parts.append(_rect(box, f"{shape} {weight}", box.height / 2 if shape == "end" else 8))
+        parts.append(_rect(box, f"{hue} {weight}", box.height / 2 if shape == "end" else 8))
     if shape == "subgraph":
-        parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
+        parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), f"{hue} frame", 5))
     elif shape == "module":
         inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
-        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{shape} frame"/>')
+        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{hue} frame"/>')
     if not node.word:
         parts.append(draw_text(box.x, box.y, node.label))
     else:
         parts += [draw_text(box.x, box.y - 6.5, node.label), draw_text(box.x, box.y + 10, node.word, "quiet")]
-    return f"<g>{''.join(parts)}</g>"
+    if visits > 1:
+        parts.append(draw_text(box.right + 3, box.top + 2, f"×{visits:,}", "quiet", "start"))
+    group = "<g>" if visits or outcome else '<g class="idle">'
+    return f"{group}{''.join(parts)}</g>"
 
 
 def _hexagon(box: NodeBox, classes: str) -> str:

@@ -1,4 +1,4 @@
-"""SVG building blocks of all pictures: escaped text and its width, paths, and the document with its colours.
+"""SVG building blocks of pictures: escaped text and its width, paths, and the document with its colours.
 
 A picture is a card with its own background, so that it is readable on any page, and follows the light or dark setting
 of the reader. It loads nothing from elsewhere. All style rules are scoped to the picture, because a notebook inserts it
@@ -29,21 +29,13 @@ _COLOURS = {  # class: (fill, stroke) by day, by night
     "tool": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
     "check": (("#fff5d1", "#b08400"), ("#3d3413", "#dcb23c")),
     "end": (("#e9ebf2", "#8a93ab"), ("#333847", "#77819c")),
-    "join": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
     "failed": (("#ffe9e7", "#cf3d30"), ("#4a2320", "#f0776b")),
-    "warned": (("#fff5d1", "#b08400"), ("#3d3413", "#dcb23c")),
     "line": (("none", "#6b7389"), ("none", "#97a0b8")),
     "tip": (("#6b7389", "none"), ("#97a0b8", "none")),
-    "lane0": (("none", "#3f7fd6"), ("none", "#5b9bf0")),
-    "lane1": (("none", "#d98324"), ("none", "#e9a254")),
-    "lane2": (("none", "#3f9b57"), ("none", "#62bf7c")),
-    "lane3": (("none", "#8457c9"), ("none", "#ab85e8")),
 }
 _TEXTS = {  # class: colour by day, by night
     "name": ("#1f2430", "#e6e8ef"),
     "quiet": ("#5d667a", "#a3acc0"),
-    "warning": ("#7d5d00", "#ecc75a"),
-    "alarm": ("#b3271b", "#ff9c91"),
 }
 _FONTS = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif'
 _RULES = (
@@ -54,6 +46,8 @@ _RULES = (
     ".dspyer .line { stroke-width: 1.5 }",
     ".dspyer .back { stroke-dasharray: 5 4 }",
     ".dspyer .error { stroke-dasharray: 2 3 }",
+    ".dspyer .taken { stroke-width: 3 }",
+    ".dspyer .idle { opacity: 0.45 }",
 )
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
 

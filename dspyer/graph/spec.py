@@ -560,7 +560,7 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
-        return draw_mermaid(self._picture())
+        return draw_mermaid(self.picture)
 
     def to_svg(self) -> str:
         """The graph as a picture.
@@ -574,11 +574,11 @@ class GraphSpec:
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """
-        return draw_svg(self._picture())
+        return draw_svg(self.picture)
 
     def drawing(self) -> GraphDrawing:
         """The picture as data: nodes and edges with their positions."""
-        return draw_graph(self._picture())
+        return draw_graph(self.picture)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -586,7 +586,9 @@ class GraphSpec:
     def __repr__(self) -> str:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
-    def _picture(self) -> GraphPicture:
+    @property
+    def picture(self) -> GraphPicture:
+        """What drawings show of the graph."""
         looks = {name: node.look[:2] for name, node in self.nodes.items()}
         return GraphPicture(self.topology, edge_labels(self), looks)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
@@ -15,14 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 import dspy
 
 from dspyer.archive.run_info import RunInfo
-from dspyer.display.lanes import Lanes
+from dspyer.display.graph_svg import RunPath, draw_svg
 from dspyer.display.report import RunFacts, describe_run, facts_of_events
 from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
-from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
-from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
@@ -639,36 +638,8 @@ class Run:
             begin=self._begin,
         )
 
-    def lanes(self) -> Lanes:
-        """The fields over time: which node wrote which field when, and how much. Shown as a picture in a notebook.
-
-        Returns:
-            A value with the picture, `to_svg()`.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> graph.compile().run({"n": 1}).lanes().to_svg()[:4]
-            '<svg'
-        """
-        return Lanes(self.shown)
-
-    def timeline(self) -> Timeline:
-        """The run by time: when each node worked, who waited for whom, attempts and failures.
-
-        Returns:
-            A value with the picture, `to_svg()`, and as data, `to_dict()`. A notebook shows the picture.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> [bar.node for bar in graph.compile().run({"n": 1}).timeline().bars]
-            ['add']
-        """
-        return Timeline(self._rows(), self._ended)
-
     def to_svg(self) -> str:
-        """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.
+        """The graph of the run as a picture, with the path taken: how often each node ran, and where the run ended.
 
         Returns:
             An SVG document without references to other files.
@@ -679,7 +650,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return draw_run(self._rows(), f"run {self.status}")
+        return draw_svg(self._graph.picture, RunPath.of(self.status, self._rows()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
@@ -781,8 +752,8 @@ class Run:
         live = () if self.status == "completed" else self.branches
         return display_rows(self.shown, conflicts, failed, self._asked, live, self._depth)
 
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.report())}</pre>"
 
     @cached_property
     def _fields(self) -> Fields:

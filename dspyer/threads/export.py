@@ -11,34 +11,25 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.redaction import HIDDEN, Redactor
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row
 from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
-from dspyer.log.lm_calls import StoredCall, calls_in, encode_call, usage_alone
 from dspyer.log.reader import (
     HistoryReader,
     check_snapshot,
     cyclic_history,
 )
 from dspyer.log.rows import (
-    COMMITS,
-    CommitContent,
-    EndRow,
-    RowKind,
-    encode_content,
     is_readable,
-    read_commit_content,
 )
 from dspyer.log.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
@@ -49,25 +40,16 @@ from dspyer.stores.writes import RunSummary, reachable_rows, same_row, same_run
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 
-ShowRow = Callable[[Row], Any]
-"""Makes the JSON values that a redacted export shows of a row."""
 
-
-def export(
-    reader: HistoryReader, row: ThreadRow, path: str | os.PathLike[str], redactor: Redactor | None = None
-) -> str:
-    """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest.
-
-    With a redactor it is an export for people, which cannot be loaded.
-    """
-    shown = None if redactor is None else partial(_shown_row, redactor, reader)
+def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
+    """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest."""
     digest = blake2b(digest_size=16)
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{str(target)!r} is a folder: name the file to write")
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
-        for line in _lines(reader.store, row, shown):
+        for line in _lines(store, row):
             data = dump(line) + b"\n"
             digest.update(data)
             file.write(data)
@@ -76,7 +58,7 @@ def export(
     return digest.hexdigest()
 
 
-def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[dict[str, Any]]:
+def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
     found = reached_runs(store, thread)
     yield {
         "thread": thread.name,
@@ -84,7 +66,6 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
         "head": thread.head,
         "root": thread.root,
         "runs": thread.runs,
-        **({} if shown is None else {"redacted": True}),
     }
     written: set[str] = set()  # the ids of blobs
     for run, rows in found:
@@ -97,14 +78,10 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
         for row in rows:
             is_readable(row)  # a warning names it: the file can be read by people, and not be loaded
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
-            if row.content is not None and shown is not None:
-                line["content"] = shown(row)
-            elif row.content is not None:
+            if row.content is not None:
                 yield from _blob_lines(store, row.content, written)
                 line |= _content_line(row.content)
             yield line
-    if shown is not None:
-        return
     snapshot = store.snapshot(thread.root) if thread.root is not None else None
     if snapshot is not None and snapshot.at == thread.root:
         yield from _blob_lines(store, snapshot.content, written)
@@ -139,25 +116,6 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"text": data.decode()}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def _shown_row(redactor: Redactor, reader: HistoryReader, row: Row) -> Any:
-    """The content of a row as a redacted export shows it: patches as events do, of all else only that it exists."""
-    if row.kind in (RowKind.OPEN, *COMMITS):
-        written = read_commit_content(row.content, reader.fetch, reader.decode)
-        patch = None if written.patch is None else redactor.redact(redactor.redaction.patch(written.patch))
-        return encode_content(CommitContent(patch, lm_calls=_usage_in(row)))
-    if row.kind == RowKind.LM_CALL:
-        return encode_content(CommitContent(lm_calls=_usage_in(row)))
-    if row.kind == RowKind.END:
-        failures = EndRow.read(row, reader.fetch).failures
-        return {"failures": [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]}
-    return HIDDEN
-
-
-def _usage_in(row: Row) -> list[StoredCall]:
-    """The LM calls of a row without messages, response and text of an error."""
-    return [encode_call(usage_alone(call), {}) for call in calls_in(row)]
 
 
 # --- which rows a thread reaches
@@ -433,7 +391,6 @@ class _Lines:
         """Check a line against those before it, and keep it."""
         if not self._thread:
             _require(line.get("format") == FORMAT, f"it is not the line of a thread in format {FORMAT}")
-            _require(not line.get("redacted"), "it was exported with redact=: it lacks values, and cannot be loaded")
             _require(_is_count(line["runs"]), f"{line['runs']!r} is no number of runs")
             self._thread = line
         elif "run" in line:

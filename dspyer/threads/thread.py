@@ -751,8 +751,7 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file cannot be loaded: patches are redacted as in events; answers, effects,
-        results of single items and texts of errors are left out.
+        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
 
         Args:
             path: the file; it is replaced.
@@ -768,7 +767,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redactor())
+        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.

@@ -27,10 +27,6 @@ def without_times(text: str) -> str:
     return " ".join(TIMES.sub("T", text).split())  # the width of times moves line breaks
 
 
-def bars_of(timeline: Any) -> list[Any]:
-    return sorted((bar.id, bar.node, bar.branch, bar.lane, bar.status, bar.attempts) for bar in timeline.bars)
-
-
 def check_displays(run: Run, store: Any, thread: str) -> None:
     """Compare what a run and the archive say."""
     with Archive(store) as archive:
@@ -44,8 +40,13 @@ def check_displays(run: Run, store: Any, thread: str) -> None:
             assert f"MergeConflictError: {str(run.error)[:40]}" in stored.report()
         else:
             assert without_times(stored.report(run.run_id)) == without_times(report)
-            assert re.sub(TIMES, "T", stored.to_svg()) == re.sub(TIMES, "T", run.to_svg())
-        assert bars_of(stored.timeline()) == bars_of(run.timeline())
+            # The order of edges is not stored, so with an error edge beside another one a round may begin elsewhere.
+            pictures = [
+                re.sub(", the next round|, a round begins here", "", svg)
+                for svg in (stored.to_svg(run.run_id), run.to_svg())
+            ]
+            drawn, shown = (sorted(re.findall("<title>.*</title>", svg)) for svg in pictures)
+            assert drawn == shown
         assert {name: node.visits for name, node in stored.stats().nodes.items()} == {
             name: node.visits for name, node in run.stats().nodes.items()
         }
@@ -115,7 +116,7 @@ def test_a_second_run_of_a_thread_and_a_resumed_one() -> None:
         whole = without_times(stored.report()).partition("●")
         assert whole[0].startswith("Run completed in T: graph 'Sides', 6 commits, 4 node calls")
         assert whole[2] == without_times(resumed.report()).partition("●")[2]
-        assert {bar.node for bar in stored.timeline("t.1").bars} == {"plan", "left", "right", "judge"}
+        assert stored.to_svg("t.1").count(": function, ran 1 time<") == 4
 
 
 def test_a_stopped_run() -> None:

@@ -38,11 +38,6 @@ def test_durations_have_a_fitting_unit(seconds: float, text: str) -> None:
     assert f"add → END  (step 1, {text})" in lasting(seconds).report()
 
 
-def test_a_time_of_an_axis_goes_on_after_a_minute() -> None:
-    shown = [str(lasting(seconds).timeline()).partition(",")[0] for seconds in (0, 2.0, 59.94, 59.96, 3599.7)]
-    assert shown == ["0", "2 s", "59.9 s", "1:00", "1:00:00"]
-
-
 @each(
     ("cost", "text"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,7 +97,7 @@ def run_of(program: CompiledGraph, run: Run) -> dict[str, Any]:
         "sources": [run.sources(commit.id) for commit in run.commits],
         "diffs": [run.diff(commit.id, run.commits[0].id) for commit in run.commits],
         "stats": [line.split()[0] for line in str(run.stats()).splitlines() if line.strip()],
-        "picture": re.sub(r"[\d.,]+ ?m?s\b", "", run.to_svg()),
+        "picture": run.to_svg(),
     }
     if run.status == "completed":
         found["prediction"] = plain(run.prediction)

@@ -291,7 +291,7 @@ def test_whoever_looks_is_shown_all_but_the_damaged_row(
         assert kind not in ("post", "lm_call") or named in caplog.text
         unknown = there.stats(second).unknown
         assert kind not in ("open", "commit") or named in str(unknown)
-        for shown in (there.report(second), there.to_svg(second), str(there.timeline(second))):
+        for shown in (there.report(second), there.to_svg(second)):
             assert "each" in shown
         there.to_html(tmp_path / "run.html", second)
         caplog.clear()

@@ -583,7 +583,6 @@ def test_attempts_are_events_logs_notes_and_lines(
     assert len(logged) == 2
     assert "attempt 3" in ran.report()
     assert "2 × ConnectionError" in ran.report()
-    assert "2 × ConnectionError" in ran.to_svg()
     assert ran.commits[1].to_dict()["failed_attempts"][1]["message"] == "still none"
     del pauses
 
@@ -617,7 +616,7 @@ def test_texts_are_redacted_wherever_they_leave_the_run(
     with caplog.at_level(logging.INFO, "dspyer"):
         ran = run(graph.compile(redact=["key"]), mode, key="SESAM-123")
     assert ran.status == "completed"
-    shown = repr([event.to_dict() for event in ran.events]) + caplog.text + ran.report() + ran.to_svg()
+    shown = repr([event.to_dict() for event in ran.events]) + caplog.text + ran.report()
     assert "SESAM-123" not in shown
     del pauses
 

@@ -1,11 +1,10 @@
-"""`run.view_tokens()` and `run.lanes()`: the tokens that views save, and the fields over time."""
+"""`run.view_tokens()`: the tokens that views save."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 from typing import Annotated, Any
-from xml.etree import ElementTree
 
 import dspy
 import pytest
@@ -135,32 +134,6 @@ def test_views_send_a_tenth_of_whole_fields() -> None:
     assert saving.sent <= 0.1 * saving.full
     assert saving.prompts <= 0.15 * saving.full_prompts
     assert measure(15, 4) == measure(15, 4)
-
-
-def test_lanes_show_the_writes_of_each_field_over_time() -> None:
-    """S004-22, S004-21, S000-19."""
-    lanes = played().lanes()
-    assert str(lanes).splitlines() == [
-        "       0",
-        "topic  S......  1 x, 7 bytes, last: 'tides'",
-        "notes  Sw..w..  3 x, 90 bytes, last: ['fourfourfourfourfourfourfourfourfourf…",
-        "parts  S......  1 x, 14 bytes, last: ['one', 'two']",
-        "sizes  S..s...  2 x, 8 bytes, last: [3, 3]",
-        "",
-        "S START, w write, s size",
-    ]
-    assert (lanes.fields[0], lanes.authors) == ("topic", ("START", "write", "size"))
-    picture = ElementTree.fromstring(lanes.to_svg())
-    titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
-    assert "size wrote sizes (commit trunk:3): [3, 3], 6 bytes" in titles
-    assert [one for one in lanes.writes if one.author == "size"] == [("sizes", "size", "trunk:3", "[3, 3]", 6)]
-    assert lanes._repr_svg_() == lanes.to_svg()
-
-
-def test_lanes_of_a_long_run_are_split_into_blocks() -> None:
-    blocks = str(played(40).lanes()).split("\n\n")
-    assert len(blocks) == 3
-    assert [line.split()[0] for line in blocks[1].splitlines()] == ["80", "topic", "notes", "parts", "sizes"]
 
 
 def test_a_node_can_be_called_alone_with_its_views_and_posts() -> None:
