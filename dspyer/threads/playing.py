@@ -16,7 +16,6 @@ import anyio
 
 from dspyer.display.redaction import Redactor
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
-from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey
@@ -25,6 +24,7 @@ from dspyer.log.lm_calls import run_usage, totals_at
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EffectRow, EndRow, RowKind, end_row
 from dspyer.log.time_travel import ThreadReader, check_thread_name, last_end, thread_redactor
+from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -39,7 +39,7 @@ from dspyer.threads.views_across_runs import recent_indexes
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.scalars import check_flags
-from dspyer.waiting import EventQueue, cancellation_count
+from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -308,11 +308,11 @@ class Play(NamedTuple):
 
     def stream(self) -> Events:
         """Its events; it begins with the first one that is asked for."""
-        return Events(lambda queue: self.player.play(self.inputs, self.lock, queue), self.request)
+        return Events(partial(self.player.play, self.inputs, self.lock), self.request)
 
     def astream(self) -> AsyncEvents:
         """The same in async code."""
-        return AsyncEvents(lambda queue: self.player.aplay(self.inputs, self.lock, queue), self.request)
+        return AsyncEvents(partial(self.player.aplay, self.inputs, self.lock), self.request)
 
 
 class RunPlayer:
@@ -342,7 +342,7 @@ class RunPlayer:
     ) -> Play:
         """The play of a new run, or of the run that a key identifies."""
         check_flags(abandon=abandon, take_over=take_over)
-        self._program._check_resources(request)
+        resources_of_call(self._program, request)
         first = partial(self._starter.first_of_new, inputs=inputs, request=request, abandon=abandon)
         acquire = partial(self._starter.acquire, first, request, take_over=take_over, remedy=WAIT_OR_REPLACE)
         if key is not None:
@@ -357,7 +357,7 @@ class RunPlayer:
     ) -> Play:
         """The play of the last run, to be resumed."""
         check_flags(take_over=take_over)
-        self._program._check_resources(request)
+        resources_of_call(self._program, request)
         resume = self._starter.first_of_last
         first = partial(resume, answers=answers, request=request, max_resumes=max_resumes, allow=allow)
         acquire = partial(self._starter.acquire, first, request, take_over=take_over)
@@ -366,32 +366,32 @@ class RunPlayer:
     def rerun(self, version: int | str, request: Request, take_over: bool) -> Play:
         """The play of a run that repeats what came after a commit."""
         check_flags(take_over=take_over)
-        self._program._check_resources(request)
+        resources_of_call(self._program, request)
         first_write = partial(first_write_of_rerun, self._starter, self._reader, version)
         acquire = partial(self._starter.acquire, first_write, request, take_over=take_over)
         return Play(self, {}, ThreadLock(acquire, request, "raise", 0.0), request)
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 
-    def play(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None = None) -> Run:
+    def play(self, inputs: Mapping[str, Any], lock: ThreadLock) -> Run:
         """The run, once it has ended."""
-        return self._finish(self._play_held(inputs, lock, queue), lock)
+        return self._finish(self._play_held(inputs, lock), lock)
 
-    async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None = None) -> Run:
+    async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock) -> Run:
         """The same in async code."""
-        return await self._afinish(await self._aplay_held(inputs, lock, queue), lock)
+        return await self._afinish(await self._aplay_held(inputs, lock), lock)
 
-    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
+    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock) -> Run:
         with lock.request.until_ctrl_c(), lock.held() as held:
             if isinstance(held, StoredRun):
-                return self._program._as_stored(held.request, queue)
-            return self._program._run(inputs, held.request, queue)
+                return stored_run(self._program, held.request)
+            return run_program(self._program, inputs, held.request)
 
-    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
+    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock) -> Run:
         async with lock.aheld() as held:
             if isinstance(held, StoredRun):
-                return self._program._as_stored(held.request, queue)
-            return await self._program._arun(inputs, held.request, queue)
+                return stored_run(self._program, held.request)
+            return await arun_program(self._program, inputs, held.request)
 
     def _finish(self, run: Run, lock: ThreadLock) -> Run:
         for pause in self._merge_on_finish.attempts(run, lock):

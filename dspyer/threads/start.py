@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from dspyer.display.redaction import HIDDEN
 from dspyer.errors import ChangedGraphError, InputError, OpenRunError, StoreError, ThreadError, brief, suggestion
-from dspyer.events import Event, Question
+from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey
@@ -45,7 +45,6 @@ from dspyer.log.time_travel import resumes_without_progress
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.runtime.request import Request, RunStart
-from dspyer.runtime.run import Run
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -63,7 +62,6 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
-from dspyer.waiting import EventQueue
 
 # The types with which a thread and the program that made it call each other.
 
@@ -78,16 +76,6 @@ class ThreadProgram(Protocol):
 
     @property
     def graph(self) -> GraphSpec: ...
-
-    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
-
-    async def _arun(
-        self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...
-    ) -> Run: ...
-
-    def _as_stored(self, request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
-
-    def _check_resources(self, request: Request) -> Mapping[type, object]: ...
 
 
 # Check the answers that a caller gives to the open questions of a run, before anything is stored.
