@@ -346,8 +346,8 @@ def call_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any])
             with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
                 drive(session, **settings_inside(session))
         finally:
-            _close(session)
-        return _result(session)
+            _close(session, request)
+        return _result(session, request)
 
 
 async def acall_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> dspy.Prediction:
@@ -360,8 +360,8 @@ async def acall_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str
         with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
             await adrive(session, **settings_inside(session))
     finally:
-        _close(session)
-    return _result(session)
+        _close(session, request)
+    return _result(session, request)
 
 
 def run_program(program: Any, inputs: Mapping[str, Any], request: Request) -> Run:
@@ -406,7 +406,7 @@ def stored_run(program: Any, request: Request) -> Run:
             session.publish(Asked(question))
         outcome.ended = session.end()
         if session.run.ended:
-            _result(session)
+            _result(session, request)
     return Run(*outcome.take(), recorder)
 
 
@@ -483,9 +483,8 @@ def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) ->
     return run_start._replace(run=run, kept=kept)
 
 
-def _close(session: Session) -> None:
+def _close(session: Session, request: Request) -> None:
     """Appends the trace to the caller's trace, also when a node has failed."""
-    request = session.request
     trace = session.trace(session.run, whole=request.inside is not None)
     if trace:
         accepted_only = vars(session.program).get("_accepted_only")
@@ -494,10 +493,10 @@ def _close(session: Session) -> None:
     request.outcome.ended = session.end()
 
 
-def _result(session: Session) -> dspy.Prediction:
+def _result(session: Session, request: Request) -> dspy.Prediction:
     """The outputs of a completed run; raises the error of any other one."""
-    request, outcome = session.request, session.request.outcome
-    ended, keeps_events = outcome.ended, request.options.keeps_events
+    outcome, keeps_events = request.outcome, request.options.keeps_events
+    ended = outcome.ended
     assert ended is not None
     if not keeps_events:  # no `Run` will be made of it
         outcome.ended = None

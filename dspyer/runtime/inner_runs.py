@@ -52,7 +52,7 @@ def _request_inside(
         return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
-    outer = around.request.inside
+    outer = around.inside
     inside = Inside(
         events=around.events,
         node=attempt.node,

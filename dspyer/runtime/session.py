@@ -144,7 +144,7 @@ class Session(AttemptHost):
         run_start: the run before the first commit of this process.
         run: the run as a value; each step replaces it.
         ids: its ids.
-        request: what it was asked for by, and where it is, if it is a part of another run.
+        inside: where it is, if it is a part of another run; None for an outermost one.
         resources: objects by type, for parameters that are annotated with it.
         answer: answers questions as they are asked.
         records: the results of effects, answers and items of a map, of earlier attempts too; with the journal.
@@ -171,12 +171,12 @@ class Session(AttemptHost):
         self.began = time.time(), time.perf_counter()
         self.program = program
         self.graph: GraphSpec = vars(program)["_graph"]  # `__getattribute__` of a `dspy.Module` takes a microsecond
-        self.request = request
         if type(run_start.patch) is not SealedPatch:
             run_start = run_start._replace(patch=seal(run_start.patch))
         self.run_start = run_start
         self.run: RunState = run_start.run
-        inside, nodes = request.inside, self.graph.nodes
+        self.inside = inside = request.inside
+        nodes = self.graph.nodes
         self.ids = _ids_of(run_start, inside)
         self.resources = resources
         self.answer = answer
@@ -239,8 +239,7 @@ class Session(AttemptHost):
     @property
     def limit(self) -> TimeLimit | None:
         """The time that the node has in which the run is; None for no limit."""
-        inside = self.request.inside
-        return None if inside is None else inside.limit
+        return None if self.inside is None else self.inside.limit
 
     @property
     def fields(self) -> Fields:
@@ -401,7 +400,7 @@ class Session(AttemptHost):
     @property
     def outermost(self) -> StopSignal:
         """The signal that stops the outermost run."""
-        inside = self.request.inside
+        inside = self.inside
         return self.stop_signal if inside is None or inside.outermost is None else inside.outermost
 
     def stop(self, reason: str) -> None:
