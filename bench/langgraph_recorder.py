@@ -31,7 +31,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command
 
 from bench.langgraph_outcomes import plain, same
-from dspyer import END, START, Graph
+from dspyer import END, START, Breakpoints, Graph
 from dspyer.errors import GraphError
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from dspyer.migrate.conversion import usable_name
@@ -154,7 +154,7 @@ def dspyer_outcome(call: Call, rounds: int = 0, **options: Any) -> dict[str, Any
     expect(report.problems, ())
     before, after = stops(call.before, graph, call), stops(call.after, graph, call)
     program = graph.compile(
-        interrupt_before=before, interrupt_after=after, max_steps=call.limit, store=":memory:" if rounds else None
+        layers=[Breakpoints(before=before, after=after)], max_steps=call.limit, store=":memory:" if rounds else None
     )
     inputs = langgraph_inputs(call.app, call.given)
     place = program.thread("1") if rounds else program

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
+    from dspyer.display.progress import progress
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
+    from dspyer.layers.breakpoints import Breakpoints
+    from dspyer.layers.conversations import Conversations
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import LiveEntry, Peer
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
     from dspyer.runtime.program import CompiledGraph
-    from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
     from dspyer.schema.fields import Live, live
@@ -44,6 +46,7 @@ __all__ = [
     "END",
     "START",
     "Archive",
+    "Breakpoints",
     "Budget",
     "Cache",
     "Command",
@@ -51,6 +54,7 @@ __all__ = [
     "CompiledGraph",
     "Conflict",
     "Context",
+    "Conversations",
     "Delta",
     "DspyerError",
     "Entry",
@@ -108,9 +112,11 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
+    "dspyer.layers.breakpoints": ("Breakpoints",),
+    "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
-    "dspyer.runtime.progress": ("progress",),
+    "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
     "dspyer.schema.fields": ("Live", "live"),

@@ -16,15 +16,13 @@ from dspyer.errors import BudgetError, InputError, with_article
 from dspyer.values.scalars import is_number, is_whole_number
 from dspyer.waiting import StopSignal
 
-_LIMITS = ("tokens", "cost", "requests", "seconds")
-
-
-_COUNTS = ("tokens", "requests")
+_LIMITS = ("tokens", "cost", "requests", "seconds", "node_calls")
+_COUNTS = ("tokens", "requests", "node_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a run may spend. When a limit is reached, the run is stopped, and `t.resume()` can continue it.
+    """The limits of a run. When one is reached, the run is stopped, and `t.resume()` can continue it.
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
     finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
@@ -36,6 +34,8 @@ class Budget:
         cost: the most US dollars, by the prices that DSPy knows, or `prices`.
         requests: the most requests to language models; one that failed counts, too. A call with `n=5` counts as five.
         seconds: how long the run may take.
+        node_calls: the most calls of nodes, with those of the runs inside of nodes. A node with all its attempts is one
+            call, a map with all its items too. What runs when one more is due is finished, with its requests.
         prices: for models whose price DSPy does not know, or that cost you something else: USD per million tokens of
             prompts and of responses, by the name of the model, `{"openai/x": (0.1, 0.4)}`.
 
@@ -56,13 +56,14 @@ class Budget:
     cost: float | None = None
     requests: int | None = None
     seconds: float | None = None
+    node_calls: int | None = None
     prices: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
         if all(getattr(self, name) is None for name in _LIMITS):
-            raise ValueError("Budget() has no limit: give tokens, cost (USD), requests or seconds")
+            raise ValueError("Budget() has no limit: give tokens, cost (USD), requests, seconds or node_calls")
         object.__setattr__(self, "prices", MappingProxyType(_checked_prices(self.prices)))
 
     @classmethod
@@ -113,7 +114,7 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
 
 
 class Spending:
-    """What the runs of one call of a program have spent. May be used from any thread.
+    """The spending of the runs of one call of a program. May be used from any thread.
 
     Attributes:
         budget: the limits.
@@ -124,20 +125,38 @@ class Spending:
         self._signal = signal
         self._lock = Lock()
         self._began = clock.now()
-        self._counted: dict[str, float] = {"tokens": 0, "cost": 0.0, "requests": 0}
+        self._counted: dict[str, float] = {"tokens": 0, "cost": 0.0, "requests": 0, "node_calls": 0}
         self._ended: float | None = None
         self._used_up = False
 
     def check(self) -> bool:
-        """Whether another request may start; stops the run when a limit is reached.
+        """Return whether another request may start; stops the run when a limit is reached.
 
         A run that something else has stopped may make requests: its sync nodes are finished.
         """
         if not self._used_up and (reached := self._reached()):
             self._ended = clock.now()
             self._used_up = True  # before the stop: what it wakes asks again
-            self._signal.stop(reached, self._error())
+            self._signal.stop(reached, self._error(reached))
         return not self._used_up
+
+    def begin_node(self) -> bool:
+        """Whether another node may start, which counts as called then; stops the run otherwise."""
+        if not self.check():
+            return False
+        most = self.budget.node_calls
+        with self._lock:
+            allowed = most is None or self._counted["node_calls"] < most
+            self._counted["node_calls"] += allowed
+        if not allowed:  # the budget is not used up: the nodes that run may make requests
+            reason = _text("node_calls", self._counted["node_calls"], most or 0)
+            self._signal.stop(reason, self._error(reason))
+        return allowed
+
+    def add_node_calls(self, calls: int) -> None:
+        """Adds the calls that a worker has made of the nodes of a run inside."""
+        with self._lock:
+            self._counted["node_calls"] += calls
 
     @contextmanager
     def on_used_up(self, callback: Callable[[str], object]) -> Iterator[None]:
@@ -153,7 +172,7 @@ class Spending:
     def add(self, model: str, tokens: int | None, cost: float | None, requests: int) -> None:
         """Adds what an LM call has spent; tokens and cost are None if they are not known."""
         with self._lock:
-            for name, more in zip(self._counted, (tokens, cost, requests), strict=True):
+            for name, more in (("tokens", tokens), ("cost", cost), ("requests", requests)):
                 self._counted[name] += more or 0
         unbounded = cost is None and self.budget.cost is not None
         if tokens is None and (unbounded or self.budget.tokens is not None):
@@ -164,8 +183,9 @@ class Spending:
             )
         elif unbounded:
             self.refuse(f"what a response of {model!r} has cost is not known", model)
-        if not self.check() and isinstance(self._signal.error, BudgetError):
-            self._signal.error = self._error()  # with what was in progress at the limit
+        self.check()
+        if isinstance(self._signal.error, BudgetError):  # with what was in progress at the limit
+            self._signal.error = self._error(self._reached() or self._signal.error.reason)
 
     def refuse(self, what: str, model: str) -> None:
         """Fails the run: without a price, its cost cannot be bounded."""
@@ -184,23 +204,26 @@ class Spending:
         return None if seconds is None else max(self._began + seconds - clock.now(), 0.0)
 
     def _spent(self) -> dict[str, float]:
-        """What was spent, by the name of the limit."""
+        """The amounts that were spent, by the name of the limit."""
         now = self._ended if self._ended is not None else clock.now()
         with self._lock:
             found = {**self._counted, "seconds": now - self._began}
         return {name: found[name] for name in self._limits()}
 
-    def _error(self) -> BudgetError:
+    def _error(self, reason: str) -> BudgetError:
         """The error of a run that was stopped by the budget."""
-        reason = self._reached()
         return BudgetError(reason, reason, self._spent(), self._limits())
 
     def _limits(self) -> dict[str, float]:
         return {name: limit for name in _LIMITS if (limit := getattr(self.budget, name)) is not None}
 
     def _reached(self) -> str:
-        """The limits that are reached, as text: `"cost: 0.51 of 0.50 USD"`; "" for none."""
+        """The limits that are reached, as text: `"cost: 0.51 of 0.50 USD"`; "" for none.
+
+        That of node calls is not among them: the last node that may be called has still to make its requests.
+        """
         spent, limits = self._spent(), self._limits()
+        limits.pop("node_calls", None)
         return ", ".join(_text(name, spent[name], limit) for name, limit in limits.items() if spent[name] >= limit)
 
 

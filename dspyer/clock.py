@@ -28,7 +28,7 @@ FOREVER = 1e6  # seconds
 
 
 class Alarm(NamedTuple):
-    """What a waiter has asked a fake clock for."""
+    """A wait that a fake clock holds: until when, and how it is woken."""
 
     until: float
     kind: Kind
@@ -187,7 +187,7 @@ def wall() -> float:
 
 
 def after(seconds: float | None) -> float | None:
-    """What `now` will be then; None for never."""
+    """The value of `now` at that time; None for never."""
     return None if seconds is None else now() + seconds
 
 
@@ -272,7 +272,7 @@ async def apause(seconds: float, on_stop: OnStop | None = None) -> None:
 
 
 def _is_skipped(seconds: float) -> bool:
-    """Whether a pause ends at once; a fake clock knows of it in any case."""
+    """Return whether a pause ends at once; a fake clock knows of it in any case."""
     if (fake := _fake) is None:
         return False
     fake.pauses.append(seconds)
@@ -312,7 +312,7 @@ class TimeLimit:
 
     @property
     def over(self) -> bool:
-        """Whether the time of the attempt, or of a node that contains it, is over."""
+        """Return whether the time of the attempt, or of a node that contains it, is over."""
         return self.signal.reason is not None or (self.around is not None and self.around.over)
 
     def left(self) -> float:
@@ -327,7 +327,7 @@ class TimeLimit:
 
     @property
     def left_running(self) -> bool:
-        """Whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
+        """Return whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
         return self._left_running or (self.around is not None and self.around.left_running)
 
     def leave_running(self) -> None:

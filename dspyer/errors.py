@@ -19,8 +19,7 @@
     │   └── AttemptOverError                    an attempt that has timed out still used its `ctx`
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run exceeded a limit
-    │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
-    │   └── CallLimitError                      the number of node calls passed `max_calls`
+    │   └── StepLimitError                      the longest chain of commits passed `max_steps`
     ├── RunStoppedError                     the caller: `t.stop()`, a closed stream, a cancelled task, Ctrl-C
     │   └── BudgetError                         the run reached a limit of its budget
     ├── Interrupted                         not a fault: the run waits for answers to its questions
@@ -43,12 +42,74 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+REMOVED: dict[str, str] = {
+    "Graph.compile(interrupt_before=)": "compile(layers=[Breakpoints(before=['node'])])",
+    "Graph.compile(interrupt_after=)": "compile(layers=[Breakpoints(after=['node'])])",
+    "Graph.compile(max_calls=)": "compile(budget=Budget(node_calls=100)): the run stops, and resume() goes on",
+    "Graph.compile(durability=)": "compile(store=stores.SQLite(path, flush=True)), or stores.Postgres(url, flush=True)",
+    "Graph.compile(cache_dir=)": "add_node(cache=Cache(folder=...)), or dspy.configure_cache(disk_cache_dir=...)",
+    "Graph.compile(migrate=)": "program.thread(name, migrate=...)",
+    "Graph.compile(shares_threads_with=)": "program.thread(name, graphs=['other name'])",
+    "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
+    "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
+    "Run.lanes": "run.report(), or the page of dspyer inspect",
+    "Run.timeline": "run.report(), or the page of dspyer inspect",
+    "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
+}
+"""Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
+
+
+def removed(owner: str, name: str) -> str:
+    """What to say of a name that an object or module does not have: "" if it never had it."""
+    line = REMOVED.get(f"{owner}.{name}")
+    return "" if line is None else f"{owner}.{name} was removed: write {line}"
+
+
+def refuses_removed(owner: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator of a method of class `owner` whose removed options are a `TypeError` with the new line."""
+
+    def decorated(method: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(method)
+        def checked(*args: _P.args, **options: _P.kwargs) -> _T:
+            for option in options:
+                if said := removed(owner, f"{method.__name__}({option}=)"):
+                    raise TypeError(said)
+            return method(*args, **options)
+
+        return checked
+
+    return decorated
+
+
+def shows_removed(cls: type[_T]) -> type[_T]:
+    """A decorator of a class whose removed members are an `AttributeError` with the new line."""
+    found: Any = getattr(cls, "__getattr__", None)
+
+    def missing(self: Any, name: str) -> Any:
+        if said := removed(cls.__name__, name):
+            raise AttributeError(said)
+        if found is not None:
+            return found(self, name)
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
+    cls.__getattr__ = missing  # type: ignore[attr-defined]
+    return cls
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(removed("errors", name) or f"module {__name__!r} has no attribute {name!r}")
 
 
 class DspyerError(Exception):
@@ -245,10 +306,6 @@ class StepLimitError(LimitError):
     """The longest chain of commits passed `max_steps`."""
 
 
-class CallLimitError(LimitError):
-    """The number of node calls of a run passed `max_calls`."""
-
-
 class ScriptError(DspyerError, AssertionError):
     """A `dspyer.testing.ScriptedLM` got a call that is not in its script, or fewer calls than the script has."""
 
@@ -396,13 +453,13 @@ _REFUSED = ("cannot schedule new futures after", "cannot submit after")
 
 
 def lost_work() -> tuple[type[BaseException], ...]:
-    """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
+    """Return the errors of executors that lost a task. Without an import: the code that raised one has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
     return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
 
 
 def always_raised(error: BaseException) -> bool:
-    """Whether an exception, or a part of a group, passes every retry, error edge and map: no later attempt can mend it.
+    """Return whether an exception, or a part of a group, passes every retry and error edge: no attempt can mend it.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
@@ -414,7 +471,7 @@ def always_raised(error: BaseException) -> bool:
 
 
 def is_lost_work(error: BaseException) -> bool:
-    """Whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
+    """Return whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
 
     It says nothing about the node or its inputs, so it must not count as a failure of them.
 
@@ -428,7 +485,7 @@ def is_lost_work(error: BaseException) -> bool:
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:
-    """Whether every exception of a class is one that `always_raised` names.
+    """Return whether every exception of a class is one that `always_raised` names.
 
     Example:
         >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
@@ -439,7 +496,7 @@ def is_always_raised(kind: type[BaseException]) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another attempt of the step may succeed: the default of `Retry(on=)`.
+    """Return whether another attempt of the step may succeed: the default of `Retry(on=)`.
 
     It accepts connection errors and timeouts; the errors of a language model that DSPy calls retryable, unless the
     `dspy.LM` has retried the request itself (`num_retries`); a stream that broke off; and a response that cannot be
@@ -476,7 +533,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def needs_new_response(error: BaseException) -> bool:
-    """Whether the same requests to language models would fail in the same way, since caches serve the same responses.
+    """Return whether the same requests to language models would fail again, since caches serve the same responses.
 
     After a transport error (of a language model, a connection, a timeout) they are repeated as they were: what has
     succeeded is not paid twice.
@@ -510,7 +567,7 @@ def mark_lm_retries(error: BaseException, retries: int) -> None:
 
 
 def retries_of_lm(error: BaseException) -> int:
-    """How often the LM was allowed to retry the request that failed; 0 if that is not known.
+    """Return the number of retries that the LM allowed for the request that failed; 0 if that is not known.
 
     Example:
         >>> retries_of_lm(ValueError("busy"))

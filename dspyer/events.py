@@ -1,4 +1,4 @@
-"""What a run records and streams: commits, conflicts, questions and events. Values only: nothing here decides anything.
+"""The values that a run records and streams: commits, conflicts, questions and events. Nothing here decides anything.
 
 Records come first, then the events in the order in which a reader meets them in a stream. Every one is a frozen
 dataclass, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes. What shows events shows
@@ -79,13 +79,13 @@ class Commit(JsonRecord):
 
     @property
     def ended(self) -> float:
-        """When the node had finished, wall clock."""
+        """The time at which the node had finished, wall clock."""
         return self.started + self.duration
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange(JsonRecord):
-    """What a node exchanged with running siblings over live fields.
+    """The exchange of a node with running siblings over live fields.
 
     Attributes:
         posts: by field, the arrival number of each of its posts, in the order of the updates in its patch.
@@ -150,7 +150,7 @@ class Question(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class FieldShape(JsonRecord):
-    """What the schema declares about a field.
+    """The declaration of a field in the schema.
 
     Attributes:
         name: name of the field.
@@ -260,7 +260,7 @@ class LMCall(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class Event(JsonRecord):
-    """What happens in a run. One of your own is a frozen dataclass that `call.publish` or `ctx.emit` takes.
+    """Something that happens in a run. One of your own is a frozen dataclass that `call.publish` or `ctx.emit` takes.
 
     It is in streams, server-sent events, `run.events`, spans, `run.report()`, the page of a run and on the command
     line, by its `label()` and its fields. A field `node` or `execution` says where it belongs.
@@ -317,7 +317,7 @@ def own_copy(event: Event, **changes: Any) -> Event:
 
 
 def is_built_in(event: Event) -> bool:
-    """Whether the class of an event is one of this module, which displays know. Others are shown as they say."""
+    """Return whether the class of an event is one of this module, which displays know. Others are shown as they say."""
     return type(event).__module__ == __name__
 
 

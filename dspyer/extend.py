@@ -1,4 +1,4 @@
-"""What layers and other extensions of dspyer are made of: the package itself uses nothing else for its own."""
+"""The names of which layers and other extensions are made: the package itself uses nothing else for its own."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TRACEBACK_LIMIT = 50_000
 
 
 class Failure(BaseModel):
-    """What is kept of an exception that a node raised: no object of the run, no inputs, and no traceback in a state.
+    """The record of an exception that a node raised: no object of the run, no inputs, and no traceback in a state.
 
     Attributes:
         node: the node that failed.

@@ -118,7 +118,7 @@ class Address:
 
     @property
     def is_commit(self) -> bool:
-        """Whether a commit of a graph can have this id: it names no part of an execution."""
+        """Return whether a commit of a graph can have this id: it names no part of an execution."""
         return self.index >= 0 and not self.part.startswith("[")
 
     @property
@@ -128,7 +128,7 @@ class Address:
 
     @property
     def change(self) -> int:
-        """How many manual commits have followed the commit of an execution, this one included."""
+        """The number of manual commits after the commit of an execution, this one included."""
         return int(self.part[1:]) if self.part.startswith("+") else 0
 
     def changed(self) -> Address:
@@ -162,12 +162,12 @@ def full_id(*names: str) -> str:
 
 
 def id_prefix(*names: str) -> str:
-    """What the ids begin with that are in a run, or inside of executions; "" for none."""
+    """Return the beginning of the ids in a run, or inside of executions; "" for none."""
     return "/".join([*filter(None, names), ""])
 
 
 def prefix_at(index: int, prefixes: Sequence[tuple[int, str]], last: str) -> str:
-    """What the id of a commit of a run begins with: of (first index behind, prefix) in order the one for its index."""
+    """Return the beginning of the id of a commit: of (first index behind, prefix) in order the one for its index."""
     place = bisect_right(prefixes, index, key=itemgetter(0))
     return prefixes[place][1] if place < len(prefixes) else last
 
@@ -175,11 +175,6 @@ def prefix_at(index: int, prefixes: Sequence[tuple[int, str]], last: str) -> str
 def label_of(thread: str, number: int | str) -> str:
     """The label of a run, with which the ids of its commits begin: `"t-42.3"`."""
     return f"{thread}.{number}"
-
-
-def thread_of(label: str) -> str:
-    """The thread for which a run with a label was made; "" for no label."""
-    return label.rpartition(".")[0]
 
 
 def whole_execution(execution: str) -> str:
@@ -221,7 +216,7 @@ def ids_around(execution: str) -> list[str]:
 
 
 def is_within(execution: str, outer: str) -> bool:
-    """Whether an execution is another one, or a part of it.
+    """Return whether an execution is another one, or a part of it.
 
     Example:
         >>> is_within("trunk:2[0]/trunk:1", "trunk:2"), is_within("trunk:21", "trunk:2")

@@ -180,7 +180,7 @@ CACHED = 32  # lists in the cache
 
 
 class ListCache(Generic[FoundT]):
-    """What was found in the most recently used long lists, so that adding one message need not read the whole list.
+    """The findings in the most recently used long lists: adding one message need not read the whole list again.
 
     The key is the identity of a list, and an entry holds the list itself, so that no other object gets its identity.
     There are two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock

@@ -149,7 +149,7 @@ def each_update(update: Any) -> tuple[Any, ...]:
 
 
 def resets(update: Any) -> bool:
-    """Whether an update of a field with a reducer replaces or deletes the value instead of folding into it."""
+    """Return whether an update of a field with a reducer replaces or deletes the value instead of folding into it."""
     return any(part is DELETE or isinstance(part, Replace) for part in each_update(update))
 
 
@@ -401,7 +401,7 @@ def _plain_update(update: Any) -> Any:
 
 
 def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:
-    """Whether a mapping holds a `None`, which a patch would take for a deletion."""
+    """Return whether a mapping holds a `None`, which a patch would take for a deletion."""
     return any(
         value is None or (isinstance(value, FrozenDict) and _holds_none(value)) for _, value in frozen.raw_items()
     )

@@ -393,7 +393,7 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which merge policy holds at which path. Make one with `Policies.of`.
+    """The merge policies by path. Make one with `Policies.of`.
 
     Attributes:
         rules: the patterns with their policies; the first that holds at a path decides there.
@@ -487,7 +487,7 @@ class Policies:
         return policy.name, partial(resolve_conflict, policy)
 
     def covers(self, field: str) -> bool:
-        """Whether a user chose the policy of a field, or of a path below it.
+        """Return whether a user chose the policy of a field, or of a path below it.
 
         Args:
             field: name of the field.
@@ -575,7 +575,7 @@ class Pattern(NamedTuple):
         )
 
     def matches(self, path: KeyPath) -> bool:
-        """Whether the pattern matches a path. Keys that are no strings are compared as text.
+        """Return whether the pattern matches a path. Keys that are no strings are compared as text.
 
         Args:
             path: keys from the state down to a value.
@@ -587,7 +587,7 @@ class Pattern(NamedTuple):
         return self.segments == path if self.literal else len(self.segments) in self._positions_after(path)
 
     def holds_at(self, path: KeyPath) -> bool:
-        """Whether a merge policy of the pattern holds at a path: it matches it, or ends with a key above it.
+        """Return whether a merge policy of the pattern holds at a path: it matches it, or ends with a key above it.
 
         Args:
             path: keys from the state down to a value.
@@ -600,7 +600,7 @@ class Pattern(NamedTuple):
         return any(self.matches(path[:end]) for end in range(1 if ends_with_key else len(path), len(path) + 1))
 
     def covers(self, path: KeyPath) -> bool:
-        """Whether the pattern matches a path, or can match one below it.
+        """Return whether the pattern matches a path, or can match one below it.
 
         Args:
             path: keys from the state down to a value.
@@ -619,7 +619,7 @@ class Pattern(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """What decides between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
+        """The order between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
         if self.literal:
             return len(self.segments), len(self.segments), 1, len(self.segments)  # 1 ranks above any wildcards
         wild = [segment in (ONE, MANY) for segment in self.segments]

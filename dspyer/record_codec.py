@@ -47,7 +47,7 @@ MALFORMED = (DspyerError, ValueError, TypeError, LookupError, AttributeError, Ar
 
 
 class _Codec(NamedTuple):
-    """How one type becomes JSON, and comes back; `decode` also gets what reads the values of a state.
+    """The two ways between a type and JSON; `decode` also gets the function that reads the values of a state.
 
     A value of the type `plain` comes back as it is: most fields hold one, and a call for each costs most of reading.
     """

@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """How updates fold into a field.
+    """The rule by which updates fold into a field.
 
     Attributes:
         name: its name in errors.
@@ -194,7 +194,7 @@ class Reducer:
 
 
 class Keyed(NamedTuple):
-    """How to find values by key in a field where a later value replaces an earlier one with the same key.
+    """The functions of a field where a later value replaces an earlier one with the same key.
 
     Attributes:
         find: the value under a key, `DELETE` if there is none: `(value of the field, key) -> value`.

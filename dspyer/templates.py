@@ -112,7 +112,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def is_template(text: str) -> bool:
-    """Whether filling can change a text: it has a name in single or double braces."""
+    """Return whether filling can change a text: it has a name in single or double braces."""
     return "{" in text and _PLACEHOLDER.search(text) is not None
 
 

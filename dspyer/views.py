@@ -250,7 +250,7 @@ class View:
 
     @property
     def needs_parts(self) -> bool:
-        """Whether a step selects by author or by visit: only fields with parts have these."""
+        """Return whether a step selects by author or by visit: only fields with parts have these."""
         return any(step.name in FILTERS for step in self.steps)
 
     @property
@@ -413,7 +413,7 @@ def _apply_step(
 
 
 def _selects(step: ViewStep, owner: str, reader: str) -> bool:
-    """Whether `own`, `others` or `by` selects the parts of an owner."""
+    """Return whether `own`, `others` or `by` selects the parts of an owner."""
     return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
 
 
@@ -557,7 +557,7 @@ def _line(kind: str, part: FieldPart) -> str:
 
 
 def _is_message(value: Any) -> bool:
-    """Whether an item of a list of messages is a chat message."""
+    """Return whether an item of a list of messages is a chat message."""
     if not isinstance(value, dict) or value.get("role") not in ROLES:
         return False
     return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))

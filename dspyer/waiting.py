@@ -116,7 +116,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _is_raised_in(frame: FrameType | None) -> bool:
-    """Whether code of others works, as a node, a store or an LM, or a function that `may_raise` has marked."""
+    """Return whether code of others works, as a node, a store or an LM, or a function that `may_raise` has marked."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__")).partition(".")[0]
         if name == "dspyer":
@@ -128,7 +128,7 @@ def _is_raised_in(frame: FrameType | None) -> bool:
 
 
 def gives_up() -> bool:
-    """Whether Ctrl-C was pressed again: then what waits in the main thread gives up."""
+    """Return whether Ctrl-C was pressed again: then what waits in the main thread gives up."""
     for one in _active:
         if one._pressed > (one._stop is not None):
             return threading.current_thread() is threading.main_thread()
@@ -235,7 +235,7 @@ def task_signal() -> tuple[asyncio.Future[None], Callable[..., None]]:
 
 
 def is_on_loop() -> bool:
-    """Whether this is code of an event loop, which must not wait."""
+    """Return whether this is code of an event loop, which must not wait."""
     return asyncio._get_running_loop() is not None
 
 
@@ -300,7 +300,7 @@ class AsyncCalls:
 
     @property
     def running(self) -> bool:
-        """Whether a call is in progress."""
+        """Return whether a call is in progress."""
         return bool(self._tasks)
 
     def cancel(self, reason: str = "") -> None:
@@ -378,7 +378,7 @@ def lend_loop() -> bool:
 
 
 def has_lent_loop() -> bool:
-    """Whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
+    """Return whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
     token = _lent_loop.token
     return token is not None and getattr(_threadlocals, "current_token", None) is token
 
@@ -463,7 +463,7 @@ class EventQueue(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether what produces events has to wait."""
+        """Return whether what produces events has to wait."""
         return len(self._events) >= LIMIT and self._waits
 
     def wait_for_room(self) -> None:

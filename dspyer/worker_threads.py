@@ -52,7 +52,7 @@ _awaited: set[threading.Thread] = set()  # at work on something that the end of 
 
 
 def _serve(first: list[Job]) -> None:
-    """What a thread does: its first job, then others until none comes for a while."""
+    """Run in a thread: its first job, then others until none comes for a while."""
     job: Job | None = first.pop()
     while job is not None:
         context, work, end, loop, awaited, place = job
@@ -153,7 +153,7 @@ class ThreadCall(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the work has ended."""
+        """Return whether the work has ended."""
         return self._outcome is not None
 
     def on_end(self, wake: Callable[[], object]) -> None:

@@ -357,8 +357,8 @@ def test_an_lm_router_stays_within_the_step_limit() -> None:
     graph = Graph(Notes).add_node(outline).add_edge(START, "outline")
     graph.add_conditional_edges("outline", dspy.Predict("text -> way: Literal['outline', 'END']"), ["outline", END])
     with ScriptedLM(lambda prompt: {"way": "outline"}):
-        run = graph.compile(max_calls=3).run({"topic": "tides"})
-    assert isinstance(run.error, errors.CallLimitError)
+        run = graph.compile(max_steps=3).run({"topic": "tides"})
+    assert isinstance(run.error, errors.StepLimitError)
     assert run.state["log"] == ["outline"] * 3
 
 

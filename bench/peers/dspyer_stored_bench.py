@@ -23,7 +23,7 @@ from pydantic import BaseModel, create_model
 import dspyer.inspector
 from bench.peers.measure import Round, Watch, Work, expect, filler, flushed_write, said, stored_bytes, timed
 from dspyer import END, START, Archive, Graph, reducers
-from dspyer.stores import open_store
+from dspyer.stores import Memory, SQLite, open_store
 
 PACKAGES: list[str] = []
 
@@ -64,9 +64,9 @@ def stored_loop(store: str, steps: int, durability: str = "sync", mode: str = "s
     def measure() -> float:
         bare = flushed_write() if durability == "flush" else 0.0
         with tempfile.TemporaryDirectory() as folder:
-            where = store if store == ":memory:" else str(Path(folder) / store)
-            with open_store(where) as opened:
-                program = graph.compile(store=opened, durability=durability, max_steps=steps + 1)  # type: ignore[arg-type]
+            file = Path(folder) / store
+            with Memory() if store == ":memory:" else SQLite(file, flush=durability == "flush") as opened:
+                program = graph.compile(store=opened, max_steps=steps + 1)
                 inputs = {"n": 0, **(state or {})}
                 t = program.thread("t")
                 run = t.run(inputs) if mode == "sync" else asyncio.run(t.arun(inputs))

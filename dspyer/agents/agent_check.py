@@ -20,7 +20,7 @@ import dspy
 
 from dspyer import DELETE, END, ImmutableState, to_chat
 from dspyer.agents.settle import BEGIN, MODE, current_mode
-from dspyer.errors import CheckError, suggestion
+from dspyer.errors import suggestion
 from dspyer.extend import Call, Node, Reply
 from dspyer.lm.tracing import set_apart
 from dspyer.message_list import TURN
@@ -31,11 +31,9 @@ from dspyer.nodes.check import (
     CheckedCommit,
     FinderNode,
     Repair,
-    asks_module,
     build_finder,
-    found_problems,
+    facts_around,
     into_problems,
-    problem_texts,
 )
 from dspyer.nodes.node import Built
 from dspyer.nodes.options import KindOptions, NodeOptions
@@ -91,13 +89,10 @@ class AgentCheckOptions(KindOptions):
         own = (*self.outputs, "messages", PROBLEMS)
         node = AgentCheckNode(
             name=options.name,
-            reads=_reads_around(finder, options.schema),
-            optional=finder.optional | {MODE},
+            **_facts_around(finder, options.schema),
             writes={name: name for name in own},
             goto=(*self.modes, END),
-            resources=finder.resources,
-            templates=finder.templates,
-            finder=finder,
+            onwards=(END,),
             what="the outputs of the agent",
             into=PROBLEMS,
             outputs=self.outputs,
@@ -175,13 +170,9 @@ class AgentCheckNode(FinderNode):
 
     Attributes:
         outputs: the outputs, which are unset if there are problems.
-        max_fixes: how often a run is corrected at most.
-        accept: whether outputs are accepted after the last correction.
     """
 
     outputs: tuple[str, ...]
-    max_fixes: int
-    accept: bool
 
     def with_fake(self, fake: object, schema: Schema) -> Built:
         """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""
@@ -190,34 +181,24 @@ class AgentCheckNode(FinderNode):
         finder = built.node
         if finder is None:
             return built
-        node = replace(
-            self,
-            finder=finder,
-            reads=_reads_around(finder, schema),
-            optional=finder.optional | {MODE},
-            resources=finder.resources,
-            templates=finder.templates,
-        )
+        node = replace(self, **_facts_around(finder, schema))
         return built._replace(node=node)
 
-    def _reply(self, found: Reply, call: Call) -> Reply:
-        given = found_problems(self.finder, PROBLEMS, found, call)
-        problems = problem_texts(given, "the check of the agent", asks_module(self.finder))
-        if not problems:
-            return Reply({PROBLEMS: []}, (END,), True)
-        messages = call.state.raw("messages")
-        fixes = corrections_of_task(messages, self.name)
-        if fixes < self.max_fixes:
-            text = "\n".join([REFUSED, *(f"- {problem}" for problem in problems), CORRECT])
-            message = {"role": "user", "name": self.name, "content": text}
-            unset = dict.fromkeys(self.outputs, DELETE)
-            return Reply(
-                {**unset, "messages": message, PROBLEMS: problems}, (current_mode(call.state, self.modes),), True
-            )
-        if self.accept:
-            return Reply({PROBLEMS: problems}, (END,), True)
-        after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
-        raise CheckError(f"the check refuses {self.what}{after}: {'; '.join(problems)}", problems)
+    @property
+    def named(self) -> str:
+        """How its errors name it."""
+        return "the check of the agent"
+
+    def fixes_before(self, call: Call) -> int:
+        """How often a mode has resumed in this task."""
+        return corrections_of_task(call.state.raw("messages"), self.name)
+
+    def correction(self, problems: list[str], call: Call) -> Reply:
+        """The mode goes on, and is told the problems as a user message."""
+        text = "\n".join([REFUSED, *(f"- {problem}" for problem in problems), CORRECT])
+        message = {"role": "user", "name": self.name, "content": text}
+        updates = {**dict.fromkeys(self.outputs, DELETE), "messages": message, PROBLEMS: problems}
+        return Reply(updates, (current_mode(call.state, self.modes),), True)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The turn that gave the outputs: the last commit of a mode before the check."""
@@ -277,12 +258,12 @@ def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
     return found
 
 
-def _reads_around(finder: Node, schema: Schema) -> dict[str, str] | None:
-    """What a check reads: what its finder does, the conversation, and the current mode; None for the whole state."""
-    if finder.reads is None:
-        return None
+def _facts_around(finder: Node, schema: Schema) -> dict[str, Any]:
+    """What the check declares: that of its finder, and that it reads the conversation and the current mode."""
+    facts = facts_around(finder)
     mode = {MODE: MODE} if MODE in schema.fields else {}
-    return {**finder.reads, "messages": "messages", **mode}
+    reads = None if finder.reads is None else {**finder.reads, "messages": "messages", **mode}
+    return {**facts, "reads": reads, "optional": finder.optional | {MODE}}
 
 
 def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:

@@ -12,7 +12,7 @@ from dspy import Tool
 from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
-from dspyer import END, START, Command, Graph, Messages, View, reducers
+from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import AgentCheckOptions
 from dspyer.agents.conversation import CONTEXT, SUBMIT
 from dspyer.agents.mode import ModeOptions
@@ -68,6 +68,8 @@ class AgentOptions(NamedTuple):
     max_fixes: int
     accept: bool
     name: str
+    warn_at: int | None
+    max_demo_turns: int | None
 
 
 class ModePlan(NamedTuple):
@@ -203,6 +205,8 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     )
     # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
     graph._options = graph._options._replace(also=frozenset(kept).difference(own))
+    if given.warn_at is not None or given.max_demo_turns is not None:
+        graph._layers.append(Conversations(warn_at=given.warn_at, max_demo_turns=given.max_demo_turns))
     return graph
 
 
@@ -379,6 +383,8 @@ def tool_loop(
     max_fixes: int = 2,
     accept: bool = False,
     name: str = "Agent",
+    warn_at: int | None = None,
+    max_demo_turns: int | None = None,
 ) -> Graph:
     """The graph of an agent that calls tools until it submits its outputs.
 
@@ -400,6 +406,8 @@ def tool_loop(
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
+        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -419,7 +427,9 @@ def tool_loop(
         3
     """
     modes = {REACT: Mode(tools=tools)}
-    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+    )
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
 
@@ -437,6 +447,8 @@ def modes(
     max_fixes: int = 2,
     accept: bool = False,
     name: str = "Agent",
+    warn_at: int | None = None,
+    max_demo_turns: int | None = None,
 ) -> Graph:
     """The graph of an agent that changes its instructions and tools while it runs.
 
@@ -457,6 +469,8 @@ def modes(
         max_fixes: as in `tool_loop`.
         accept: as in `tool_loop`.
         name: the name of the graph.
+        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -473,7 +487,9 @@ def modes(
         >>> run.state["report"], run.state["mode"]
         ('done', 'work')
     """
-    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+    )
     return _agent(signature, modes, start, common, shows_mode=True)
 
 

@@ -67,6 +67,7 @@ class ModeOptions(KindOptions):
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
         node = ModeNode(
             name=options.name,
+            takes=templates.takes,
             reads=templates.all_reads(reads),
             optional=templates.optional_fields(reads, optional),
             templates=templates,

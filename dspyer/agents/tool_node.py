@@ -141,7 +141,7 @@ def plan_approval(
         return None
     if options.name in RESERVED_KEYS:
         problems.append(
-            f"{who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key: give it "
+            f"{who}: its name is the key of its question, and Breakpoints({options.name}=) has this key: give it "
             "another name"
         )
     if approve is True:
@@ -455,6 +455,7 @@ class ToolOptions(KindOptions):
         lasting = {"approve": approval is not None, "effect": spec.effect}
         node = ToolNode(
             name=options.name,
+            takes=frozenset([CALL]),
             reads=built.templates.all_reads(reads),
             optional=built.templates.optional_fields(reads, optional),
             writes={**fields, **own},
@@ -513,11 +514,6 @@ class ToolNode(Node):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring: its call."""
-        return frozenset([CALL])
 
     @property
     def look(self) -> Look:

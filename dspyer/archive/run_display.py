@@ -20,7 +20,7 @@ _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
 
 
-_NOT_BEGUN = ("StepLimitError", "CallLimitError")
+_NOT_BEGUN = ("StepLimitError",)
 """Failures of an execution that was not begun."""
 
 

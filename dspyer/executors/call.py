@@ -16,10 +16,10 @@ from dspyer import Run
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
-from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, result_parts, work
+from dspyer.executors.task import CACHES, NodeCalls, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.ids import id_prefix
 from dspyer.layers.layer import layers_around
-from dspyer.layers.run_limits import CallCount
+from dspyer.layers.run_limits import Spends
 from dspyer.lm.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.lm.parameters import parameter_names, walk_parameters
 from dspyer.lm.tap import LMRecorder, current_gate, prices_here, subscriber, subscribers
@@ -163,10 +163,12 @@ class ExecutorCall:
         )
         self._id = uuid4().bytes
         options, inside = request.options, request.inside
-        self._counts = tuple([layer for layer in options.layers if isinstance(layer, CallCount)])
-        options = options._replace(layers=self._counts)
+        bounded = [one.spending for one in options.layers if isinstance(one, Spends)]
+        self._spent = [spending for spending in bounded if spending.budget.node_calls is not None]
+        counting = (NodeCalls(),) if self._spent else ()
+        options = options._replace(layers=counting)
         if inside is not None:  # what belongs to the run around it stays here
-            options = CallOptions(live=options.live, layers=self._counts, keeps_events=options.keeps_events)
+            options = CallOptions(live=options.live, layers=counting, keeps_events=options.keeps_events)
             inside = Inside(own_inputs=inside.own_inputs, max_concurrency=inside.max_concurrency)
         call = SentCall(
             self._id,
@@ -283,8 +285,8 @@ class ExecutorCall:
         if link is not None and (request.options.keeps_events or request.inside is not None):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
-        for count, made in zip(self._counts, returned.calls, strict=True):
-            count.add(made)
+        for spending in self._spent:
+            spending.add_node_calls(returned.calls)
         if request.inside is not None and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
         if self._caller is not None:  # the code of a node

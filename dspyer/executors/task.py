@@ -23,9 +23,8 @@ from dspyer import Run
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.extend import Layer, using
+from dspyer.extend import Call, Layer, using
 from dspyer.failure import Failure
-from dspyer.layers.run_limits import CallCount
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import with_own_adapters
 from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing
@@ -36,6 +35,17 @@ from dspyer.waiting import DaemonLoop, Outcome, result_of
 KEPT_PROGRAMS = 8
 
 T = TypeVar("T")
+
+
+class NodeCalls(Layer):
+    """Counts the node calls in a worker, for a budget that bounds those of the caller."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []  # threads of runs inside append to it, which needs no lock
+
+    def admit(self, call: Call) -> None:
+        """Counts one."""
+        self.called.append(call.execution)
 
 
 class SentProgram(NamedTuple):
@@ -87,7 +97,7 @@ class Returned(NamedTuple):
         failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
         nodes: the nodes of the graph that have made LM calls, by execution.
         asked: of each layer that asks nodes again, the executions that it has asked.
-        calls: the node calls that it has added to each `CallCount` of its options.
+        calls: how many node calls it has made, if a budget around it bounds them.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
@@ -101,7 +111,7 @@ class Returned(NamedTuple):
     failures: list[list[Failure]]
     nodes: Mapping[str, str]
     asked: list[list[str]]
-    calls: tuple[int, ...]
+    calls: int
     lost: tuple[Steps, ...]
     run: bytes | None = None
 
@@ -161,9 +171,7 @@ def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
 def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     program = sent.program
     request = Request(call.options, call.inside)
-    counts = [layer for layer in call.options.layers if isinstance(layer, CallCount)]
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
-    calls_before = [one.count for one in counts]
     prediction, error = None, None
     again = [layer.asked_again for layer in call.layers if hasattr(layer, "asked_again")]
     asked_before = [len(one) for one in again]
@@ -214,7 +222,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
         [one[before:] for one, before in zip(again, asked_before, strict=True)],
-        tuple([one.count - before for one, before in zip(counts, calls_before, strict=True)]),
+        sum([len(layer.called) for layer in call.options.layers if isinstance(layer, NodeCalls)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
         if call.inside is not None
         else (),

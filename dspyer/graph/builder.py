@@ -12,8 +12,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.display.redaction import Redact
-from dspyer.errors import GraphError, annotate, brief
+from dspyer.errors import GraphError, annotate, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
@@ -21,9 +20,7 @@ from dspyer.graph.spec import (
     EdgeDeclaration,
     GraphOptions,
     GraphSpec,
-    Migrate,
     as_names,
-    check_conversations,
     check_limits,
     check_name,
     check_one_name,
@@ -36,15 +33,16 @@ from dspyer.graph.spec import (
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
-from dspyer.log.journal import Durability, check_durability
-from dspyer.log.lm_calls import Choose, Recorded, check_recorded
+from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.options import Cache, MapOptions, NodeOptions, OfGraph, node_options
+from dspyer.nodes.node import MapOptions
+from dspyer.nodes.options import Cache, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.policies import Policies
+from dspyer.redaction import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
@@ -118,7 +116,7 @@ class Graph:
         self._error_edges: list[ErrorEdge] = []
         self._join_policies: dict[str, Policies] = {}
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
-        self._breakpoints: tuple[Sequence[str], Sequence[str]] = ((), ())  # of the graph that was converted
+        self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
 
     def add_node(
         self,
@@ -501,77 +499,53 @@ class Graph:
         self._error_edges += error_edges(source, target, on, into)
         return self
 
+    @refuses_removed("Graph")
     def compile(
         self,
         *,
-        max_steps: int | None = None,
-        max_calls: int | None = None,
-        max_concurrency: int = 32,
         store: Store | str | PathLike[str] | None = None,
-        interrupt_before: Iterable[str] | None = None,
-        interrupt_after: Iterable[str] | None = None,
-        answers: Answers = None,
-        migrate: Migrate | None = None,
-        redact: Redact = None,
-        durability: Durability = "sync",
-        max_demo_turns: int | None = None,
-        warn_at: int | None = None,
-        shares_threads_with: Iterable[str] = (),
-        retry: Retry | int | None = None,
+        max_steps: int | None = None,
+        max_concurrency: int = 32,
         budget: Budget | None = None,
+        retry: Retry | int | None = None,
+        answers: Answers = None,
+        redact: Redact = None,
         record_lm_calls: Recorded | Choose = "usage",
         layers: Iterable[Layer] = (),
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
         Args:
-            max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks. By default 1000,
-                for a search as many more as its trials need.
-            max_calls: most node calls in a run, None for no limit.
-            max_concurrency: most nodes that work at the same time in one run, and in each run inside of its nodes.
-                Inside another graph it has no effect.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
-            interrupt_before: nodes before which a run stops each time, until it is resumed. By default none; for a
-                converted graph those before which it stopped.
-            interrupt_after: nodes after which it stops.
+            max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks. By default 1000,
+                for a search as many more as its trials need.
+            max_concurrency: most nodes that work at the same time in one run, and in each run inside of its nodes.
+                Inside another graph it has no effect.
+            budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
+            retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
             answers: answers to questions by key, or a function from a `Question` to its answer, for runs
                 without a person: under an optimizer, `dspy.Evaluate` or a test. Keys that no node asks are ignored,
                 since those of `ctx.interrupt` show only in a run; the error names a question without an answer.
-            migrate: converts the state that an earlier graph left in a thread (a plain dict) to the one with which this
-                graph continues; called once, by the next run or resume. Without it new fields get their defaults,
-                those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
                 A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
-            durability: what a run on a thread may lose. `"sync"`: each transition is written before anything that
-                depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
-                `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,
-                answers and effects are flushed before they are reported with either.
-            max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all. It holds for
-                graphs inside too, unless they were compiled with a number of their own.
-            warn_at: the number of remaining steps from which on module nodes of a conversation are warned: the
-                instructions of the call say so, and a user message with the same text comes before the node's turn.
-            shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
-                before, or those of graphs that work on one thread by turns.
-            retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
-            budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
             record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
                 tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
                 write, such as `dataclasses.replace(call, messages=None)`, or None for nothing; if it raises, the run
                 fails. Inside another graph it has no effect.
-            layers: what surrounds every node, `dspyer.extend.Layer`s; they come before those of the nodes.
+            layers: what surrounds every node: `Breakpoints(...)`, `Conversations(...)`, and what you make of
+                `dspyer.extend.Layer`; they come before those of the nodes.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
 
         Raises:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
-            ValueError: if `durability` or `record_lm_calls` is unknown, a pattern of `redact` is malformed, or `retry`
-                is less than 1.
+            ValueError: if `record_lm_calls` is unknown, a pattern of `redact` is malformed, or `retry` is less than 1.
             TypeError: if `answers` is neither a dict nor a function, or `retry`, `budget` or a layer is of another
-                kind.
+                kind; for an option that was removed (`errors.REMOVED`).
 
         Example:
             >>> from dspyer import END
@@ -584,11 +558,8 @@ class Graph:
         if max_steps is None:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
-        optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
-        check_limits(**{name: limit for name, limit in optional.items() if limit is not None})
-        if migrate is not None and not callable(migrate):
-            raise GraphError(f"migrate={brief(migrate)}: give a function of the earlier state, a dict, that returns it")
-        nodes, (before, after) = tuple(self._nodes.values()), self._breakpoints
+        given, nodes = checked_layers(layers, "compile(layers=)"), tuple(self._nodes.values())
+        of_graph = [one for one in self._layers if type(one) not in map(type, given)]
         graph, modules = compile_graph(
             self._options,
             nodes,
@@ -596,23 +567,13 @@ class Graph:
             dict(self._join_policies),
             max_steps,
             self._error_edges,
-            as_names(before if interrupt_before is None else interrupt_before),
-            as_names(after if interrupt_after is None else interrupt_after),
             Retry.from_option(retry),
-            checked_layers(layers, "compile(layers=)"),
+            [*of_graph, *given],
         )
-        if warn_at is not None:
-            check_conversations(graph.nodes.values())
         warn_of_shadowed(graph.name, graph.outputs or ())
         graph = replace(
             graph,
             answer=answer_source(answers),
-            migrate=migrate,
-            durability=check_durability(durability),
-            max_demo_turns=max_demo_turns,
-            warn_at=warn_at,
-            shares_threads_with=frozenset(as_names(shares_threads_with)),
-            max_calls=max_calls,
             max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),

@@ -16,7 +16,7 @@ from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.retry import check_on
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
-from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, into_problems
+from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.module import ModuleIO, module_io
@@ -346,19 +346,15 @@ def _build_check(
         if fix is not None:
             parts.add(fix.name, finished_fix(build_node(fix), given, node))
     if built.node is not None and node is not None:
-        finder = built.node
         parts.nodes[options.name] = CheckNode(
             name=options.name,
-            reads=finder.reads,
-            optional=finder.optional,
+            **facts_around(built.node),
             writes={given.into: given.into},
             goto=() if check.fix is None else (check.fix,),
             sends=check.fix is not None,
-            resources=finder.resources,
-            templates=finder.templates,
             of=of.name,
-            finder=finder,
             what=f"the output of {of.name!r}",
+            note=f"an error edge that takes this error begins at {options.name!r}, not at {of.name!r}",
             into=given.into,
             fix=check.fix,
             max_fixes=given.max_fixes,

@@ -30,8 +30,10 @@ from dspyer.graph.checks import (
     unfilled_problems,
 )
 from dspyer.graph.spec import NEEDED, EdgeDeclaration, Exit, GraphOptions, GraphSpec, attribute_problems
+from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.cache import NodeCache, plan_cache
 from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
+from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
@@ -68,7 +70,6 @@ from dspyer.scheduler.topology import (
     Rounds,
     Topology,
     WritesBefore,
-    check_failing_forks,
     check_parallel_writers,
     check_paths,
     check_reads,
@@ -94,8 +95,6 @@ def compile_graph(
     join_policies: Mapping[str, Policies],
     max_steps: int,
     errors: Sequence[ErrorEdge] = (),
-    interrupt_before: Sequence[str] = (),
-    interrupt_after: Sequence[str] = (),
     retry: Retry | None = None,
     layers: Sequence[Layer] = (),
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
@@ -117,7 +116,14 @@ def compile_graph(
         Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
     )
     inputs, required = _check(options, parts, topology, problems)
-    problems += _interrupt_problems(parts.names, interrupt_before, interrupt_after)
+    problems += _breakpoint_problems(parts, layers)
+    conversations = next((one for one in layers if isinstance(one, Conversations)), Conversations())
+    layers = [one for one in layers if not isinstance(one, Conversations)]  # what it asks for is done by `compile`
+    if conversations.warn_at is not None and not any(node.conversations for node in parts.nodes.values()):
+        problems.append(
+            "warn_at: no node commits turns that a warning could stand in: give the schema a field of Messages and "
+            'a module node writes=[..., "messages"], or show it {run.remaining}'
+        )
     problems += _executor_problems(parts.modules)
     caches = _caches(options.name, parts, problems)
     if problems:
@@ -136,8 +142,7 @@ def compile_graph(
         closed=optional is not None,
         also=optional or frozenset(),
         keep=options.keep,
-        interrupt_before=frozenset(interrupt_before),
-        interrupt_after=frozenset(interrupt_after),
+        conversations=conversations,
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
@@ -374,7 +379,6 @@ def _check(
         facts = _complete_facts(facts, options, parts, topology, inputs, required)
     sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
     problems += check_parallel_writers(sure, topology.rounds)
-    problems += check_failing_forks(sure, topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
     problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))
@@ -534,17 +538,16 @@ def _asked_in(program: dspy.Module, path: str) -> list[str]:
     if not is_program(program) or cast("Any", program).graph.answer is not no_answer:
         return []
     graph: GraphSpec = cast("Any", program).graph
-    names = dict.fromkeys((*interrupts_of(graph.nodes), *sorted(graph.interrupt_before | graph.interrupt_after)))
+    names = dict.fromkeys((*interrupts_of(graph.nodes), *graph.stops("before"), *graph.stops("after")))
     return ["/".join((*filter(None, path.split(".")), name)) for name in names]
 
 
-def _interrupt_problems(names: Sequence[str], before: Sequence[str], after: Sequence[str]) -> list[str]:
-    return [
-        f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
-        for option, given in (("before", before), ("after", after))
-        for name in given
-        if name not in names
-    ]
+def _breakpoint_problems(parts: GraphParts, layers: Sequence[Layer]) -> Iterator[str]:
+    """Nodes that do not exist; a `Breakpoints` of one node may name that node alone."""
+    for names, given in ((parts.names, layers), *(((node.name,), node.layers) for node in parts.options)):
+        for one in given:
+            if isinstance(one, Breakpoints):
+                yield from one.problems(names)
 
 
 def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
@@ -769,7 +772,8 @@ def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> Non
             allowed = None if templates.allowed is None else templates.allowed.union(run_values)
             enable_templates(attribute, modules[attribute], allowed)
     problems: list[str] = []
-    if graph.warn_at is not None:
+    warn_at, max_demo_turns = graph.conversations.warn_at, graph.conversations.max_demo_turns
+    if warn_at is not None:
         problems += [
             f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
             "`forward` of its own: use dspy.Predict"
@@ -777,12 +781,12 @@ def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> Non
             if node.conversations and name in modules
             for path in enable_warnings(modules[name])
         ]
-    if graph.max_demo_turns is not None and not problems:
+    if max_demo_turns is not None and not problems:
         problems += [
             f"max_demo_turns: the demos of {name!r} in node {attribute!r} cannot be shortened, since its class has a "
             "`forward` of its own: use dspy.Predict"
             for attribute, module in modules.items()
-            for name in shorten_demos(module, graph.max_demo_turns)
+            for name in shorten_demos(module, max_demo_turns)
         ]
     if problems:
         raise GraphError(problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,23 +14,22 @@ from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
-from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
+from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense, Condensers
+from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges, Reports
 from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
-from dspyer.layers.run_limits import Breakpoints
 from dspyer.lm.parameters import modules_in
-from dspyer.log.execution_records import AnswerSource, no_answer
-from dspyer.log.journal import Durability
-from dspyer.log.lm_calls import Choose, LMCallLog, Recorded
+from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
+from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
@@ -226,15 +225,6 @@ def check_limits(**limits: object) -> None:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
 
 
-def check_conversations(nodes: Iterable[Node]) -> None:
-    """Refuse `warn_at` if no node has a conversation in which the warning could be a message."""
-    if not any(node.conversations for node in nodes):
-        raise GraphError(
-            "warn_at: no node commits turns that a warning could stand in: give the schema a field of Messages and "
-            'a module node writes=[..., "messages"], or show it {run.remaining}'
-        )
-
-
 def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
     """Warn of outputs that methods of `dspy.Prediction` hide. To be called by `Graph.compile` itself."""
     shadowed = sorted(set(outputs) & set(dir(dspy.Prediction)))
@@ -242,7 +232,7 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
         warnings.warn(
             f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "
             f"prediction[{shadowed[0]!r}], or rename the fields",
-            stacklevel=3,  # the line of the user that calls `compile`
+            stacklevel=4,  # the line of the user that calls `compile`, which looks for removed options first
         )
 
 
@@ -273,9 +263,8 @@ def explain(graph: GraphSpec) -> str:
         f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
         for loop in topology.rounds.loops
     )
-    for word, names in (("before", graph.interrupt_before), ("after", graph.interrupt_after)):
-        if names:
-            lines.append(f"  stops {word} {', '.join(name for name in graph.nodes if name in names)}")
+    stops = [(word, graph.stops(word)) for word in ("before", "after")]
+    lines.extend(f"  stops {word} {', '.join(names)}" for word, names in stops if names)
     lines.extend(
         f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
         + (", in parallel the merge policy decides" if topology.has_policy(written) else "")
@@ -298,10 +287,11 @@ def explain(graph: GraphSpec) -> str:
 def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     """What surrounds the calls of a node, from the inside out."""
     node = graph.nodes.get(name)
-    each = " per item" if node is not None and node.has_items else ""
+    each = " per item" if node is not None and node.mapped is not None else ""
     return [
         f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
         for layer in reversed(graph.given_layers.get(name, ()))
+        if layer.note
     ]
 
 
@@ -364,9 +354,6 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""
 
-Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""Converts the state that an earlier graph left in a thread, as plain values, for the graph that continues it."""
-
 
 class Derived(dict[str, Any]):
     """What is made of a graph when it first runs: functions, which no pickle can hold and which are made again."""
@@ -391,22 +378,15 @@ class GraphSpec:
         frozen: the program's attributes whose modules are hidden from optimizers.
         thawed: the program's attributes whose modules are open to optimizers, even if one has compiled them before.
         closed: whether unknown inputs are refused.
-        max_calls: most node calls of a run and of those inside of its nodes; None for no limit.
         max_concurrency: most nodes of one run that work at the same time; that of the outermost program counts.
         keep: the fields that last over the runs of a thread; None for all.
-        interrupt_before: the nodes before which a run stops.
-        interrupt_after: the nodes after which it stops.
         answer: answers questions as they are asked.
-        migrate: converts the state that an earlier graph left in a thread; None for the defaults.
         condensers: the modules that shorten what nodes write, by node and field.
-        durability: when a run on a thread is written.
         redaction: what is hidden of the values that leave a run.
-        warn_at: how many steps before its limit a run warns in its conversations; None for never.
-        max_demo_turns: how many turns of a history a demo shows; None for all.
+        conversations: what is done with conversations besides keeping them.
         also: what a run may be given besides its inputs: fields that a node reads or writes and that need no value.
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         named: whether the graph was given a name.
-        shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
         around: the layers around all that `using` and a call ask for, of all nodes.
@@ -439,22 +419,15 @@ class GraphSpec:
     frozen: frozenset[str] = frozenset()
     thawed: frozenset[str] = frozenset()
     closed: bool = True
-    max_calls: int | None = None
     max_concurrency: int = 32
     keep: frozenset[str] | None = None
-    interrupt_before: frozenset[str] = frozenset()
-    interrupt_after: frozenset[str] = frozenset()
     answer: AnswerSource = no_answer
-    migrate: Migrate | None = None
     condensers: Condensers = field(default_factory=dict)
     redaction: Redaction | None = None
-    durability: Durability = "sync"
-    warn_at: int | None = None
-    max_demo_turns: int | None = None
+    conversations: Conversations = field(default_factory=Conversations)
     also: frozenset[str] = frozenset()
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     named: bool = False
-    shares_threads_with: frozenset[str] = frozenset()
     around: tuple[Layer, ...] = ()
     given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     of_runs: tuple[Layer, ...] = ()
@@ -482,8 +455,6 @@ class GraphSpec:
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
-        if name in self.interrupt_before:
-            own.append(Breakpoints())
         if name in self.error_edges:
             own.append(ErrorEdges(self.error_edges[name]))
         if name in self.condensers:
@@ -501,6 +472,14 @@ class GraphSpec:
     def checks(self) -> Mapping[str, CheckNode]:
         """The checks, by their names."""
         return checks_of(self.nodes)
+
+    def stops(self, word: str) -> list[str]:
+        """The nodes `"before"` or `"after"` which runs stop to ask."""
+        return [
+            name
+            for name, layers in self.given_layers.items()
+            if any(isinstance(one, Breakpoints) and name in getattr(one, word) for one in layers)
+        ]
 
     @property
     def name(self) -> str:

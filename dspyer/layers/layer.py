@@ -6,7 +6,7 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
@@ -116,6 +116,11 @@ class Layer:
     __slots__ = ()
     place: ClassVar[Place] = "node"
     around_parts: ClassVar[bool] = False
+
+    @property
+    def stops_after(self) -> Collection[str]:
+        """The nodes after which a run asks whether to go on, as for `Breakpoints`."""
+        return ()
 
     @property
     def note(self) -> str:
@@ -461,6 +466,7 @@ class RunLayers:
         around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
         per_step: whether one of those around all nodes has something to do there.
+        stops_after: the nodes after which the run asks whether to go on.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
         writes: whether one has rows for commits.
@@ -477,6 +483,7 @@ class RunLayers:
         "events",
         "per_step",
         "runs",
+        "stops_after",
         "writes",
     )
 
@@ -490,6 +497,7 @@ class RunLayers:
         self.asked: tuple[Layer, ...] = ()
         self.around: tuple[Layer, ...] = ()
         self.per_step = False
+        self.stops_after: frozenset[str] = frozenset()
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
         self._showing: tuple[Layer, ...] = ()
@@ -509,6 +517,7 @@ class RunLayers:
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
+        self.stops_after = frozenset([name for part in every for name in part.stops_after])
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
         showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
         self._showing = tuple(showing)
@@ -537,7 +546,7 @@ class RunLayers:
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)
-            if node.has_items:
+            if node.mapped is not None:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found

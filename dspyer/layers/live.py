@@ -32,7 +32,6 @@ from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutp
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
 from dspyer.ids import Address
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.log.execution_records import RecordedPost
 from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Attempt, EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
 from dspyer.nodes.node import Call, Output
@@ -111,7 +110,7 @@ class ReaderCursor:
             if not (returned and name in known and buffer.has_replaced(known[name])):
                 return name
 
-    def knows(self, post: RecordedPost) -> bool:
+    def knows(self, post: PostRow) -> bool:
         """Whether a post is its own, or in its lineage, so that it need not be read."""
         return post.execution == self.execution or contains_commit(self.position, post.execution)
 
@@ -140,7 +139,7 @@ class ReaderCursor:
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def _skips(self, post: RecordedPost) -> bool:
+    def _skips(self, post: PostRow) -> bool:
         """Whether a post is not for this reader: of its own execution, or of an earlier visit of its node."""
         earlier = post.node == self.node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
@@ -156,20 +155,20 @@ class LiveBuffer:
         recorded: by arrival number.
     """
 
-    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost]) -> None:
+    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, PostRow]) -> None:
         self.seq = 0
-        self.posts: dict[str, list[RecordedPost]] = {}
-        self.posts_of: dict[str, dict[str, RecordedPost]] = {}
-        self.recorded: dict[int, RecordedPost] = {}
+        self.posts: dict[str, list[PostRow]] = {}
+        self.posts_of: dict[str, dict[str, PostRow]] = {}
+        self.recorded: dict[int, PostRow] = {}
         self._schema = schema
         self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
         # By field and key: the posts that no other post has replaced, by number.
-        self._heads: dict[tuple[str, Any], dict[int, RecordedPost]] = {}
+        self._heads: dict[tuple[str, Any], dict[int, PostRow]] = {}
         for field in schema.live_fields:
             latest = schema.reducer(field) is None
             value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
-            self.posts[field] = [RecordedPost(0, field, START, "", "", value)]
+            self.posts[field] = [PostRow("", (), START, field, 0, "", None, 0.0, {field: value})]
         for seq in sorted(posts):
             if posts[seq].field in self.posts:
                 self.add(posts[seq])
@@ -177,14 +176,14 @@ class LiveBuffer:
 
     def conflicts(
         self, reader: ReaderCursor, field: str, update: Any
-    ) -> tuple[tuple[int, ...] | None, dict[Any, list[RecordedPost]]]:
+    ) -> tuple[tuple[int, ...] | None, dict[Any, list[PostRow]]]:
         """The numbers of the posts that an update would replace, and those that it would overwrite unread, by key.
 
         The numbers are None for a field in which all posts are kept.
         """
         read = reader.reads.get(field, 0)
         over: list[int] = []
-        unread: dict[Any, list[RecordedPost]] = {}
+        unread: dict[Any, list[PostRow]] = {}
         for key in self._keys(field, update):
             for seq, post in self._heads.get((field, key), {}).items():
                 if seq <= read or reader.knows(post) or self._repeats(field, key, post, update):
@@ -193,7 +192,7 @@ class LiveBuffer:
                     unread.setdefault(key, []).append(post)
         return tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread
 
-    def add(self, post: RecordedPost) -> Any:
+    def add(self, post: PostRow) -> Any:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
         field = post.field
         self.posts[field].append(post)
@@ -217,7 +216,7 @@ class LiveBuffer:
             update = self._merged[post.seq] = keyed.make_update({**values, **merged})
         return update
 
-    def has_replaced(self, post: RecordedPost) -> bool:
+    def has_replaced(self, post: PostRow) -> bool:
         """Whether a later post of the same execution has replaced a part of a post."""
         field = post.field
         if self._schema.reducer(field) is not None and not self.by_key(field):
@@ -239,7 +238,7 @@ class LiveBuffer:
             posts.append((post.seq, self._merged.get(post.seq, post.update)))
         return found
 
-    def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
+    def entries(self, post: PostRow) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""
         at = (post.field, post.seq)
         found = self._entries.get(at)
@@ -249,7 +248,7 @@ class LiveBuffer:
             self._entries[at] = found
         return found
 
-    def _parts(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
+    def _parts(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
         """The keys and values of a post."""
         reducer = self._schema.reducer(post.field)
         update = self._merged.get(post.seq, post.update)
@@ -258,7 +257,7 @@ class LiveBuffer:
         assert reducer.parts is not None  # else the field could not be live
         return reducer.parts(update)
 
-    def _of_inputs(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
+    def _of_inputs(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
         """The keys and values with which the run began."""
         if self._schema.reducer(post.field) is None:
             return () if post.update is DELETE else ((None, post.update),)
@@ -291,7 +290,7 @@ class LiveBuffer:
         reducer = self._schema.reducer(field)
         return reducer.keyed if reducer is not None and self.by_key(field) else None
 
-    def _repeats(self, field: str, key: Any, post: RecordedPost, update: Any) -> bool:
+    def _repeats(self, field: str, key: Any, post: PostRow, update: Any) -> bool:
         """Whether an update has the same message as a post at a key, so that it loses nothing of it."""
         keyed = self._keyed(field)
         if keyed is None or isinstance(update, FrozenDict):
@@ -473,12 +472,10 @@ class LivePosts(Layer):
         now = time.time()
         with nullcontext() if run.limit is None else run.limit.writing():  # else the next attempt would not know it
             buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
-            post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
+            scope, seq = run.ids.scope, buffer.seq
+            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update})
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
-                row = PostRow(
-                    execution, run.ids.scope, post.node, field, post.seq, name, post.over, now, {field: update}
-                ).row()
-                run.records.journal.write([row])
+                run.records.journal.write([post.row()])
             update = buffer.add(post)
         reducer = self.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name
@@ -488,7 +485,7 @@ class LivePosts(Layer):
         self.waiters.arrived(field, execution)
         self.waiters.grant(len(run.run.running))
 
-    def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[RecordedPost]]) -> None:
+    def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
         rule = self.schema.live_fields[field].on_conflict
         by_key = self.buffer.by_key(field)
@@ -545,8 +542,8 @@ class LivePosts(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class FieldReader:
-    """The entries of one live field for one execution (an `EntrySource`)."""
+class FieldReader(EntrySource):
+    """The entries of one live field for one execution, as they arrive."""
 
     live: LivePosts
     run: Any

@@ -13,16 +13,15 @@ from typing import Any, ClassVar
 
 import dspy
 
-from dspyer.display.redaction import OutputRedaction, Redactor
 from dspyer.errors import MapError, error_text
 from dspyer.events import Event, NodeFailed, Token
 from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.lm.parameters import parameter_names
 from dspyer.lm.token_stream import TokenCallback, without_tokens
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
+from dspyer.redaction import OutputRedaction, Redactor
 from dspyer.values.scalars import KeyPath
 
 
@@ -55,7 +54,7 @@ class Redacted(Layer):
         for entry in run.run_start.run.log:  # of a resumed run: its values may appear in later errors
             commit = entry.commit
             for redactor in self.redactors:
-                redactor.learn_commit(commit)
+                redactor.learn_patch(commit.patch)
             for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
                 self._learn([failure], self._places(commit.node, failure.index))
 
@@ -109,7 +108,10 @@ class Redacted(Layer):
         if self.own is not None:
             for path in paths:
                 for failure in failures:
-                    self.own.learn_failure(path, failure)
+                    if path[1:]:
+                        self.own.learn_value(path, failure)
+                    else:  # as the update of a field: it may be an item of a list
+                        self.own.learn_patch({path[0]: failure})
         if self._around is not None:
             self._around._learn(failures, [*paths, *self._around._places(*self._in_node)])
 
@@ -118,7 +120,7 @@ class Redacted(Layer):
         edges, found = self._graph.error_edges.get(node, ()), self._graph.nodes.get(node)
         paths: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         paths += [] if found is None else [(field,) for field in found.reports_in]
-        mapped = map_fields_of(found)
+        mapped = None if found is None else found.mapped
         if mapped is not None and mapped.failures is not None and index is not None:
             paths.append((mapped.failures, index))
         return paths

@@ -1,6 +1,6 @@
-"""Limits of a run as layers of its call: `Spends` for a budget, `CallCount` for `max_calls`.
+"""`Spends`: the layer of a call with a budget.
 
-Runs inside of nodes have the same layers, so what they do counts for the run around them.
+Runs inside of nodes have the same layer, so what they do counts for the run around them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from threading import Lock
 from typing import Any, ClassVar
 
 from dspyer.budget import Spending
-from dspyer.errors import CallLimitError, Interrupt
-from dspyer.events import Question
-from dspyer.ids import path_text
+from dspyer.errors import Interrupt
 from dspyer.layers.layer import Inner, Layer, Place, Stop
 from dspyer.lm.tap import gated
-from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
 
@@ -45,7 +41,7 @@ class Spends(Layer):
     def admit(self, call: Call) -> None:
         """Stops the run before a node if a limit is reached."""
         del call
-        if not self.spending.check():
+        if not self.spending.begin_node():
             raise Stop
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
@@ -67,60 +63,3 @@ class Spends(Layer):
                 gate.raise_if_refused()
                 raise
             gate.raise_if_refused()
-
-
-class CallCount(Layer):
-    """Counts the node calls of a run with `max_calls`, those of the runs inside its nodes too, from several threads.
-
-    Args:
-        graph: the name of its graph.
-        most: how many calls it may make.
-        count: how many it has made in earlier processes.
-    """
-
-    __slots__ = ("_graph", "_lock", "_most", "count")
-    place: ClassVar[Place] = "outside"
-
-    def __init__(self, graph: str, most: int, count: int) -> None:
-        self._graph = graph
-        self._most = most
-        self.count = count
-        self._lock = Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._graph, self._most, self.count)
-
-    def add(self, calls: int) -> bool:
-        """Counts calls; returns whether the run may make so many."""
-        with self._lock:
-            self.count += calls
-            return self.count <= self._most
-
-    def admit(self, call: Call) -> None:
-        """Counts a call of a node, and fails the node if it is one too many."""
-        if not self.add(1):
-            raise CallLimitError(
-                f"the run of graph {self._graph!r} reached max_calls={self._most} before node {call.node!r} (branch "
-                f"{path_text(call.context.branch)}), with the calls of the graphs inside its nodes. Raise the limit "
-                "with compile(max_calls=...)"
-            )
-
-
-# `Breakpoints`: the layer that asks before a node runs, for `compile(interrupt_before=)`.
-
-
-class Breakpoints(Layer):
-    """Stops each run before a node, until it is resumed."""
-
-    __slots__ = ()
-    place: ClassVar[Place] = "outside"
-
-    def admit(self, call: Call) -> None:
-        """Asks once whether to go on."""
-        attempt = call.context.delegate
-        host, node, execution = attempt.host, attempt.node, attempt.local_id
-        text = f"{node!r} comes next; continue?"
-        if not host.records.ask(
-            Question("before", text, None, node, attempt.branch, execution, host.label), host.answer
-        ):
-            raise Interrupt([host.records.questions[RecordKey(execution, "before")]])

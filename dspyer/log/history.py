@@ -38,13 +38,12 @@ from dspyer.log.reader import (
 )
 from dspyer.log.rows import (
     COMMITS,
+    RECORDS,
     CommitRow,
-    MapCommitContent,
     RowKind,
     UnreadablePatch,
     first_version,
     is_settled,
-    read_commit_content,
 )
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
@@ -233,8 +232,7 @@ class History:
         winners = {path: len(self.log) if at == here else indexes[at] for path, at in entry.winners.items()}
         # Of a merge of threads, a part of a history lacks one side.
         if row.kind == RowKind.MERGE and len(heads) > 1 and not isinstance(commit.patch, UnreadablePatch):
-            content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
-            winners = content.winner_indexes(self.log, entry.commit.id, len(self.log))
+            winners = CommitRow.read(row, self.reader.fetch, self.reader.decode).winner_indexes(self.log)
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
 
@@ -259,8 +257,8 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         before = (len(siblings) - 1,) if siblings else ()
         parents = before if header.parents is None else header.parents
         name = full_id(run_rows.labels.get(point.run, point.run), header.execution)
-        content = read_commit_content(row.content, reader.fetch, reader.decode)
-        siblings.append(changed(reader.commit(header, content, [siblings[parent].id for parent in parents]), id=name))
+        record = header.filled(row, reader.fetch, reader.decode)
+        siblings.append(changed(reader.commit(record, [siblings[parent].id for parent in parents]), id=name))
     return [
         commit
         for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
@@ -684,7 +682,7 @@ def _may_write(reader: HistoryReader, row: Row, fields: Collection[Any], marks: 
         return True
     if content is None:
         return False
-    if content.original is None and not isinstance(content, MapCommitContent) and content.data[:1] == b"{":
+    if content.original is None and content.data[:1] == b"{":
         return any(mark in content.data for mark in marks)
-    patch = read_commit_content(content, reader.fetch, reader.decode).patch or {}
-    return any(field in patch for field in fields)
+    written: Any = RECORDS[row.kind].read(row, reader.fetch, reader.decode)
+    return any(field in (written.patch or ()) for field in fields)

@@ -25,16 +25,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer import clock
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, StoreError, suggestion, without_traceback
-from dspyer.log.reader import SinceSnapshot, SnapshotContent, SnapshotState
+from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, without_traceback
+from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
@@ -208,34 +208,16 @@ logger = logging.getLogger("dspyer")
 STOPPING = "stop-"
 """Begins the token of an owner that has acquired the thread only to end its run."""
 
-Durability = Literal["sync", "flush"]
-"""When a transition counts as written: once the store has it, or once it is flushed to the disk."""
-
-
-def check_durability(durability: str) -> Durability:
-    """Return the durability of this name; raise `GraphError` if there is none."""
-    for known in get_args(Durability):
-        if durability == known:
-            level: Durability = known
-            return level
-    raise GraphError(
-        f"durability={durability!r} is unknown. There are two: 'sync' writes each transition before anything that "
-        "depends on it starts (a crash of the process loses nothing, a power cut perhaps the last transitions); "
-        "'flush' also flushes each to the disk (a power cut loses nothing either)"
-        + suggestion(str(durability), get_args(Durability))
-    )
-
 
 class Journal:
     """Writes the rows of one run. May be used from any thread.
 
     Args:
         store: the store.
-        thread: the thread of the run; "" for a run that does not own one: it is merged into the thread at its end.
+        thread: the thread of the run.
         epoch: the fencing token; 0 until the run owns the thread, see `set_epoch`.
         run: the id of the run.
         seq: the number of its next row.
-        durability: whether each write is flushed to the disk.
 
     Attributes:
         tail: what was written since the last snapshot.
@@ -245,22 +227,19 @@ class Journal:
         lost: called when a renewal finds that the thread is lost, so that the run need not wait for its next write.
     """
 
-    def __init__(
-        self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
-    ) -> None:
+    def __init__(self, store: Store, thread: str, epoch: int, run: str, seq: int) -> None:
         self.tail = SinceSnapshot()
         self.store = store if isinstance(store, CheckedStore) else CheckedStore(store)
         self.thread = thread
         self.epoch = epoch
         self.run = run
         self.seq = seq
-        self.durability = durability
         self.broken: DspyerError | None = None
         self.refused_row: Row | None = None
         self.lost: Callable[[], object] | None = None
         # Rows are numbered under the lock, and written under it: they reach the store in the order of their numbers.
         self._lock = Lock()
-        self._released = not thread
+        self._released = False
         self._pending: Change | None = None  # accepted, and not in the store yet
         self.run_row: RunRow | None = None
         self._digest = RowDigest()
@@ -373,9 +352,14 @@ class Journal:
             self._digest.add(rows)
         snapshot = None
         if state is not None and rows:
-            content = SnapshotContent(state)
-            snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = SinceSnapshot(snapshot=len(content.data) if self._encodes else 0)
+            snapshot, size = Snapshot(Point(self.run, self.seq - 1), snapshot_content(state)), 0
+            if self._encodes:
+                try:
+                    size = len(snapshot.content.data)
+                except StateError as error:  # too large to be read again: the log has all that is in it
+                    logger.warning("a snapshot of run %s is left out: %s", self.run, error)
+                    snapshot = None
+            self.tail = SinceSnapshot(snapshot=size)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]
@@ -383,9 +367,8 @@ class Journal:
             flush = flush or pending.flush
             release = release or pending.lease is not None
         thread = self.thread
-        lease = 0.0 if release and thread else None
-        head = Point(self.run, rows[-1].seq) if thread and rows else None
-        flush = flush or self.durability == "flush"
+        lease = 0.0 if release else None
+        head = Point(self.run, rows[-1].seq) if rows else None
         # By position: keywords cost 1 µs more, and this is done for every commit.
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
         if accepted is not None:
@@ -454,7 +437,7 @@ class Journal:
     def was_stopped(self) -> bool:
         """Return whether another one has ended the run as stopped (`t.stop()`), and nothing has continued it since."""
         try:
-            thread = self.store.thread(self.thread) if self.thread else None
+            thread = self.store.thread(self.thread)
             head = None if thread is None else thread.head
             if thread is not None and thread.owner is not None and thread.owner.token.startswith(STOPPING):
                 return True  # it has fenced this run off, and writes the end now
@@ -504,9 +487,6 @@ AT = "@"
 
 _THIS_PROCESS = token_hex(8)
 
-MARK = "worker"
-"""Where the header of a run that owns no thread has the mark of its process."""
-
 
 # --- is the owner alive?
 
@@ -521,28 +501,6 @@ def is_alive(row: ThreadRow) -> bool:
     if owner.pid == os.getpid():
         return leases.holds(owner.token)
     return _process_exists(owner.pid) and _started(owner.pid) == owner.started
-
-
-def mark_of(owner: Owner) -> list[Any]:
-    """What a run that owns no thread has in its header, so that readers know whether it is at work.
-
-    It is a part of exports: host and boot are digests.
-    """
-    return [_digest(owner.host, owner.started.partition(AT)[2]), owner.pid, _digest(owner.started), owner.token]
-
-
-def is_marked_alive(mark: Sequence[Any]) -> bool | None:
-    """Whether the process that has marked a run is at work on it; None if it is not on this host."""
-    place, pid, started, token = mark
-    if place != _digest(socket.gethostname(), _pid_namespace()):
-        return None
-    if pid == os.getpid():
-        return leases.holds(token)
-    return _process_exists(pid) and _digest(_started(pid)) == started
-
-
-def _digest(*texts: str) -> str:
-    return sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def new_owner() -> Owner:

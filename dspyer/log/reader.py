@@ -28,16 +28,12 @@ from dspyer.events import Commit
 from dspyer.ids import FIRST, outermost_execution
 from dspyer.log.rows import (
     COMMITS,
-    CommitContent,
     CommitRow,
     EndRow,
-    MapCommitContent,
     OpenRow,
     RowKind,
     UnreadablePatch,
-    attempts_of,
     fingerprint_id,
-    read_commit_content,
     run_label,
 )
 from dspyer.patch import Replace, apply, seal
@@ -49,7 +45,7 @@ from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
-from dspyer.stores.content import Content, Fetch, ReadBudget, extract_blobs, insert_blobs
+from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import DAMAGED
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -84,7 +80,6 @@ ROW = 64
 
 logger = logging.getLogger("dspyer")
 
-_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, StateError)
 
 
@@ -139,20 +134,9 @@ class LoadedSnapshot(NamedTuple):
     size: int
 
 
-class SnapshotContent(Content):
-    """The content of a snapshot: it is encoded when a store asks for its bytes."""
-
-    __slots__ = ()
-
-    @property
-    def data(self) -> bytes:
-        """The bytes: JSON, which a store compresses with the body."""
-        if self._data is None:
-            blobs: dict[str, bytes] = {}
-            state, index, commit = self._value
-            self._data = _dump([index, commit, extract_blobs(encoding.encode(state), blobs)]).encode()
-            self._refs, self._blobs = tuple(blobs), blobs
-        return self._data
+def snapshot_content(state: SnapshotState) -> Content:
+    """Return the content of a snapshot."""
+    return Content(state, lambda taken: [taken.commit_index, taken.commit, encoding.encode(taken.state)])
 
 
 def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnapshot | None:
@@ -162,7 +146,8 @@ def latest_snapshot(store: Store, at: Point, decode: DecodeValue) -> LoadedSnaps
         if found is None:
             return None
         try:
-            return LoadedSnapshot(found.at, *_read(found.content, store.blobs, decode))
+            size = len(found.content.data) if found.content.is_encoded else 0
+            return LoadedSnapshot(found.at, _read(found.content, store.blobs, decode), size)
         except _UNREADABLE as error:
             logger.warning("the snapshot at row %d of run %s is skipped: %s", found.at.seq, at.run, error)
         at = Point(at.run, found.at.seq - 1)
@@ -177,20 +162,13 @@ def check_snapshot(content: Content, fetch: Fetch, decode: DecodeValue) -> None:
         raise StoreError(f"the snapshot at which the pruned history begins cannot be read: {error}") from error
 
 
-def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> tuple[SnapshotState, int]:
-    if not content.is_encoded:  # of a store in memory: the state itself
-        kept: SnapshotState = content.value(fetch)
-        return kept, 0
-    budget = ReadBudget()
-    text = budget.spend(content.data)
-    try:
-        commit_index, commit, encoded = json.loads(text)
-        if content.refs:
-            encoded = insert_blobs(encoded, fetch(content.refs), budget)
-        state = ImmutableState(_load(encoded, decode))
-    except RecursionError:
-        raise StateError("its JSON is nested too deep") from None
-    return SnapshotState(state, commit_index, commit), len(text)
+def _read(content: Content, fetch: Fetch, decode: DecodeValue) -> SnapshotState:
+    def loaded(plain: Any) -> SnapshotState:
+        commit_index, commit, encoded = plain
+        return SnapshotState(ImmutableState(_load(encoded, decode)), commit_index, commit)
+
+    found: SnapshotState = content.value(fetch, loaded)
+    return found
 
 
 def _load(encoded: Any, decode: DecodeValue) -> Any:
@@ -389,7 +367,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
             ids = header.item_ids if header.items.number <= len(items) else [""]
         # One that is damaged does not say whose it is: reading it says what is wrong.
         results = [items.get(name, items.get(UNKNOWN)) for name in ids]
-        found.append(row._replace(content=MapCommitContent(row.content, header.items.field, results)))
+        found.append(row._replace(content=row.content.with_parts(results)))
     return found
 
 
@@ -592,8 +570,8 @@ class HistoryReader:
                 state = entries[parents[0]].state if parents else before
                 # One of an unknown author is shown after the commit before it.
                 step = entries[-1].commit.step + 1 if header.node == UNKNOWN and entries else header.step
-                lost, ids = CommitContent(UnreadablePatch(broken)), [entries[parent].commit.id for parent in parents]
-                commit = self.commit(replace(header, step=step), lost, ids)
+                lost = replace(header, step=step, patch=UnreadablePatch(broken), reason=None, failure=None, failed=())
+                commit = self.commit(lost, [entries[parent].commit.id for parent in parents])
                 entry = LogEntry(commit, state, parents, _NO_COUNTS)
             entries.append(entry)
         if not entries and opening is not None and opening.node != "START":
@@ -639,59 +617,58 @@ class HistoryReader:
     ) -> LogEntry:
         if header.node == UNKNOWN:
             CommitRow.of(row)  # raises what is wrong with it
-        content = read_commit_content(row.content, self.fetch, self.decode)
-        if content.patch is None:
+        record = header.filled(row, self.fetch, self.decode)
+        if record.patch is None:
             opening = opening or self.opening(run_rows.rows)  # which raises what is wrong with it
-            content = replace(content, patch=opening.patch, made=opening.made) if opening else CommitContent()
-            header = _with_creation_time(header, opening)
+            record = _opened(record, opening) if opening else replace(record, patch=FrozenDict())
         state = entries[parents[0]].state if parents else before
-        commit = self.commit(header, content, [entries[parent].commit.id for parent in parents])
+        commit = self.commit(record, [entries[parent].commit.id for parent in parents])
         if row.kind in (RowKind.JOIN, RowKind.MERGE):
-            after = apply(state, content.made)
-            commit = schema.with_sizes(commit, state, content.made, after, folded=False)
+            after = apply(state, record.made)
+            commit = schema.with_sizes(commit, state, record.made, after, folded=False)
             # Those of a merge of threads are in other runs: `History` finds them.
-            winners = content.winner_indexes(entries, header.id, len(entries)) if row.kind == RowKind.JOIN else {}
-            return LogEntry(commit, after, parents, _NO_COUNTS, winners, content.plain_conflicts())
-        patch = content.patch or {}
-        after = schema.replay(state, patch, content.made)
+            winners = record.winner_indexes(entries) if row.kind == RowKind.JOIN else {}
+            return LogEntry(commit, after, parents, _NO_COUNTS, winners, record.plain_conflicts())
+        patch = record.patch or {}
+        after = schema.replay(state, patch, record.made)
         commit = schema.with_sizes(commit, state, patch, after)
-        return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.sent)
+        return LogEntry(commit, after, parents, _NO_COUNTS, sends=record.sent)
 
     def _manual_opening(self, opening: OpenRow, before: ImmutableState, run_rows: RunRows) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
         patch, schema = opening.patch or {}, self.schema_of(run_rows.fingerprint)
-        header = _with_creation_time(CommitRow(id=FIRST, node=opening.node, step=0, visit=1), opening)
+        record = _opened(CommitRow(id=FIRST, node=opening.node, step=0, visit=1), opening)
         after = schema.replay(before, patch, opening.made)
-        commit = schema.with_sizes(self.commit(header, opening, ()), before, patch, after)
+        commit = schema.with_sizes(self.commit(record, ()), before, patch, after)
         return LogEntry(commit, after, (), _NO_COUNTS)
 
     @staticmethod
-    def commit(header: CommitRow, content: CommitContent, parents: Iterable[str]) -> Commit:
+    def commit(record: CommitRow, parents: Iterable[str]) -> Commit:
         """Return a commit as users see it, without version, from its row and the ids of its parents."""
-        started, duration = header.seconds
+        started, duration = record.seconds
         return Commit(
-            header.id,
+            record.id,
             None,
-            header.node,
-            header.branch,
-            header.visit,
-            header.step,
-            seal({} if content.patch is None else content.patch),
+            record.node,
+            record.branch,
+            record.visit,
+            record.step,
+            seal({} if record.patch is None else record.patch),
             tuple(parents),
-            route=header.route,
-            reason=content.reason,
+            route=record.route,
+            reason=record.reason,
             started=started,
             duration=duration,
-            live=header.live,
-            calls=header.calls,
-            **attempts_of(header, content),
+            live=record.live,
+            calls=record.calls,
+            **record.attempts,
         )
 
 
-def _with_creation_time(header: CommitRow, opening: OpenRow | None) -> CommitRow:
-    """Return the header of a run's first commit; a manual one has the time at which it was made."""
-    made = None if opening is None else opening.created
-    return header if made is None else replace(header, times=(made, 0))
+def _opened(record: CommitRow, opening: OpenRow) -> CommitRow:
+    """Return a run's first commit with the patch of its open row; a manual one has the time at which it was made."""
+    times = record.times if opening.created is None else (opening.created, 0)
+    return replace(record, patch=opening.patch, made=opening.made, times=times)
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

@@ -19,7 +19,7 @@ from typing import Any
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.ids import Address
-from dspyer.log.rows import CommitContent, CommitRow, EndRow, RowKind, attempts_of, read_commit_content
+from dspyer.log.rows import CommitRow, EndRow, RowKind
 from dspyer.patch import apply, seal
 from dspyer.record_codec import DecodeValue
 from dspyer.scheduler.join import JoinResult
@@ -80,55 +80,54 @@ def replay(
         if schema is not run.topology.schema:
             run = run._replace(topology=replace(run.topology, schema=schema))
         if kind == RowKind.COMMIT:
-            content = read_commit_content(row.content, fetch, decode)
-            run = _replay_commit(run, CommitRow.of(row), content, opening)
+            run = _replay_commit(run, CommitRow.read(row, fetch, decode), opening)
         elif kind == RowKind.JOIN:
-            run = _replay_join(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
+            run = _replay_join(run, CommitRow.read(row, fetch, decode))
         elif kind == RowKind.UPDATE:
-            run = _replay_update(run, CommitRow.of(row), read_commit_content(row.content, fetch, decode))
+            run = _replay_update(run, CommitRow.read(row, fetch, decode))
         elif kind == RowKind.END and EndRow.of(row).status == "completed":
             ready = [index for index, group in enumerate(plan(run)) if group.position[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
 
 
-def _replay_commit(run: RunState, header: CommitRow, content: CommitContent, opening: InputsAndState) -> RunState:
-    run, execution = _execution_of(run, header)
-    if execution is None or execution.node != header.node:
-        raise _impossible(header)
-    if content.patch is None:
+def _replay_commit(run: RunState, record: CommitRow, opening: InputsAndState) -> RunState:
+    run, execution = _execution_of(run, record)
+    if execution is None or execution.node != record.node:
+        raise _impossible(record)
+    if record.patch is None:
         patch, state = opening
     else:
-        state = run.topology.schema.replay(execution.branch.state, content.patch, content.made)
-        patch = content.patch
-    allowed = run.topology.targets(header.node)
-    gone = [name for name in header.route if name not in allowed]
+        state = run.topology.schema.replay(execution.branch.state, record.patch, record.made)
+        patch = record.patch
+    allowed = run.topology.targets(record.node)
+    gone = [name for name in record.route if name not in allowed]
     if gone:
         raise ChangedGraphError(
-            f"commit {header.id} of node {header.node!r} went to {gone[0]!r}, which is none of its targets in this "
+            f"commit {record.id} of node {record.node!r} went to {gone[0]!r}, which is none of its targets in this "
             "graph",
-            [f"node {header.node!r} cannot go to {gone[0]!r}"],
+            [f"node {record.node!r} cannot go to {gone[0]!r}"],
         )
-    overlays = content.sent or (None,) * len(header.route)
-    targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
-    times, attempts = header.seconds, attempts_of(header, content)
-    transition = Transition(patch, state, targets, content.reason, *times, header.live, header.calls, **attempts)
+    overlays = record.sent or (None,) * len(record.route)
+    targets = tuple([Target(name, overlay) for name, overlay in zip(record.route, overlays, strict=True)])
+    times, attempts = record.seconds, record.attempts
+    transition = Transition(patch, state, targets, record.reason, *times, record.live, record.calls, **attempts)
     return advance(run, execution.id, transition)[0]
 
 
-def _execution_of(run: RunState, header: CommitRow) -> tuple[RunState, Execution | None]:
+def _execution_of(run: RunState, record: CommitRow) -> tuple[RunState, Execution | None]:
     """Return the execution of a commit: that of a join has begun with the join's commit, any other begins here."""
-    if header.id in run.running:
-        return run, run.running[header.id]
-    run, index = _ready_index(run, lambda group: len(group.branches) == 1 and group.branches[0].path == header.branch)
+    if record.id in run.running:
+        return run, run.running[record.id]
+    run, index = _ready_index(run, lambda group: len(group.branches) == 1 and group.branches[0].path == record.branch)
     if index is None:
         return run, None
     run, execution, _ = begin(run, index)
     return run, execution
 
 
-def _replay_join(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
-    parents, node = header.parents or (), header.node.removeprefix("join:")
+def _replay_join(run: RunState, record: CommitRow) -> RunState:
+    parents, node = record.parents or (), record.node.removeprefix("join:")
 
     def joins(group: Group) -> bool:
         heads = {branch.head for branch in group.branches}
@@ -136,12 +135,12 @@ def _replay_join(run: RunState, header: CommitRow, content: CommitContent) -> Ru
 
     run, index = _ready_index(run, joins)
     if index is None:
-        raise _impossible(header)
+        raise _impossible(record)
     log = run.log
     counts = joined_counts(log, *merge_base(log, parents), run.topology.schema.none_by_default)
-    winners = content.winner_indexes(log, header.id, len(log))
-    state = apply(log[parents[0]].state, content.made)
-    return begin(run, index, JoinResult(state, content.patch or {}, content.plain_conflicts(), winners, counts))[0]
+    winners = record.winner_indexes(log)
+    state = apply(log[parents[0]].state, record.made)
+    return begin(run, index, JoinResult(state, record.patch or {}, record.plain_conflicts(), winners, counts))[0]
 
 
 def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunState, int | None]:
@@ -156,14 +155,14 @@ def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunSta
     return run, next(index for index, group in enumerate(plan(run)) if wanted(group))
 
 
-def _replay_update(run: RunState, header: CommitRow, content: CommitContent) -> RunState:
+def _replay_update(run: RunState, record: CommitRow) -> RunState:
     branches = active_branches(run)
     if len(branches) != 1:
-        raise _impossible(header)
+        raise _impossible(record)
     (branch,) = branches
-    patch = content.patch or {}
-    commit = update_commit(branch, run.first + len(run.log), header.node, patch, *header.seconds)
-    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, content.made))
+    patch = record.patch or {}
+    commit = update_commit(branch, run.first + len(run.log), record.node, patch, *record.seconds)
+    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, record.made))
 
 
 def update_commit(
@@ -188,8 +187,8 @@ def update_commit(
     )
 
 
-def _impossible(header: CommitRow) -> ChangedGraphError:
+def _impossible(record: CommitRow) -> ChangedGraphError:
     return ChangedGraphError(
-        f"this graph cannot have made commit {header.id} of {header.node!r}: its nodes or edges were others",
-        [f"commit {header.id} of {header.node!r} has no place in it"],
+        f"this graph cannot have made commit {record.id} of {record.node!r}: its nodes or edges were others",
+        [f"commit {record.id} of {record.node!r} has no place in it"],
     )

@@ -42,7 +42,7 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as declared  # some rows have a field `field`
 from functools import cache, partial
 from itertools import chain
@@ -50,7 +50,7 @@ from time import time
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict
+from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
@@ -142,15 +142,19 @@ class StoredRow:
     @classmethod
     def read(cls, row: Row, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Self:
         """Return the record of a row with its content; raise `StoreError` if one of both is malformed."""
-        record = cls.of(row)
+        return cls.of(row).filled(row, fetch, decode)
+
+    def filled(self, row: Row, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Self:
+        """Take the content of its row too, which `of` leaves unread. One that is malformed changes nothing."""
         if row.content is not None:
-            found = row.content.value(fetch, partial(decode_content, cls, decode))
+            cls = type(self)
+            found = row.content.value(fetch, partial(_decode_content, cls, decode))
             for name in content_names(cls):
-                if not isinstance(found, dict):
-                    setattr(record, name, getattr(found, name))
+                if not isinstance(found, dict):  # of a store in memory: the record that was written
+                    setattr(self, name, getattr(found, name))
                 elif name in found:
-                    setattr(record, name, found[name])
-        return record
+                    setattr(self, name, found[name])
+        return self
 
 
 @cache
@@ -180,7 +184,7 @@ def encode_content(record: StoredRow) -> dict[str, Any]:
     return short_encoder(cls, _not_in_content(cls))(record)
 
 
-def decode_content(cls: Any, decode: DecodeValue, plain: Any) -> dict[str, Any]:
+def _decode_content(cls: Any, decode: DecodeValue, plain: Any) -> dict[str, Any]:
     """Return the fields of a record that its content holds, by name; raise `StoreError` if it is malformed."""
     try:
         return decode_fields(cls, plain, decode, _not_in_content(cls))
@@ -383,21 +387,6 @@ class CommitContent(StoredRow):
     conflicts: Annotated[tuple[MergedConflict, ...], CONTENT] = ()
     winners: Annotated[Mapping[KeyPath, str], CONTENT] = FrozenDict()
 
-    def plain_conflicts(self) -> tuple[MergedConflict, ...]:
-        """Return the conflicts as users see them."""
-        return tuple([_with_values(conflict, thaw) for conflict in self.conflicts])
-
-    def winner_indexes(self, log: Log, own: str, index: int) -> dict[KeyPath, int]:
-        """Return the winners as indexes of a log, in which this commit is at `index` and has the id `own`."""
-        found: dict[KeyPath, int] = {}
-        for path, winner in self.winners.items():
-            places = (at for at in range(index - 1, -1, -1) if log[at].commit.id == winner)
-            place = index if winner == own else next(places, None)
-            if place is None:
-                raise StoreError(f"commit {own} has a value of commit {winner!r}, which is not in the log before it")
-            found[path] = place
-        return found
-
 
 @dataclass(slots=True)
 class MapItems:
@@ -484,6 +473,49 @@ class CommitRow(CommitContent):
         """The id of its execution, with those around it."""
         return full_id(*self.scope, self.id) if self.scope else self.id
 
+    def plain_conflicts(self) -> tuple[MergedConflict, ...]:
+        """Return the conflicts as users see them."""
+        return tuple([_with_values(conflict, thaw) for conflict in self.conflicts])
+
+    def winner_indexes(self, log: Log) -> dict[KeyPath, int]:
+        """Return the winners as indexes of a log, of which this commit is the next one."""
+        found: dict[KeyPath, int] = {}
+        index, own = len(log), self.id
+        for path, winner in self.winners.items():
+            places = (at for at in range(index - 1, -1, -1) if log[at].commit.id == winner)
+            place = index if winner == own else next(places, None)
+            if place is None:
+                raise StoreError(f"commit {own} has a value of commit {winner!r}, which is not in the log before it")
+            found[path] = place
+        return found
+
+    @property
+    def attempts(self) -> dict[str, Any]:
+        """The fields of a commit that differ if attempts failed or its node was cached; none for most commits.
+
+        Failures get the name that the node has now: a thread that continues with another graph may have renamed it.
+        """
+        if self.failure is None and not self.failed and not self.cached:
+            return {}
+        node = {"node": self.node}
+        return {
+            "attempt": self.attempt,
+            "failure": self.failure and self.failure.model_copy(update=node),
+            "failed_attempts": tuple([one.model_copy(update=node) for one in self.failed]),
+            "cached": self.cached,
+        }
+
+    def filled(self, row: Row, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Self:
+        """Take the content of its row, and of a map the results in the rows of its items: see `with_map_results`."""
+        StoredRow.filled(self, row, fetch, decode)
+        parts, patch = None if row.content is None else row.content.parts, self.patch or {}
+        if parts is not None and self.items is not None and self.items.field not in patch:
+            if None in parts:
+                raise StoreError("it refers to rows of its items, which are not there")
+            results = freeze([ItemRow.read(item, fetch, decode).value for item in parts])
+            self.patch = {self.items.field: results, **patch}
+        return self
+
     @property
     def item_ids(self) -> list[str]:
         """The local ids of the executions of its items."""
@@ -552,11 +584,12 @@ def commit_row(
         conflicts=frozen_conflicts(entry.conflicts),
         winners=winners,
     )
+    # A store in memory, and the next attempt of the node around the run, read the results in the record.
     return record.row(lm_texts, None if items is None else partial(_content_without, items.field))
 
 
 def _content_without(field: str, record: CommitRow) -> dict[str, Any]:
-    """Return the content of a map's commit without its results, which are in item rows."""
+    """Return the content of a map's commit without its results, which are in the rows of its items."""
     patch = {name: update for name, update in (record.patch or {}).items() if name != field}
     return encode_content(replace(record, patch=patch))
 
@@ -644,6 +677,15 @@ class QuestionRow(StoredRow):
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
 
+    @classmethod
+    def of_question(cls, question: Question) -> QuestionRow:
+        """Return the row of a question."""
+        return cls(**{field.name: getattr(question, field.name) for field in fields(cls)})
+
+    def question(self) -> Question:
+        """Return the question."""
+        return Question(**{field.name: getattr(self, field.name) for field in fields(self)})
+
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
@@ -661,15 +703,16 @@ class PostRow(StoredRow):
     """A post to a live field.
 
     Attributes:
-        execution: the id of the execution that posts.
+        execution: the id of the execution that posts, and of the commit that it makes.
         scope: local ids of the executions around the run.
-        node: its node.
+        node: its author; `"START"` for the value with which the run began.
         field: the field.
         seq: the arrival number.
-        id: what no other post of the execution has: see `RecordedPost`.
-        over: arrival numbers of the posts that it replaces; None if posts to the field do not replace each other.
+        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
+        over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others. None
+            for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
-        patch: the update, frozen, by the field.
+        patch: the update as the node gave it, frozen, by the field.
     """
 
     KIND: ClassVar[str] = RowKind.POST
@@ -682,6 +725,11 @@ class PostRow(StoredRow):
     over: tuple[int, ...] | None
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
+
+    @property
+    def update(self) -> Any:
+        """The update of the field."""
+        return self.patch[self.field]
 
 
 @dataclass(slots=True)
@@ -825,80 +873,6 @@ RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     )
 }
 """The classes of the rows, by kind."""
-
-# --- Contents of commits
-
-
-def attempts_of(header: CommitRow, content: CommitContent) -> dict[str, Any]:
-    """Return the fields of a commit that differ if attempts failed or its node was cached; none for most commits.
-
-    Failures get the name that the node has now: a thread that continues with another graph may have renamed it.
-    """
-    failure, failed = content.failure, content.failed
-    if failure is None and not failed and not header.cached:
-        return {}
-    node = {"node": header.node}
-    return {
-        "attempt": header.attempt,
-        "failure": failure and failure.model_copy(update=node),
-        "failed_attempts": tuple([one.model_copy(update=node) for one in failed]),
-        "cached": header.cached,
-    }
-
-
-class MapCommitContent(Content):
-    """The content of a map's commit, completed with the results in its item rows.
-
-    Args:
-        own: the content of the commit's row.
-        field: the field of the results.
-        items: the item rows, in order; None for one that is not there.
-    """
-
-    __slots__ = ("field", "items", "own")
-
-    def __init__(self, own: Content, field: str, items: Sequence[Row | None]) -> None:
-        super().__init__(None)
-        self.own = own
-        self.field = field
-        self.items = items
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether the bytes exist already."""
-        return self.own.is_encoded
-
-    @property
-    def data(self) -> bytes:
-        """The bytes of the commit's own content."""
-        self._data = self.own.data
-        self._refs, self._blobs = self.own.refs, self.own.blobs
-        return self._data
-
-    def value(self, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Any:
-        """Return the value of the commit's own content."""
-        return self.own.value(fetch, decode)
-
-    def completed(self, content: CommitContent, fetch: Fetch, decode: DecodeValue) -> CommitContent:
-        """Return the content with the results in its patch."""
-        patch = content.patch or {}
-        if self.field in patch:
-            return content
-        items = [item for item in self.items if item is not None]
-        if len(items) < len(self.items):
-            raise StoreError("it refers to rows of its items, which are not there")
-        results = freeze([ItemRow.read(item, fetch, decode).value for item in items])
-        return replace(content, patch={self.field: results, **patch})
-
-
-def read_commit_content(content: Content | None, fetch: Fetch, decode: DecodeValue) -> CommitContent:
-    """Decode the content of the row of a commit, of a run's start or of a post, with the results of a map's items."""
-    if content is None:
-        return CommitContent()
-    decoded: CommitContent = content.value(
-        fetch, lambda plain: CommitContent(**decode_content(CommitContent, decode, plain))
-    )
-    return content.completed(decoded, fetch, decode) if isinstance(content, MapCommitContent) else decoded
 
 
 class UnreadablePatch(SealedPatch):

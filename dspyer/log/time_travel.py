@@ -14,12 +14,11 @@ from functools import partial
 from threading import Lock
 from typing import Any, cast
 
-from dspyer.display.redaction import Redaction, Redactor
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
-from dspyer.log.execution_records import ExecutionRecords
+from dspyer.log.execution_records import ExecutionRecords, calls_in
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -35,7 +34,6 @@ from dspyer.log.history import (
     writing_part,
 )
 from dspyer.log.journal import RowDigest, is_alive
-from dspyer.log.lm_calls import calls_in
 from dspyer.log.reader import (
     EVERY,
     HistoryReader,
@@ -49,14 +47,15 @@ from dspyer.log.reader import (
 )
 from dspyer.log.rows import (
     COMMITS,
+    RECORDS,
     CommitRow,
     EndRow,
     ResumeRow,
     RowKind,
-    read_commit_content,
     run_label,
 )
 from dspyer.patch import DELETE
+from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
     is_manual,
@@ -711,9 +710,8 @@ def thread_redactor(
         for written in run.rows:
             if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
                 with suppress(Exception):  # what cannot be read is shown nowhere
-                    content = read_commit_content(written.content, reader.fetch, reader.decode)
-                    for field, update in (content.patch or {}).items():
-                        redactor.learn_update(field, update)
+                    record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
+                    redactor.learn_patch(record.patch or {})
     return redactor
 
 

@@ -14,7 +14,7 @@ from langgraph.constants import END, START
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from pydantic import BaseModel, ValidationError
 
-from dspyer import Graph
+from dspyer import Breakpoints, Graph
 from dspyer.errors import GraphError, list_names
 from dspyer.graph.spec import NEEDED
 from dspyer.migrate.channels import state_fields, stored_classes
@@ -218,7 +218,8 @@ class Conversion:
         graph = self._empty_graph()
         if isinstance(self.given, CompiledStateGraph):
             before, after = self.given.interrupt_before_nodes, self.given.interrupt_after_nodes
-            graph._breakpoints = (self.targets.stops(before), self.targets.stops(after))
+            stops = Breakpoints(before=self.targets.stops(before), after=self.targets.stops(after))
+            graph._layers += [stops] if before or after else []
         for name, options in nodes.items():
             graph.add_node(self.targets.names[name], **options)
         for source in (START, *self.edges.reached):

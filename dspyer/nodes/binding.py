@@ -318,7 +318,13 @@ class Binding:
     def facts(self, templates: Templates = NO_TEMPLATES) -> dict[str, Any]:
         """What a `BoundNode` declares whose arguments these are, and which has these templates."""
         reads, optional = self.reading()
+        takes: frozenset[str] | None = None
+        if not (self.states or self.takes_all) and self.rest is None:
+            every = () if self.schema is None else self.schema.fields
+            seen = (self.reads.values() if self.reads is not None else every) if self.views else ()
+            takes = templates.takes.union(seen, self._named(), [resource.name for resource in self.resources])
         return {
+            "takes": takes,
             "reads": None if reads is None else templates.all_reads(reads),
             "optional": optional if reads is None else templates.optional_fields(reads, optional),
             "templates": templates,
@@ -336,15 +342,6 @@ class Binding:
         names.update({field.name: field.field for field in own})
         needed = {field.field for field in own if not field.default and field.view is None}
         return names, frozenset({field.field for field in own if field.default or field.view} | asked) - needed
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that an overlay may bring; None for any."""
-        if self.states or self.takes_all or self.rest is not None:
-            return None
-        every = () if self.schema is None else self.schema.fields
-        seen = {*(self.reads.values() if self.reads is not None else every)} if self.views else set()
-        return frozenset({*seen, *self._named(), *(resource.name for resource in self.resources)})
 
     def _named(self) -> set[str]:
         """The names in an overlay that hide a field."""
@@ -414,12 +411,6 @@ class BoundNode(Node):
     """
 
     binding: Binding
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        own = self.binding.takes
-        return None if own is None else own | self.templates.takes
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""

@@ -13,27 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
 from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import CheckError, NodeOutputError, annotate, brief, list_names, with_article
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
+from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.build import refused_class
 from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
+from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import build_module, build_subgraph, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import FunctionStep, Script, is_program
+from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.schedule import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
-from dspyer.state import ImmutableState
 from dspyer.templates import RUN
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.persistent import PersistentMap
@@ -69,26 +69,6 @@ class CheckOptions(KindOptions):
 
 
 # --- the three forms of a check
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionFinder(BoundNode):
-    """A function that finds problems, or a pydantic model that validates.
-
-    Attributes:
-        fn: the function.
-        asynchronous: whether it is an async function.
-        into: the field that gets the problems.
-    """
-
-    fn: Callable[..., object]
-    asynchronous: bool = False
-    into: str
-
-    def script(self, call: Call) -> Script[Reply]:
-        """Call the function."""
-        found = yield FunctionStep(self.fn, self.binding.bind(call), self.asynchronous), call
-        return Reply({self.into: found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +141,7 @@ def function_finder(
 ) -> Built:
     """A node that calls a bound function, and what is wrong with it. Its reply has the result at `into`."""
     facts, writes = binding.facts(), {into: into}
-    node = FunctionFinder(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
+    node = FunctionNode(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
     return Built(node, None, problems, unknown)
 
 
@@ -225,7 +205,7 @@ def problem_texts(found: object, who: str, of_module: bool = False) -> list[str]
 
 def asks_module(finder: Node) -> bool:
     """Whether a module or graph finds the problems: it may give another output when it is asked again."""
-    return not isinstance(finder, FunctionFinder)
+    return not isinstance(finder, FunctionNode)
 
 
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
@@ -306,23 +286,35 @@ class Repair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinderNode(Node):
-    """A node that decides by the problems that another one finds: that of `add_check`, and the check of an agent.
+    """A node that decides by the problems that another one, `inner`, finds: that of `add_check`, the check of an agent.
 
     Attributes:
-        finder: finds the problems.
         what: what it checks in texts, as in `the output of 'draft'`.
         into: the field that gets the problems.
+        max_fixes: how many corrections follow at most.
+        accept: whether the output is accepted after the last correction, with its problems.
         fix: the node that corrects what is refused; None for none, and for an agent.
         modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+        onwards: where it leads what it accepts; None for its edges.
+        note: a note for the error that it raises; "" for none.
     """
 
     kind: ClassVar[str] = "check"
 
-    finder: Node
+    inner: Node
     what: str
     into: str
+    max_fixes: int
+    accept: bool
     fix: str | None = None
     modes: tuple[str, ...] = ()
+    onwards: tuple[str, ...] | None = None
+    note: str = ""
+
+    @property
+    def named(self) -> str:
+        """How its errors name it."""
+        return f"the check {self.name!r}"
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""
@@ -337,31 +329,40 @@ class FinderNode(Node):
         raise NotImplementedError
 
     @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.finder.takes
-
-    @property
     def look(self) -> Look:
         """How pictures show it."""
-        return Look("check", self.kind, inner=self.finder.look.inner)
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that its code may read or write through `ctx`; None for all."""
-        return self.finder.permitted_fields(option)
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return self.finder.whole_fields(state)
+        return Look("check", self.kind, inner=self.inner.look.inner)
 
     def script(self, call: Call) -> Script[Reply]:
         """Find the problems, and decide."""
-        found = yield from self.finder.script(call)
-        return self._reply(found, call)
+        found = yield from self.inner.script(call)
+        problems = problem_texts(
+            found_problems(self.inner, self.into, found, call), self.named, asks_module(self.inner)
+        )
+        fixes = self.fixes_before(call) if problems else 0
+        if problems and fixes < self.max_fixes:
+            return self.correction(problems, call)
+        if problems and not self.accept:
+            after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
+            error = CheckError(f"{self.named} refuses {self.what}{after}: {'; '.join(problems)}", problems)
+            if self.note:
+                annotate(error, self.note)
+            raise error
+        return Reply({self.into: problems}, self.onwards, True)
 
-    def _reply(self, found: Reply, call: Call) -> Reply:
-        """What follows from the reply of the finder."""
+    def fixes_before(self, call: Call) -> int:
+        """How often what it checks was corrected."""
         raise NotImplementedError
+
+    def correction(self, problems: list[str], call: Call) -> Reply:
+        """The reply that asks for a correction."""
+        raise NotImplementedError
+
+
+def facts_around(finder: Node) -> dict[str, Any]:
+    """What a node declares that decides by what a finder finds."""
+    facts = ("takes", "reads", "optional", "resources", "templates")
+    return {fact: getattr(finder, fact) for fact in facts} | {"inner": finder}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -370,95 +371,87 @@ class CheckNode(FinderNode):
 
     Attributes:
         of: the node whose output it checks.
-        max_fixes: how many corrections follow each visit of `of` at most.
-        accept: whether the output is accepted after the last correction, with its problems.
         outputs: the fields that `of` writes, by its own names.
     """
 
     of: str
-    max_fixes: int
-    accept: bool
     outputs: FieldNames
 
-    def _reply(self, found: Reply, call: Call) -> Reply:
-        given = found_problems(self.finder, self.into, found, call)
-        problems = problem_texts(given, f"the check {self.name!r}", asks_module(self.finder))
-        if not problems:
-            return Reply({self.into: []}, None, True)
-        visit = self._visit(call)
-        if self.fix is not None and visit.fixes < self.max_fixes:
-            brought = {**self._inputs(visit, call), **self._previous(call.state), PROBLEMS: problems}
-            return Reply({self.into: problems}, (Send(self.fix, brought),), True)
-        if self.accept:
-            return Reply({self.into: problems}, None, True)
-        after = f" after {visit.fixes} correction{'s' if visit.fixes > 1 else ''}" if visit.fixes else ""
-        text = f"the check {self.name!r} refuses {self.what}{after}: {'; '.join(problems)}"
-        error = CheckError(text, problems)
-        annotate(error, f"an error edge that takes this error begins at {self.name!r}, not at {self.of!r}")
-        raise error
+    def fixes_before(self, call: Call) -> int:
+        """How many corrections followed the visit of `of`."""
+        return self._visit(call).fixes
+
+    def correction(self, problems: list[str], call: Call) -> Reply:
+        """What the fix is sent: what `of` has read, what it or the last correction gave, and the problems."""
+        fix, previous = str(self.fix), self._previous()
+        given = {
+            sent: call.state.raw(self.outputs[name])
+            for name, sent in previous.items()
+            if self.outputs[name] in call.state
+        }
+        inputs = self._inputs(self._visit(call), call)
+        return Reply({self.into: problems}, (Send(fix, {**inputs, **given, PROBLEMS: problems}),), True)
+
+    def _previous(self) -> dict[str, str]:
+        """The inputs of the fix that get the output that was refused, by the names of the outputs."""
+        return {name: f"{PREVIOUS}{name}" for name in self.outputs}
+
+    # --- the chain of commits since `of` ran
+
+    def _back(self, commit_at: Callable[[int], CheckedCommit], index: int) -> Iterator[tuple[int, CheckedCommit]]:
+        """The commits of a visit of `of` and its corrections, from `index` backwards, and manual ones in between."""
+        while index >= 0:
+            commit = commit_at(index)
+            if commit.node not in (self.of, self.name, self.fix) and not commit.manual:
+                return
+            yield index, commit
+            index = commit.parent
+
+    def visit_at(self, log: Log, head: int) -> CheckedVisit:
+        """The visit of `of` and its corrections, from the last commit before the check backwards."""
+        fixes, sent = 0, NOTHING_SENT
+        for index, commit in self._back(lambda at: CheckedCommit.of(log[at], ""), head):
+            if commit.node == self.of:
+                return CheckedVisit(index, fixes, sent)
+            fixes += commit.node == self.fix
+            if commit.node == self.name:
+                sent = commit.sent or NOTHING_SENT
+        return CheckedVisit(-1, fixes, sent)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
-        """The execution that wrote what the check saw; manual commits may lie in between."""
-        while index >= 0:
-            entry = log[index]
-            if entry.commit.node in (self.of, self.fix):
-                return {entry.commit.id}
-            index = entry.parents[0] if entry.parents and is_manual(entry.commit) else -1
-        return set()
+        """The execution that wrote what the check saw."""
+        back = self._back(lambda at: CheckedCommit.of(log[at], ""), index)
+        return set(next(([commit.id] for _, commit in back if commit.node in (self.of, self.fix)), ()))
 
     def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
         """The correction that its commit at `index` has accepted: from what `of` has read."""
-        refused: list[FrozenDict[str, Any]] = []
+        refused: list[FrozenDict[str, Any]] = []  # what the fix was sent after each refusal, newest first
         since: list[Mapping[str, Any]] = []  # the patches after the last refusal, newest first
-        at = commits[index].parent
-        while at >= 0:
-            commit = commits[at]
+        for _, commit in self._back(commits.__getitem__, commits[index].parent):
             if commit.node == self.of and not commit.manual:
                 break
             if commit.node == self.name and commit.sent is not None:
                 refused.append(commit.sent)
             elif not refused:
                 since.append(commit.patch)
-            at = commit.parent
-        if at < 0 or not refused:
+        else:
             return None
-        refused.reverse()
-        own = {name: f"{PREVIOUS}{name}" for name in self.outputs}
-        inputs = {
-            name: value for name, value in refused[0].raw_items() if name != PROBLEMS and name not in own.values()
-        }
-        accepted = {name: refused[-1].raw(sent, DELETE) for name, sent in own.items()}
+        if not refused:
+            return None
+        own = self._previous()
+        inputs = {name: one for name, one in refused[-1].raw_items() if name not in (PROBLEMS, *own.values())}
+        accepted = {name: refused[0].raw(sent, DELETE) for name, sent in own.items()}
         for patch in reversed(since):
             for name, field in self.outputs.items():
                 if field in patch:
                     accepted[name] = apply_value(accepted[name], patch[field])
-        rejected = [{name: sent.raw(key) for name, key in own.items() if key in sent} for sent in refused]
-        problems = [sent.raw(PROBLEMS) for sent in refused]
+        rejected = [{name: one.raw(key) for name, key in own.items() if key in one} for one in reversed(refused)]
+        problems = [one.raw(PROBLEMS) for one in reversed(refused)]
         reads = nodes[self.of].reads or {}
-        read = {name: reads.get(name, name) for name in inputs}
         corrected = {name: value for name, value in accepted.items() if value is not DELETE}
-        return Repair(inputs, corrected, rejected, problems, read, self.outputs)
-
-    # --- the chain of commits since `of` ran
-
-    def visit_at(self, log: Log, head: int) -> CheckedVisit:
-        """The visit of `of` and its corrections, from the last commit before the check backwards.
-
-        Manual commits may lie in between.
-        """
-        fixes, sent, index = 0, NOTHING_SENT, head
-        while index >= 0:
-            entry = log[index]
-            if entry.commit.node == self.of:
-                return CheckedVisit(index, fixes, sent)
-            if entry.commit.node == self.name:
-                sent = entry.sent or NOTHING_SENT
-            elif entry.commit.node == self.fix:
-                fixes += 1
-            elif not is_manual(entry.commit):
-                break
-            index = entry.parents[0] if entry.parents else -1
-        return CheckedVisit(-1, fixes, sent)
+        return Repair(
+            inputs, corrected, rejected, problems, {name: reads.get(name, name) for name in inputs}, self.outputs
+        )
 
     def sent_on(self, log: Log, node: str, head: int, overlay: FrozenDict[str, Any] | None) -> FrozenDict[str, Any]:
         """What the check is sent: the values of the `Send` that started `of`. The fix got others."""
@@ -473,15 +466,11 @@ class CheckNode(FinderNode):
             return CheckedVisit(-1, 0, NOTHING_SENT)
         return self.visit_at(session.run.log, position.head)
 
-    def _previous(self, state: ImmutableState) -> dict[str, Any]:
-        """What `of` or the last correction gave, as inputs of the fix."""
-        return {f"{PREVIOUS}{name}": state.raw(field) for name, field in self.outputs.items() if field in state}
-
     def _inputs(self, visit: CheckedVisit, call: Call) -> Mapping[str, Any]:
         """What `of` has read, by its own names: later corrections get what the first one got."""
         session = call.runner.session
         if visit.fixes:
-            own = {PROBLEMS, *(f"{PREVIOUS}{name}" for name in self.outputs)}
+            own = {PROBLEMS, *self._previous().values()}
             return {name: value for name, value in visit.sent.raw_items() if name not in own}
         if session is None:
             return {}

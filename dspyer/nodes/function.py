@@ -205,11 +205,13 @@ class FunctionNode(BoundNode):
         fn: the function.
         asynchronous: whether it is an async function.
         per_item: whether it runs inside a map, where a result that is no patch is the result of the item.
+        into: the name that its result gets in the reply, whatever it is; None if the result is a patch.
     """
 
     fn: Callable[..., Any]
     asynchronous: bool = False
     per_item: bool = False
+    into: str | None = None
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all.
@@ -228,8 +230,9 @@ class FunctionNode(BoundNode):
 
     def reply(self, result: object) -> Reply:
         """The function's result as updates of the state."""
-        who = self.who
-        goto = None
+        who, goto = self.who, None
+        if self.into is not None:
+            return Reply({self.into: result})
         if isinstance(result, Command):
             goto = goto_of(result, self.goto, who)
             result = result.update

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import chain
-from string import Formatter
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -16,7 +16,15 @@ from pydantic import ValidationError
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, is_known, plan_binding, unknown_names
+from dspyer.nodes.binding import (
+    Binding,
+    BoundNode,
+    FieldParameter,
+    is_known,
+    plan_binding,
+    shown_in_prompt,
+    unknown_names,
+)
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.node import Built, Call, Look, Node, Reply
@@ -24,7 +32,7 @@ from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.schema.type_fit import misfit, shown_type
-from dspyer.templates import Templates
+from dspyer.templates import RUN, Templates, fill_text, names_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +93,17 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
     return [name for name, node in nodes.items() if isinstance(node, InterruptNode)]
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionTemplate:
-    """The text of a question with fields of the state in braces."""
-
-    text: str
-    who: str
-
-    def __call__(self, **fields: Any) -> str:
-        try:
-            return self.text.format(**fields)
-        except (ValueError, TypeError) as error:
-            raise NodeOutputError(f"{self.who}: its question {self.text!r} does not fit the state: {error}") from None
-
-
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
     problems: list[str] = []
     fields: list[str] = []
     text: Callable[..., object]
     if isinstance(asked.question, str):
-        fields = list(_fields(asked.question, options.who, problems))
+        fields = [name for name in names_in(asked.question) if not name.startswith(RUN)]
         unknown = unknown_names(fields, "in its question", options, options.who)
         parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
-        text = QuestionTemplate(asked.question, options.who)
+        text = partial(_filled_question, asked.question)
     elif callable(asked.question):
         plan = plan_binding(read_signature(asked.question, options.who), options, options.who)
         binding, unknown, text = plan.binding, plan.unknown, asked.question
@@ -131,34 +125,15 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     return Built(node, None, tuple(problems), tuple(unknown))
 
 
-def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
-    """The fields that a template names, each once."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        problems.append(f"{who}: its question {template!r} is no template ({error}): double braces to show them")
-        return
-    found: dict[str, None] = {}
-    for _, name, format_spec, _ in parts:
-        if name is None:
-            continue
-        if not name.isidentifier():
-            shown = name or "{}"
-            problems.append(
-                f"{who}: its question names {shown!r}: braces hold the name of a field alone; for more give a "
-                "function of fields, and double braces to show them"
-            )
-        elif "{" in (format_spec or ""):
-            problems.append(f"{who}: its question formats {name!r} by another field: give a function of fields instead")
-        else:
-            found[name] = None
-    yield from found
+def _filled_question(question: str, /, **fields: Any) -> str:
+    """The text of a question, with fields as a prompt shows them."""
+    return fill_text(question, {name: shown_in_prompt(value) for name, value in fields.items()}.get).text
 
 
 def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:
     """What is wrong with the type of the answer and its field."""
     if options.name in RESERVED_KEYS:
-        yield f"{options.who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key"
+        yield f"{options.who}: its name is the key of its question, and Breakpoints({options.name}=) has this key"
     try:
         schema_of(asked.answer)
     except TypeError as error:

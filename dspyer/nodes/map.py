@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from dspyer.errors import Interrupt, MapError, NodeOutputError, always_raised, annotate, brief, unwrap_stop_iteration
 from dspyer.events import ItemFinished, ItemStarted
@@ -29,8 +29,8 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.function import RESULT
-from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
-from dspyer.nodes.options import MapOptions, NodeOptions
+from dspyer.nodes.node import Built, Call, Look, MapOptions, Node, Output, Reply, StartRule
+from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
@@ -43,32 +43,7 @@ FIRST_ITEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ItemsNode(Node):
-    """A node that runs another one several times at once, each time as an execution of its own.
-
-    Attributes:
-        inner: what runs.
-        mapped: the field with the items, that for the results, and further options.
-    """
-
-    kind: ClassVar[str] = "map"
-    has_items: ClassVar[bool] = True
-
-    inner: Node
-    mapped: MapOptions
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
-
-
-def map_fields_of(node: Node | None) -> MapOptions | None:
-    """The options of a map; None for any other node."""
-    return node.mapped if isinstance(node, ItemsNode) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MapNode(ItemsNode):
+class MapNode(Node):
     """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
 
     Attributes:
@@ -76,14 +51,12 @@ class MapNode(ItemsNode):
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
     """
 
+    kind: ClassVar[str] = "map"
+
+    inner: Node
+    mapped: MapOptions
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        own = self.inner.takes
-        return None if own is None else (own - {self.mapped.item}) | {self.mapped.over}
 
     @property
     def look(self) -> Look:
@@ -263,12 +236,10 @@ class Tolerance:
         least = math.floor(self._share * self._count)
         self._needed = max(1, least + (least / max(1, self._count) < self._share))
         self._failed: list[FailedItem] = []
-        self._lowest: FailedItem | None = None
         self._reason = ""
-        self._first, self._all = _Alike(), _Alike()
-        for item in items:
-            if item.recorded is not MISSING:
-                self._count_ended(item.index, None)
+        # By item that has ended, the type of the failure that no retry mends; "" for any other outcome.
+        self._kinds: dict[int, str] = {item.index: "" for item in items if item.recorded is not MISSING}
+        self._all = set(self._kinds.values())
 
     @property
     def ended(self) -> bool:
@@ -278,17 +249,24 @@ class Tolerance:
     @property
     def may_start(self) -> bool:
         """Whether the next item may start now: it waits for the first ones while all that have ended failed alike."""
-        waits = self._all.holds and self._all.count >= FIRST_ITEMS > self._first.count
+        alike = len(self._all) == 1 and "" not in self._all
+        waits = alike and len(self._kinds) >= FIRST_ITEMS and len(self._first()) < FIRST_ITEMS
         return not self._reason and not waits
+
+    def _first(self) -> list[str]:
+        """The outcomes of the first items, as far as they have ended."""
+        return [self._kinds[index] for index in range(FIRST_ITEMS) if index in self._kinds]
 
     def note(self, index: int, result: object) -> None:
         """Counts the result of an item that was called, as it arrives."""
         failed = result if isinstance(result, FailedItem) else None
-        self._count_ended(self._fresh[index].index, None if failed is None else failed.failure)
+        kind = "" if failed is None or failed.failure.retryable else failed.failure.type
+        self._kinds[self._fresh[index].index] = kind
+        self._all.add(kind)
         if failed is None:
             return
         self._keep(failed)
-        left = self._count - len(self._failed)
+        left, first = self._count - len(self._failed), self._first()
         if not left:
             self._reason = f"all {self._count} items failed"
         elif left < self._needed:
@@ -296,47 +274,29 @@ class Tolerance:
                 f"{len(self._failed)} of {self._count} items failed, and min_success={self._share} needs "
                 f"{self._needed} that succeed"
             )
-        elif self._first.holds and self._first.count == FIRST_ITEMS:
-            self._reason = f"the first {FIRST_ITEMS} items all failed with {self._first.kind}, which no retry mends"
+        elif first[0:1] != [""] and first == first[:1] * FIRST_ITEMS:
+            self._reason = f"the first {FIRST_ITEMS} items all failed with {first[0]}, which no retry mends"
 
     def raise_if_lost(self) -> None:
         """Raises `MapError` if the map has failed."""
         if not self._reason:
             return
+        first, *_ = self._failed
         self._failed.sort(key=lambda failed: failed.index)
-        first = self._failed[0]
         text = f"{self._who}: {self._reason}. The first of them: {first.failure}"
         raise MapError(text, [failed.failure for failed in self._failed]) from first.error
 
-    def _count_ended(self, index: int, failure: Failure | None) -> None:
-        self._all.put(failure)
-        if index < FIRST_ITEMS:
-            self._first.put(failure)
-
     def _keep(self, failed: FailedItem) -> None:
-        """Keeps a failure, and of the exceptions only that of the first item: each holds the frames of its call."""
-        self._failed.append(failed)
-        if self._lowest is None or failed.index < self._lowest.index:
-            self._lowest, failed = failed, self._lowest
-        if failed is not None:
+        """Keeps a failure, the first item's in front, and of the exceptions only that one: each holds the frames of
+        its call.
+        """
+        if self._failed and failed.index > self._failed[0].index:
             failed.error = None
-
-
-class _Alike:
-    """Counts outcomes, and whether all of them are failures of one type that no retry would mend."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.holds = True
-        self.kind = ""
-
-    def put(self, failure: Failure | None) -> None:
-        self.count += 1
-        if failure is None or failure.retryable:
-            self.holds = False
+            self._failed.append(failed)
         else:
-            self.kind = self.kind or failure.type
-            self.holds = self.holds and self.kind == failure.type
+            if self._failed:
+                self._failed[0].error = None
+            self._failed.insert(0, failed)
 
 
 def publish_start(attempt: Attempt, index: int, count: int) -> None:
@@ -426,6 +386,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},
         optional=node.optional - {over},
+        takes=None if node.takes is None else (node.takes - {item}) | {over},
         writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
         templates=node.templates,

@@ -297,7 +297,7 @@ def checked_reply(reply: object, call: Call) -> Reply:
     if not isinstance(reply.updates, Mapping):
         raise TypeError(f"a layer replied Reply({brief(reply.updates)}): give Reply({{field: value}})")
     node = call.runner.session.graph.nodes.get(call.node)  # None for the routers of `START`
-    if node is not None and node.has_items and call.context.delegate.index is not None:
+    if node is not None and node.mapped is not None and call.context.delegate.index is not None:
         node = node.inner
     if node is not None and node.writes is not None:
         fields = list(node.writes.values())
@@ -369,6 +369,26 @@ class Look(NamedTuple):
     inner: bool = False
 
 
+class MapOptions(NamedTuple):
+    """What makes a node a map.
+
+    Attributes:
+        over: the field with the items.
+        item: the name under which the node sees its item; it need not be a field.
+        into: the field for the results.
+        max_concurrency: most items that run at once; None for no limit of its own.
+        failures: the field for the failures of items; None if an item that fails fails the map.
+        min_success: the share of the items that must succeed.
+    """
+
+    over: str
+    item: str
+    into: str
+    max_concurrency: int | None = None
+    failures: str | None = None
+    min_success: float = 0.0
+
+
 @dataclass(frozen=True, init=False, kw_only=True, eq=False)
 class Node:
     """A node: what is declared of it, and its `script`. A subclass is a kind of node.
@@ -406,8 +426,11 @@ class Node:
     Attributes:
         kind: the name of the kind, as pictures show it; "" for a function.
         of_module: whether a module gives its output: what is refused is asked for again.
-        has_items: whether its layers from `retry` inwards are around each of its items, and not around it.
         name: the node's name, under which the program holds its modules.
+        inner: the node whose code it runs, once or for each item; None for none.
+        mapped: of a kind that runs it for each item, the fields with the items and results. The layers from `retry`
+            inwards are then around each item, and not around the node.
+        takes: the names that a `Send` to it may bring; None for any.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
         writes: fields of the state by the node's own names; None for unknown.
@@ -431,9 +454,11 @@ class Node:
 
     kind: ClassVar[str] = ""
     of_module: ClassVar[bool] = False
-    has_items: ClassVar[bool] = False
 
     name: str = ""
+    inner: Node | None = None
+    mapped: MapOptions | None = None
+    takes: frozenset[str] | None = frozenset()
     reads: Mapping[str, str] | None = None
     optional: frozenset[str] = frozenset()
     writes: Mapping[str, str] | None = None
@@ -476,13 +501,10 @@ class Node:
         """How pictures and `explain()` show it."""
         return Look(label=self.kind)
 
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.templates.takes
-
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
+        if self.inner is not None:
+            return self.inner.permitted_fields(option)
         names = self.reads if option == "reads" else self.writes
         return None if names is None else frozenset(names.values())
 
@@ -493,8 +515,7 @@ class Node:
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        del state
-        return []
+        return [] if self.inner is None else self.inner.whole_fields(state)
 
     @property
     def input_names(self) -> tuple[str, ...]:

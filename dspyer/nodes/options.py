@@ -19,7 +19,7 @@ from dspyer.errors import with_article
 from dspyer.layers.layer import Layer
 from dspyer.layers.retry import Retry
 from dspyer.nodes.field_access import FieldNames, NamesSpec, ReadsSpec, name_map, view_problems
-from dspyer.nodes.node import NOTHING, Built, Node
+from dspyer.nodes.node import NOTHING, Built, MapOptions, Node
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.values.scalars import flag_problems, is_number
@@ -105,26 +105,6 @@ class OfGraph(Enum):
     """The default of `retry=`: the policy that `compile(retry=)` gives to every node. None opts a node out of it."""
 
     RETRY = "of the graph"
-
-
-class MapOptions(NamedTuple):
-    """What makes a node a map.
-
-    Attributes:
-        over: the field with the items.
-        item: the name under which the node sees its item; it need not be a field.
-        into: the field for the results.
-        max_concurrency: most items that run at once; None for no limit of its own.
-        failures: the field for the failures of items; None if an item that fails fails the map.
-        min_success: the share of the items that must succeed.
-    """
-
-    over: str
-    item: str
-    into: str
-    max_concurrency: int | None = None
-    failures: str | None = None
-    min_success: float = 0.0
 
 
 class NodeOptions(NamedTuple):

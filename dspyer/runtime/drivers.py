@@ -428,7 +428,7 @@ def _open(program: Any, request: Request, inputs: Mapping[str, Any]) -> Session:
     """Checks the inputs, and makes the session, with the layers of the call."""
     graph: GraphSpec = vars(program)["_graph"]
     run_start = request.run_start or _run_start(graph, request, inputs)
-    layers = (*request.options.layers, *request.limits(graph, run_start.run))
+    layers = (*request.options.layers, *request.limits(graph))
     if request.inside is None and OPENTELEMETRY in sys.modules:
         layers = (*layers, *span_layers())
     return _session(program, request, run_start, layers)

@@ -8,7 +8,7 @@ program, takes inputs only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.errors import ThreadError
+from dspyer.errors import ThreadError, shows_removed
 from dspyer.executors.call import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec
@@ -43,6 +43,7 @@ from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
+from dspyer.threads.graph_changes import Migrate, OtherGraphs
 from dspyer.threads.thread import Thread
 
 _NAMES_ELSEWHERE = {
@@ -54,6 +55,7 @@ _NAMES_ELSEWHERE = {
 """Methods of other graph libraries, each with what to use here: a part of the error for a missing attribute."""
 
 
+@shows_removed
 class CompiledGraph(dspy.Module):
     """A compiled graph, made by `Graph.compile()`. Each graph has a subclass of its own, whose source is the graph.
 
@@ -317,18 +319,23 @@ class CompiledGraph(dspy.Module):
 
     # --- stored conversations
 
-    def thread(self, name: str) -> Thread:
+    def thread(self, name: str, *, migrate: Migrate | None = None, graphs: Iterable[str] = ()) -> Thread:
         """A stored conversation: each run continues from the state of the one before. It begins with its first run.
 
         Args:
             name: any text; the same name is the same thread, in every process that uses the store.
+            migrate: converts the state that an earlier graph left in the thread (a plain dict) to the one with which
+                this graph continues; called once, by the next run or resume. Without it new fields get their defaults,
+                those that are gone leave the state with a warning, and values that do not fit are refused.
+            graphs: names of other graphs whose thread this one may continue: the name that it had before, or those of
+                graphs that work on one thread by turns.
 
         Returns:
             The handle on it.
 
         Raises:
-            ThreadError: if the program was compiled without a store or has an executor, or the name is empty or no
-                text.
+            ThreadError: if the program was compiled without a store or has an executor, the name is empty or no text,
+                or `migrate` is no function.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -338,7 +345,7 @@ class CompiledGraph(dspy.Module):
             'HEY'
         """
         self._refuse_executor()
-        return Thread(self, self._require_store(), name)
+        return Thread(self, self._require_store(), name, OtherGraphs.of(migrate, graphs))
 
     def threads(self, *, after: str = "", limit: int | None = None) -> list[str]:
         """The names of the threads in the store, sorted: of all, or of a page.

@@ -18,7 +18,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
-from dspyer.layers.run_limits import CallCount, Spends
+from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
@@ -256,19 +256,13 @@ class Request:
     stop_signal: StopSignal = field(default_factory=StopSignal)
     outcome: Outcome = field(default_factory=Outcome)
 
-    def limits(self, graph: GraphSpec, run: RunState) -> list[Layer]:
-        """The layers that bound a run: by its budget, that of `compile` by default, and by `max_calls`."""
-        found: list[Layer] = []
+    def limits(self, graph: GraphSpec) -> list[Layer]:
+        """The layer that bounds a run by its budget, that of `compile` by default."""
         budget, outcome = self.options.budget or graph.budget, self.outcome
-        if budget is not None and self.inside is None:
-            outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
-            found.append(Spends(outcome.spending))
-        if graph.max_calls is not None:
-            scope = () if self.inside is None else self.inside.scope
-            inside = 0 if self.records is None else self.records.calls_inside(scope)
-            made = sum(entry.commit.node in graph.nodes for entry in run.log)
-            found.append(CallCount(graph.name, graph.max_calls, made + inside))
-        return found
+        if budget is None or self.inside is not None:
+            return []
+        outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
+        return [Spends(outcome.spending)]
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""

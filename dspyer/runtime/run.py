@@ -22,8 +22,8 @@ from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
-from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.errors import Interrupted
+from dspyer.display.tokens import Tokens, count_tokens
+from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
@@ -32,12 +32,11 @@ from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import LMRecorder
 from dspyer.log.rows import total_cost
 from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Fields, ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import FailedBranch
@@ -113,11 +112,6 @@ class KeptPrediction:
         return KeptPrediction, (_prediction_of(self._parts),)
 
 
-def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
-    """The same prediction without a link, so that it keeps no run alive."""
-    return _prediction_of(_without_link(prediction))
-
-
 def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
     parts: dict[str, Any] = vars(prediction).copy()
     parts.pop(ATTRIBUTE, None)
@@ -179,13 +173,14 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if (fields := map_fields_of(node)) is not None:
+        if (fields := node.mapped) is not None:
             into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}
 
 
+@shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
 

@@ -14,9 +14,8 @@ from dspyer.failure import Failure
 from dspyer.ids import path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
-from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun
+from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
 from dspyer.log.journal import Head, Journal
-from dspyer.log.lm_calls import LMCallLog, StoredCalls
 from dspyer.log.reader import SnapshotState, rows_of_part
 from dspyer.log.rows import (
     COMMITS,
@@ -30,7 +29,6 @@ from dspyer.log.rows import (
     end_row,
     sum_usage,
 )
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.runtime.request import Inside, RunIds, RunStart
 from dspyer.scheduler.schedule import RunState
@@ -225,8 +223,7 @@ class KeptCommits:
 
 def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:
     """The results of a map, if item rows hold them already, so that the row of its commit does not repeat them."""
-    mapped = map_fields_of(node)
-    if node is None or mapped is None:
+    if node is None or (mapped := node.mapped) is None:
         return None
     into, failures = mapped.into, mapped.failures
     results = commit.patch.get(into)

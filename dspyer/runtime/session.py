@@ -3,7 +3,7 @@
 A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three steps:
 `start_ready` returns the executions that may start, the driver runs them, `finish` passes an outcome to the scheduler.
 The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
-`compile(interrupt_after=...)`, and the rows that a stored run has not written yet.
+breakpoints after nodes, and the rows that a stored run has not written yet.
 
 In a stored run the order is that of a write-ahead log (see `log.journal`): a commit is written, then its event
 is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.clock import TimeLimit
-from dspyer.display.running import LMUse
 from dspyer.errors import (
     ConcurrentRunError,
     Interrupt,
@@ -279,7 +278,7 @@ class Session(AttemptHost):
                 and len(self.run.running._data) < limit
             ):
                 try:
-                    position = 0 if not self.graph.interrupt_after else self._next_position()
+                    position = 0 if not self.layers.stops_after else self._next_position()
                     if position is None:
                         break
                     self.run, execution, events = begin(self.run, position, None, bool(self.events.heard))
@@ -408,7 +407,7 @@ class Session(AttemptHost):
         self.stop_signal.stop(reason)
 
     def _next_position(self) -> int | None:
-        """The index of the first ready group that does not wait for an answer of `interrupt_after`."""
+        """The index of the first ready group that does not wait for an answer of a breakpoint after a node."""
         for position, group in enumerate(self.run.ready):
             try:
                 held = [self._waits_after(branch) for branch in group.branches]  # a list: each branch asks its question
@@ -420,11 +419,11 @@ class Session(AttemptHost):
         return None
 
     def _waits_after(self, branch: Branch) -> bool:
-        """Whether a branch waits for the answer of `interrupt_after` after its last node; asks for it once."""
+        """Whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
         if branch.head < 0:
             return False
         commit = self.run.log[branch.head].commit
-        if commit.node not in self.graph.interrupt_after:
+        if commit.node not in self.layers.stops_after:
             return False
         text = f"{commit.node!r} has run; continue?"
         question = Question(
@@ -717,8 +716,8 @@ Watch = Callable[[str, Event], object]
 """Called with the id of an outermost run and one of its events, as its layers show it; from any thread. It must not
 raise."""
 
-WatchLM = Callable[[str, LMUse], object]
-"""The same with what an LM call has used."""
+WatchLM = Callable[[str, int, float | None], object]
+"""The same with what an LM call has used: tokens, and US dollars (None if no price is known)."""
 
 _watchers: list[Watch] = []
 """Those who see the events of every run in the process. Each change is atomic: runs read it without a lock."""

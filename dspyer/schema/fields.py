@@ -114,13 +114,13 @@ class Field:
         return freeze(factory(dict(others)) if takes_others else factory(), (self.name,))
 
     def folds_like(self, other: Field) -> bool:
-        """Whether the same updates fold to the same value in another field."""
+        """Return whether the same updates fold to the same value in another field."""
         if self.reducer is None or other.reducer is None:
             return self.reducer is other.reducer
         return self.reducer.name == other.reducer.name and self.limit == other.limit
 
     def holds_values_of(self, other: Field) -> bool:
-        """Whether every value of another field is a value of this one, unchanged by a validation."""
+        """Return whether every value of another field is a value of this one, unchanged by a validation."""
         if self.plain_config is None or self.plain_config != other.plain_config:
             return False
         same_fold = self.reducer is None or self.folds_like(other)

@@ -129,7 +129,7 @@ class Schema:
 
     @property
     def accepts_any_key(self) -> bool:
-        """Whether any key is allowed and nothing is validated."""
+        """Return whether any key is allowed and nothing is validated."""
         return self.model is None
 
     def reducer(self, name: str) -> Reducer | None:

@@ -1,4 +1,4 @@
-"""Whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
+"""Return whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
 
 A pair of types is refused if no value fits, such as text for a list, or only some do, such as text for a number, which
 takes "12" and refuses "twelve". A union fits if one of its members does. A type with validators, on either side, and
@@ -42,7 +42,7 @@ NEVER: Mapping[str, tuple[str, ...]] = {
 
 
 def fits(given: Any, wanted: Any) -> bool:
-    """Whether a value of type `given` may be valid for type `wanted`.
+    """Return whether a value of type `given` may be valid for type `wanted`.
 
     Example:
         >>> fits(str, list[dict]), fits(str | None, str), fits(list[str], list[int])
@@ -93,7 +93,7 @@ def _kind(annotation: Any, wanted: bool = False) -> str:
 
 
 def _is_plain_model(model: type[BaseModel]) -> bool:
-    """Whether only mappings validate as the model: it has no validator that reads other values."""
+    """Return whether only mappings validate as the model: it has no validator that reads other values."""
     if issubclass(model, RootModel) or model.__pydantic_decorators__.model_validators:
         return False
     own: Any = model.__get_pydantic_core_schema__
@@ -205,7 +205,7 @@ _WITHOUT_PARTS = (str, int, float, bool, bytes, types.NoneType)
 
 
 class _Parts(NamedTuple):
-    """What a value consists of.
+    """The parts of a value.
 
     Attributes:
         by_name: the types of its fields; empty for none.
@@ -227,7 +227,7 @@ class _Parts(NamedTuple):
 
 
 def path_problem(pattern: Pattern, annotation: Any, by_item: bool = False) -> str:
-    """Why a pattern can match nothing in a field of a type, as a sentence without its end; empty if it can.
+    """Return the reason why a pattern can match nothing in a field of a type, without a full stop; empty if it can.
 
     With `by_item` the field is a list, and an update of it may be one item.
 
@@ -245,7 +245,7 @@ def path_problem(pattern: Pattern, annotation: Any, by_item: bool = False) -> st
 
 
 def merge_problem(pattern: Pattern, annotation: Any) -> str:
-    """Why a merge policy of a pattern decides nothing in a field, as a sentence without its end; empty if it may.
+    """Return the reason why a merge policy of a pattern decides nothing in a field; empty if it may.
 
     A join merges mappings key by key, and takes any other value as a whole.
 

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import dspy
 
@@ -32,7 +32,6 @@ from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.map import (
     Gather,
-    ItemsNode,
     item_script,
     part_script,
     publish_end,
@@ -40,8 +39,8 @@ from dspyer.nodes.map import (
     recorded,
 )
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built
-from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
+from dspyer.nodes.node import Built, MapOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, Within, is_program
 from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
@@ -105,6 +104,7 @@ class TrialOptions(KindOptions):
         node = TrialNode(
             name=options.name,
             reads=reads | {TREE: TREE},
+            takes=frozenset([CHOSEN]),  # the trials to make
             # A reward reads what the module writes.
             optional=frozenset(reads) - (frozenset((inner.reads or {}).values()) - inner.optional),
             writes={TRIALS: TRIALS},
@@ -129,7 +129,7 @@ class TrialOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrialNode(ItemsNode):
+class TrialNode(Node):
     """A node that makes the chosen trials of a search, and commits their results in the order of the choice.
 
     Attributes:
@@ -141,6 +141,10 @@ class TrialNode(ItemsNode):
         temperature: that of the requests in a trial.
     """
 
+    kind: ClassVar[str] = "map"
+
+    inner: Node
+    mapped: MapOptions
     reward: Node
     done: Node | None
     judged: bool
@@ -153,11 +157,6 @@ class TrialNode(ItemsNode):
         """The fields of the state that its outputs are meant for: those of the module, which the best trial writes."""
         given = self.inner.may_give
         return None if given is None else given | frozenset(self.writes or ())
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring: the trials to make."""
-        return frozenset([CHOSEN])
 
     @property
     def look(self) -> Look:
@@ -179,10 +178,6 @@ class TrialNode(ItemsNode):
             execution: [(part_id(execution, index), name in led) for index, name in enumerate(names)]
             for execution, names in made.items()
         }
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call of the module reads whole."""
-        return self.inner.whole_fields(state)
 
     def script(self, call: Call) -> Script[Reply]:
         """Make the trials, as many at once as the runner allows."""

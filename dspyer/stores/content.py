@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from dspyer.errors import StateError
 from dspyer.values import json as encoding
@@ -32,7 +33,7 @@ MAX_VALUES = 4_000_000
 MAX_EXPANDED_BYTES = 1 << 30
 """Bytes of blobs that it may refer to, each counted as often as it is referred to: 1 GiB."""
 
-_UNCOUNTED = 100_000
+UNCOUNTED = 100_000
 """Bytes of JSON that cannot hold enough values to matter, so that the values of a usual row are not counted."""
 
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
@@ -89,6 +90,9 @@ class Content:
         encode: turns it into JSON values.
         extra_blobs: blobs to store with it, by id, that its bytes do not name.
 
+    Attributes:
+        parts: what its reader needs besides, from other rows; no store keeps it.
+
     Example:
         >>> content = Content("x" * 20_000)
         >>> content.data
@@ -98,7 +102,7 @@ class Content:
         True
     """
 
-    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs")
+    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs", "parts")
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class Content:
         self._value = value
         self._encode = encode
         self.extra_blobs = extra_blobs
+        self.parts: Sequence[Any] | None = None
         self._data: bytes | None = None
         self._refs: tuple[str, ...] = ()
         self._blobs: Mapping[str, bytes] = _NO_BLOBS
@@ -132,10 +137,21 @@ class Content:
         content._blobs = blobs
         return content
 
+    @classmethod
+    def loaded_by(cls, load: Callable[[], tuple[bytes, tuple[str, ...]]]) -> Content:
+        """A content from a store, of which `load` returns the bytes and their references once they are needed."""
+        return cls(_UNREAD, lambda _: load())
+
+    def with_parts(self, parts: Sequence[Any]) -> Self:
+        """A copy with these parts."""
+        found = copy(self)
+        found.parts = parts
+        return found
+
     @property
     def is_encoded(self) -> bool:
-        """Whether the bytes were computed, or read, already."""
-        return self._data is not None
+        """Whether the bytes were computed already, or come from a store."""
+        return self._data is not None or self._value is _UNREAD
 
     @property
     def original(self) -> Any:
@@ -149,18 +165,25 @@ class Content:
         Raises:
             StateError: the value is larger than what can be read again.
         """
-        if self._data is None:
+        return self._made() if self._data is None else self._data
+
+    def _made(self) -> bytes:
+        data: bytes
+        if self._value is _UNREAD:
+            data, self._refs = self._encode(None)
+        else:
             encoded = self._encode(self._value)
             data = _dump(encoded)
             if len(data) > MAX_INLINE:
                 blobs: dict[str, bytes] = {}
+                plain = extract_blobs(encoded, blobs)
                 # Checked when written: a content that is too large to read would be lost.
-                data = ReadBudget().spend(_dump(extract_blobs(encoded, blobs)), _UNCOUNTED)
+                data = ReadBudget().spend(_dump(plain) if blobs else data, UNCOUNTED)
                 self._refs, self._blobs = tuple(blobs), blobs
             if self.extra_blobs:
                 self._refs, self._blobs = (*self._refs, *self.extra_blobs), {**self._blobs, **self.extra_blobs}
-            self._data = data
-        return self._data
+        self._data = data
+        return data
 
     @property
     def refs(self) -> tuple[str, ...]:
@@ -194,7 +217,7 @@ class Content:
         data = self.data
         budget = ReadBudget()
         try:
-            plain = parse_json(budget.spend(data, _UNCOUNTED).decode("utf-8", "surrogatepass"))
+            plain = parse_json(budget.spend(data, UNCOUNTED).decode("utf-8", "surrogatepass"))
             if self._refs:
                 # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]

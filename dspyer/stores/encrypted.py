@@ -19,7 +19,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store, StoreAround
-from dspyer.stores.content import Content, Fetch
+from dspyer.stores.content import Content
 
 VARIABLE = "DSPYER_STORE_KEY"
 """The environment variable that holds the keys of a store that was given none."""
@@ -132,13 +132,15 @@ class Encrypted(StoreAround):
         return change._replace(rows=rows, snapshot=snapshot)
 
     def _decrypting(self, content: Content, location: bytes) -> Content:
-        def decrypt(encrypted: bytes) -> _Decrypted:
-            data = zlib.decompress(self._decrypt(encrypted, location, f"row {location.decode().partition('/')[2]}"))
-            end = 4 + int.from_bytes(data[:4])
-            refs = tuple(filter(None, data[4:end].decode().split(",")))
-            return _Decrypted(refs, data[end:])
+        """A content from the inner store, decrypted when it is read: a reader of the structure alone needs no key."""
 
-        return _EncryptedContent(content.data, decrypt)
+        def load() -> tuple[bytes, tuple[str, ...]]:
+            what = f"row {location.decode().partition('/')[2]}"
+            data = zlib.decompress(self._decrypt(content.data, location, what))
+            end = 4 + int.from_bytes(data[:4])
+            return data[end:], tuple(filter(None, data[4:end].decode().split(",")))
+
+        return Content.loaded_by(load)
 
     def _decrypt(self, encrypted: bytes, location: bytes, what: str) -> bytes:
         if not encrypted.startswith(MARK):
@@ -184,36 +186,6 @@ class Cipher:
     def keyed_id(self, name: str) -> str:
         """The id of a blob in the inner store: 32 hexadecimal digits, as other ids of blobs have."""
         return hmac.new(self._id_key, name.encode(), hashlib.sha256).hexdigest()[:32]
-
-
-class _Decrypted(NamedTuple):
-    refs: tuple[str, ...]
-    data: bytes
-
-
-class _EncryptedContent(Content):
-    """A content from the inner store, decrypted when it is read: a reader of the structure alone needs no key."""
-
-    __slots__ = ("_decrypt", "_encrypted")
-
-    def __init__(self, encrypted: bytes, decrypt: Callable[[bytes], _Decrypted]) -> None:
-        super().__init__(None)
-        self._encrypted = encrypted
-        self._decrypt = decrypt
-
-    @property
-    def is_encoded(self) -> bool:
-        return True
-
-    @property
-    def data(self) -> bytes:
-        if self._data is None:
-            self._refs, self._data = self._decrypt(self._encrypted)
-        return self._data
-
-    def value(self, fetch: Fetch, decode: Callable[[Any], Any] | None = None) -> Any:
-        stored = Content.stored(self.data, self._refs)
-        return stored.value(fetch) if decode is None else stored.value(fetch, decode)
 
 
 def _encrypt(content: Content, location: bytes, cipher: Cipher) -> Content:

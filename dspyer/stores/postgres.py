@@ -38,7 +38,7 @@ from psycopg.pq import TransactionStatus
 
 from dspyer import clock
 from dspyer.errors import StoreError
-from dspyer.stores.base import ENDINGS, Change, DeletionReport
+from dspyer.stores.base import ENDINGS, Change, CurrentRows, DeletionReport, WritePlan
 from dspyer.stores.sql import (
     ALL_TABLES,
     LAST,
@@ -59,7 +59,6 @@ from dspyer.stores.sql import (
     read_run,
     write_planned,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan
 from dspyer.waiting import at_fork
 
 # The server of a PostgreSQL store: its connections, its address and its tables.
@@ -353,6 +352,8 @@ class Postgres(SQLStore):
         connections: how many connections this process may have at once. Stores with the same server, user and number
             share them, whatever their schemas are.
         read_only: reads the tables and writes nothing: they are not created.
+        flush: whether each change is on the server's disk when its write returns, so that a crash of the server loses
+            nothing.
 
     Raises:
         ValueError: the address does not start with `postgresql://`.
@@ -364,7 +365,13 @@ class Postgres(SQLStore):
     """
 
     def __init__(
-        self, address: str, *, schema: str | None = None, connections: int = CONNECTIONS, read_only: bool = False
+        self,
+        address: str,
+        *,
+        schema: str | None = None,
+        connections: int = CONNECTIONS,
+        read_only: bool = False,
+        flush: bool = False,
     ) -> None:
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
@@ -373,6 +380,7 @@ class Postgres(SQLStore):
         self._connections.users.add(self)
         self._prepared = False
         self._read_only = read_only
+        self._flush = flush
 
     @property
     def address(self) -> str:
@@ -382,15 +390,20 @@ class Postgres(SQLStore):
         return f"Postgres({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        connections, read_only = self._max_connections, self._read_only
-        make = partial(Postgres, schema=self._schema, connections=connections, read_only=read_only)
-        return make, (self._public,)
+        options: dict[str, Any] = {
+            "connections": self._max_connections,
+            "read_only": self._read_only,
+            "flush": self._flush,
+        }
+        return partial(Postgres, schema=self._schema, **options), (self._public,)
 
     def write(self, change: Change) -> int:
         if len(change.thread) > MAX_NAME // 4 and len(encode_text(change.thread)) > MAX_NAME:
             raise ValueError(
                 f"the thread's name has more than {MAX_NAME} bytes, which PostgreSQL cannot index: use a shorter one"
             )
+        if self._flush:
+            change = change._replace(flush=True)
         encoded = EncodedChange.of(change)
 
         def work(session: PostgresSession) -> int:

@@ -18,11 +18,20 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-from weakref import finalize
 
 from dspyer.clock import now, wall
 from dspyer.errors import StoreError
-from dspyer.stores.base import Change, DeletionReport, ThreadRow
+from dspyer.stores.base import (
+    Change,
+    CurrentRows,
+    DeletionReport,
+    ThreadRow,
+    WritePlan,
+    appended,
+    as_read,
+    check_runs,
+    thread_after,
+)
 from dspyer.stores.sql import (
     ALL_TABLES,
     PATIENCE,
@@ -40,7 +49,6 @@ from dspyer.stores.sql import (
     write_ended,
     write_planned,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 from dspyer.waiting import at_fork, gives_up, held_back
 
 # Opening the file of an SQLite store: its tables and their version, and what is refused.
@@ -122,21 +130,6 @@ def create_tables(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
 
 
-def check_file(path: Path) -> None:
-    """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    for mode in ("ro", "rw"):
-        try:
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)) as connection:
-                is_store(connection, path)
-                return
-        except sqlite3.OperationalError as error:
-            # A process was killed while it made the file. Only a connection that may write can undo its transaction.
-            if mode == "rw" or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-                raise
-
-
 def identity(path: Path) -> tuple[int, int] | None:
     """Device and inode, which identify a file under any name; None if there is none."""
     try:
@@ -211,7 +204,7 @@ class ReadOnlyFile:
         self.path = path
         self.closed = False
         self._idle: list[tuple[FileFacts, sqlite3.Connection]] = []
-        finalize(self, _close_all, self._idle)
+        weakref.finalize(self, _close_all, self._idle)
 
     def read(self, work: Work[T]) -> T:
         """Call `work`, which only reads, with a connection to the file as it is now."""
@@ -523,11 +516,11 @@ class FileConnections:
         """
         if self._first_seen is None:
             check_path(self.path)
-            check_file(self.path)
         else:
             self._check_same_file()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            is_store(connection, self.path)  # before anything is written: the file of something else stays as it is
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
                 raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")
@@ -692,6 +685,8 @@ class SQLite(SQLStore):
         clock: returns seconds, the same for every process that uses the file: leases are compared by it.
         patience: seconds to wait for the lock of another process, or for other threads of this one.
         read_only: reads the file and writes nothing: it is not created, and no file is made next to it.
+        flush: whether each change is on the disk when its write returns, so that a power failure loses nothing. Ends,
+            failures, questions, answers and effects always are.
 
     Raises:
         StoreError: (on first use) the file is not a store, was made by another version of dspyer, or is on a network
@@ -714,8 +709,10 @@ class SQLite(SQLStore):
         clock: Callable[[], float] = wall,
         patience: float = PATIENCE,
         read_only: bool = False,
+        flush: bool = False,
     ) -> None:
         self._path = Path(path).absolute()
+        self._flush = flush
         self._clock = clock
         self._patience = patience
         self._read_only = read_only
@@ -731,14 +728,21 @@ class SQLite(SQLStore):
         return f"SQLite({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(SQLite, clock=self._clock, patience=self._patience, read_only=self._read_only)
-        return make, (self.address,)
+        options: dict[str, Any] = {
+            "clock": self._clock,
+            "patience": self._patience,
+            "read_only": self._read_only,
+            "flush": self._flush,
+        }
+        return partial(SQLite, **options), (self.address,)
 
     def write(self, change: Change) -> int:
-        return self._connections.write(partial(self._apply, change, EncodedChange.of(change)), change.flush)
+        work = partial(self._apply, change, EncodedChange.of(change))
+        return self._connections.write(work, change.flush or self._flush)
 
     def write_now(self, change: Change) -> bool:
-        return self._connections.write_now(partial(self._apply, change, EncodedChange.of(change)), change.flush)
+        work = partial(self._apply, change, EncodedChange.of(change))
+        return self._connections.write_now(work, change.flush or self._flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         session = SQLiteSession(connection, self._clock)

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import ChangedGraphError, StateError, ThreadError, brief, list_names, suggestion
-from dspyer.graph.spec import Exit, GraphSpec, Migrate, edge_labels, explain
+from dspyer.graph.spec import Exit, GraphSpec, edge_labels, explain
 from dspyer.hints import UNIONS
 from dspyer.log.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.log.replay import update_commit
@@ -37,7 +37,6 @@ from dspyer.log.rows import (
     content_names,
     manual_commit_row,
 )
-from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.policies import Policies
@@ -144,8 +143,6 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
         **schema_facts(topology.schema),
         "merge": _policy_facts(topology.policies),
         "joins": {node: _policy_facts(found) for node, found in sorted(topology.join_policies.items())},
-        "before": sorted(graph.interrupt_before),
-        "after": sorted(graph.interrupt_after),
     }
     return {name: found for name, found in facts.items() if found}
 
@@ -251,7 +248,7 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
-    if (mapped := map_fields_of(node)) is not None:
+    if (mapped := node.mapped) is not None:
         facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
     if node.look.inner:
         facts["graph"] = graph_facts(getattr(program, node.name))
@@ -384,14 +381,50 @@ class AllowedRun(NamedTuple):
     names: NodeNames | None
 
 
+Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""Turns the values that another graph has left in a thread, a plain dict, into those that this graph starts from."""
+
+
+class OtherGraphs(NamedTuple):
+    """What `program.thread` was told of other graphs that have run, or run, on the thread.
+
+    Attributes:
+        migrate: converts the state that another graph has left; None for the defaults.
+        names: of other graphs whose threads it may continue.
+    """
+
+    migrate: Migrate | None = None
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, migrate: object, graphs: Iterable[str]) -> OtherGraphs:
+        """What the options of `program.thread` mean."""
+        if migrate is not None and not callable(migrate):
+            raise ThreadError(
+                f"migrate={brief(migrate)}: give a function of the earlier state, a dict, that returns it"
+            )
+        return cls(migrate, frozenset((graphs,) if isinstance(graphs, str) else graphs))
+
+
+NO_OTHERS = OtherGraphs()
+
+
 class GraphCompatibility:
     """Compares the graph of a program with the graphs that made the runs of one thread."""
 
-    def __init__(self, thread: str, graph: GraphSpec, fingerprint: GraphFingerprint, reader: HistoryReader) -> None:
+    def __init__(
+        self,
+        thread: str,
+        graph: GraphSpec,
+        fingerprint: GraphFingerprint,
+        reader: HistoryReader,
+        others: OtherGraphs,
+    ) -> None:
         self.thread = thread
         self.graph = graph
         self.fingerprint = fingerprint
         self.reader = reader
+        self.others = others
 
     @property
     def graph_blobs(self) -> Mapping[str, bytes]:
@@ -414,7 +447,7 @@ class GraphCompatibility:
             return
         graph, header = self.graph, last.run.header
         name, named = str(header.get("graph", graph.name)), bool(header.get("named"))
-        if name in graph.shares_threads_with or (name == graph.name and (named or graph.named)):
+        if name in self.others.names or (name == graph.name and (named or graph.named)):
             return
         other = f"graph {name!r}"
         if not (named and graph.named):
@@ -425,7 +458,7 @@ class GraphCompatibility:
         raise ChangedGraphError(
             f"thread {self.thread!r} belongs to {other}, and this is graph {graph.name!r}. Nothing was called. Take "
             "another thread name; or, if the graph is meant to continue that thread, "
-            f"compile(shares_threads_with=[{name!r}])",
+            f"program.thread({self.thread!r}, graphs=[{name!r}])",
             [f"graph {name!r} -> {graph.name!r}"],
         )
 
@@ -435,7 +468,7 @@ class GraphCompatibility:
             return Adapted(state, state)
         schema, made_by = self.graph.topology.schema, self._made_by(last)
         unsure = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.fingerprint.facts)
-        return adapt(self.thread, state, schema, unsure, self.graph.migrate)
+        return adapt(self.thread, state, schema, unsure, self.others.migrate)
 
     def without_removed_fields(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
         """A state as `thread.state` shows it: without fields that the graph no longer has. Nothing is validated."""
@@ -597,8 +630,8 @@ def adapt(
         lines = "\n".join(f"  - {problem}" for problem in sorted(problems))
         raise ChangedGraphError(
             f"thread {thread!r} holds values that do not fit the graph:\n{lines}\nNothing was called, and the history "
-            "can be read. Compile the graph with migrate=..., a function of the plain dict of old values that returns "
-            "the new ones",
+            f"can be read. Write program.thread({thread!r}, migrate=...): a function of the plain dict of old values "
+            "that returns the new ones",
             sorted(problems),
         )
     return Adapted(state, _state_of(state, values))

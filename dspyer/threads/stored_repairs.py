@@ -6,12 +6,12 @@ from typing import Any
 
 import dspy
 
-from dspyer.display.redaction import Redactor
 from dspyer.ids import Address, full_id, whole_execution
 from dspyer.log.reader import HistoryReader, RunRows, read_runs
-from dspyer.log.rows import COMMITS, CommitRow, RowKind, read_commit_content
+from dspyer.log.rows import COMMITS, CommitRow, RowKind
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
+from dspyer.redaction import Redactor
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 
 
@@ -41,7 +41,7 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
         if here is None or not here.graph.rejecting:
             continue
         logged = commits.setdefault(header.scope, [])
-        content = read_commit_content(row.content, reader.fetch, reader.decode)
+        content = header.filled(row, reader.fetch, reader.decode)
         parent = len(logged) - 1 if header.parents is None else (header.parents or (-1,))[0]
         sent = content.sent[0] if len(content.sent) == 1 else None
         name = full_id(run.labels.get(point.run, point.run), header.execution)

@@ -320,7 +320,7 @@ def registered_kind(cls: type) -> RegisteredKind:
 
 
 def is_rebuildable(cls: type) -> bool:
-    """Whether values of a class can be taken apart and rebuilt without functions of the user."""
+    """Return whether values of a class can be taken apart and rebuilt without functions of the user."""
     return (
         dataclasses.is_dataclass(cls)
         or issubclass(cls, BaseModel | Enum)
@@ -433,7 +433,7 @@ class Opaque:
 
     shape = ()  # `equal` asks every value for its shape; any other attribute raises
     any_exist = False
-    """Whether this process has created one: until then no search for them is made."""
+    """Return whether this process has created one: until then no search for them is made."""
 
     def __init__(self, name: str, reason: str, text: str) -> None:
         for attribute, value in (("name", name), ("reason", reason), ("text", text)):
@@ -472,7 +472,7 @@ class Opaque:
 
     @property
     def explanation(self) -> str:
-        """Why the value cannot be used, and what to do."""
+        """The reason why the value cannot be used, and what to do."""
         return (
             f"this stored value is a {self.name}, which cannot be read here: {self.reason}. It is kept as it is; "
             "name its class in the graph's schema, or call register_value_type(...) before the thread is read"
@@ -654,7 +654,7 @@ _SETS = (FrozenSet, set)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values and all their parts have the same types and contents.
+    """Return whether two values and all their parts have the same types and contents.
 
     Stricter than `==`: `1`, `True` and `1.0` differ, and so do `-0.0` and `0.0`. NaN is the same as NaN, arrays are
     compared as a whole, and a frozen container counts as the plain type that it is the form of.

@@ -579,7 +579,7 @@ class CopyOnRead(Container):
 
 
 class ValueKind(Protocol):
-    """How values of a type are kept as private copies: one object for dataclasses, one for models, and so on."""
+    """The way in which values of a type are kept as private copies: one for dataclasses, one for models, and so on."""
 
     name: str
     freezes_content: bool  # the content consists of supported values and is frozen itself
@@ -593,7 +593,7 @@ class ValueKind(Protocol):
         ...
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
-        """Whether two contents are the same; `same` compares supported values."""
+        """Return whether two contents are the same; `same` compares supported values."""
         ...
 
 

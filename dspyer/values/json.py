@@ -48,7 +48,7 @@ from dspyer.values.scalars import ADDRESSES, MAX_DEPTH, PATHS, is_array_scalar, 
 
 
 def is_valid_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8; one with half of a surrogate pair cannot."""
+    """Return whether a string can be written as UTF-8; one with half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:

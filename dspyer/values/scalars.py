@@ -185,13 +185,13 @@ _BASES = (str, int, float, bytes, complex, datetime, date, time, timedelta, Deci
 
 
 def is_scalar(value: object) -> bool:
-    """Whether a value is immutable and has no parts."""
+    """Return whether a value is immutable and has no parts."""
     cls = type(value)
     return cls in SCALARS or isinstance(value, Enum) or scalar_base(cls) is not None or is_array_scalar(value)
 
 
 def is_array_scalar(value: object) -> bool:
-    """Whether a value is a numpy scalar. Structured ones (`numpy.void`) can be changed in place and do not count."""
+    """Return whether a value is a numpy scalar; structured ones (`numpy.void`) can be changed in place and are none."""
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic) and not isinstance(value, (numpy.void, numpy.object_))
 
@@ -224,7 +224,7 @@ def freeze_key(key: Any, path: KeyPath) -> Hashable:
 
 
 def same_scalar(a: Any, b: Any) -> bool:
-    """Whether two scalars have the same type and value; NaN is the same as NaN."""
+    """Return whether two scalars have the same type and value; NaN is the same as NaN."""
     kind = type(a)
     if kind is not type(b):
         return False

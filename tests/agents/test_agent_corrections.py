@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph, agents
+from dspyer import END, START, Breakpoints, CompiledGraph, Graph, agents
 from dspyer.display.stats import NodeStats
 from dspyer.errors import CheckError
 from dspyer.testing import ScriptedLM
@@ -177,7 +177,7 @@ def test_repairs_of_an_agent_inside_of_a_node(case: str, tmp_path: Path) -> None
 
 def test_what_a_person_changed_before_the_check_was_accepted_too(tmp_path: Path) -> None:
     graph = agents.tool_loop("question -> answer", [look], check=finished)
-    thread = graph.compile(store=tmp_path / "runs.db", interrupt_before=["check"]).thread("t")
+    thread = graph.compile(store=tmp_path / "runs.db", layers=[Breakpoints(before=["check"])]).thread("t")
     with ScriptedLM([submit("draft"), submit("draft 2")]):
         thread.run(QUESTION)
         thread.resume({"before": True})

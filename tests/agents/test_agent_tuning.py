@@ -18,7 +18,7 @@ from dspy.lm15 import Message, Request
 from dspy.teleprompt import BootstrapFewShotWithOptuna
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Graph, agents, optimize
+from dspyer import END, START, Command, Conversations, Graph, agents, optimize
 from dspyer.search import best_of
 from dspyer.testing import NearestLM, Prompt, ScriptedLM
 from tests.dspy_optimizers import table
@@ -307,13 +307,13 @@ def test_demos_show_what_those_of_react_show(native: bool) -> None:
 @each(("kind", "own"), itertools.product(["node", "tool", "search"], [None, 3]))
 def test_demos_of_agents_in_other_graphs_are_shortened(kind: str, own: int | None) -> None:
     """Unless the graph inside has a number of its own."""
-    inner = agents.tool_loop("question -> label, note", [look_up]).compile(max_demo_turns=own)
+    inner = agents.tool_loop("question -> label, note", [look_up]).compile(layers=[Conversations(max_demo_turns=own)])
     graph = {
         "node": lambda: Graph().add_node("lead", inner).add_path(START, "lead", END),
         "tool": lambda: agents.tool_loop("task -> label", [agents.tool(inner, name="lead", desc="Helps.")]),
         "search": lambda: best_of(inner, 1, lambda note: 1.0),
     }[kind]()
-    program = graph.compile(max_demo_turns=2)
+    program = graph.compile(layers=[Conversations(max_demo_turns=2)])
     part = program.trial if kind == "search" else program.lead
     history = dspy.History(messages=[{"next_thought": f"thought {number}"} for number in range(5)])
     calls = dspy.ToolCalls.from_dict_list([{"name": "submit", "args": {"label": "east", "note": ""}}])

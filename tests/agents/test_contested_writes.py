@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from dspyer import Command, Replace, agents, reducers
+from dspyer import Breakpoints, Command, Replace, agents, reducers
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import SUBMIT, agent, results, run_turn, start, turn
 from tests.rows import each, in_turn
@@ -104,10 +104,10 @@ def test_a_conflict_of_calls_is_told_after_a_stop_an_update_and_a_handoff(tmp_pa
 
     calls = [("note", {"steps": ["one"]}), ("note", {"steps": ["two"]})]
     loop = agents.tool_loop("question -> answer", [note], schema=Shared)
-    thread = loop.compile(store=tmp_path / "a.db", interrupt_before=["settle"]).thread("t")
+    thread = loop.compile(store=tmp_path / "a.db", layers=[Breakpoints(before=["settle"])]).thread("t")
     with ScriptedLM([turn(*calls)]):
         assert start(thread).status == "interrupted"
-    thread = loop.compile(store=tmp_path / "a.db", interrupt_before=["settle"]).thread("t")
+    thread = loop.compile(store=tmp_path / "a.db", layers=[Breakpoints(before=["settle"])]).thread("t")
     thread.update({"notes": "meanwhile"})
     with ScriptedLM([SUBMIT]):
         assert thread.resume().status == "interrupted"

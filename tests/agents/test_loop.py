@@ -13,7 +13,7 @@ import pytest
 from dspy.utils.exceptions import AdapterParseError
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Messages, agents, from_chat
+from dspyer import END, START, Breakpoints, Conversations, Graph, Messages, agents, from_chat
 from dspyer.errors import AgentError
 from dspyer.testing import ScriptedLM, no_pauses
 
@@ -205,7 +205,7 @@ def test_an_optimizer_learns_from_many_turns_and_no_file_holds_a_tool(tmp_path: 
 
 
 def test_a_message_that_is_inserted_in_a_turn_is_shown_in_the_next_one() -> None:
-    thread = loop().compile(store=":memory:", interrupt_before=["settle"]).thread("t")
+    thread = loop().compile(store=":memory:", layers=[Breakpoints(before=["settle"])]).thread("t")
     with ScriptedLM([ADD]):
         thread.run({"question": "1 + 2?"})
     thread.update({"messages": {"role": "user", "content": "Hurry up."}})
@@ -222,7 +222,7 @@ def test_a_message_that_is_inserted_in_a_turn_is_shown_in_the_next_one() -> None
 
 
 def test_a_message_of_another_assistant_is_no_turn() -> None:
-    thread = loop(max_turns=2).compile(store=":memory:", interrupt_before=["settle"]).thread("t")
+    thread = loop(max_turns=2).compile(store=":memory:", layers=[Breakpoints(before=["settle"])]).thread("t")
     with ScriptedLM([ADD]):
         thread.run({"question": "1 + 2?"})
     thread.update({"messages": {"role": "assistant", "content": "Let me help."}})
@@ -242,7 +242,7 @@ def test_a_run_that_gave_no_output_is_resumed_with_another_response() -> None:
 
 def test_the_calls_of_an_abandoned_turn_have_results_that_warn_of_a_repetition() -> None:
     """Of its two calls one was made. The model is told of both, else it would make that one again."""
-    thread = loop().compile(store=":memory:", interrupt_before=["add"]).thread("t")
+    thread = loop().compile(store=":memory:", layers=[Breakpoints(before=["add"])]).thread("t")
     with ScriptedLM([turn(("add", {"a": 1, "b": 2}), ("nothing", {}))]):
         assert thread.run({"question": "1 + 2?"}).status == "interrupted"
     with ScriptedLM([turn(("submit", {"answer": 7}))]) as lm:
@@ -272,7 +272,7 @@ def test_a_retry_comes_before_the_forced_turn() -> None:
 
 def test_the_last_steps_of_a_run_are_warned_of() -> None:
     with ScriptedLM([ADD, SUBMIT]) as lm:
-        run = loop().compile(warn_at=996).run({"question": "1 + 2?"})
+        run = loop().compile(layers=[Conversations(warn_at=996)]).run({"question": "1 + 2?"})
     warnings = [message["content"] for message in run.state["messages"] if message.get("name") == "dspyer"]
     assert warnings == ["995 steps are left of 1000: come to an end."]
     assert warnings[0] in lm.calls[1].messages[0]["content"]

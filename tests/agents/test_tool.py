@@ -14,7 +14,19 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, Command, Context, Entry, Failure, Retry, agents, from_chat, reducers, view
+from dspyer import (
+    END,
+    Breakpoints,
+    Command,
+    Context,
+    Entry,
+    Failure,
+    Retry,
+    agents,
+    from_chat,
+    reducers,
+    view,
+)
 from dspyer.errors import (
     BudgetError,
     GraphError,
@@ -424,7 +436,7 @@ def test_what_a_graph_offers_works_for_tools() -> None:
         return f"sent to {to}"
 
     graph = agents.tool_loop("question -> answer", [agents.tool(mail, reads=["mood"])], schema=Fields)
-    program = graph.compile(store=":memory:", interrupt_before=["mail"])
+    program = graph.compile(store=":memory:", layers=[Breakpoints(before=["mail"])])
 
     thread = program.thread("t")
     with ScriptedLM([turn(("mail", {"to": "Ada"}), ("mail", {"to": "Bob"})), SUBMIT]):
@@ -552,7 +564,7 @@ BUILD: dict[str, tuple[Any, str]] = {
     ),
     "an async approval": (agents.tool(look_up, approve=alook_up), "is an async function"),
     "an approval with ctx": (agents.tool(look_up, approve=lambda ctx: True), "takes ctx"),
-    "an approval under a reserved key": (agents.tool(look_up, name="before", approve=True), "interrupt_before"),
+    "an approval under a reserved key": (agents.tool(look_up, name="before", approve=True), "Breakpoints"),
     "a check of unknown values": (agents.tool(look_up, check=lambda output: []), "'output' is no field.*'result'"),
     "a check without problems": (agents.tool(look_up, check=dspy.Predict("result -> ok: bool")), "problems: list"),
     "a check with unknown inputs": (

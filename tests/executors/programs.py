@@ -406,7 +406,7 @@ CASES: dict[str, Case] = {
     "budget": Case(chain, options={"budget": Budget(requests=2)}),
     "budget of compile": Case(chain, compiled={"budget": Budget(requests=2)}),
     "budget that suffices": Case(chain, options={"budget": Budget(requests=9)}),
-    "max_calls": Case(loop, N, compiled={"max_calls": 2}),
+    "budget of node calls": Case(loop, N, compiled={"budget": Budget(node_calls=2)}),
     "redacted": Case(chain, compiled={"redact": ["a"]}),
     "missing input": Case(chain, {}),
     "wrong input": Case(loop, {"n": "many"}),

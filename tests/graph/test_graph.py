@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Send, prefer, reducers, view
+from dspyer import END, START, Breakpoints, CompiledGraph, Graph, Send, prefer, reducers, view
 from dspyer.errors import GraphError, InputError
 from dspyer.testing import ScriptedLM, call_node, stub
 from tests.rows import each
@@ -137,7 +137,7 @@ PROBLEMS: dict[str, Problem] = {
     "hidden module": Problem("modules={", at("h", uses_global)),
     "unknown input": Problem("the input 'qestion' is no field", inputs=("qestion",)),
     "unknown output": Problem("the output 'drafts' is no field", options={"outputs": ["drafts"]}),
-    "unknown stop": Problem("interrupt_before names 'b4'", compiled={"interrupt_before": ["b4"]}),
+    "unknown stop": Problem("Breakpoints(before=) names 'b4'", compiled={"layers": [Breakpoints(before=["b4"])]}),
     "an async router": Problem("is async", routed(route_async, {"x": END})),
     "a router without targets": Problem("give it a path map", routed(lambda draft: "x")),
     "a router by no field": Problem("'scroe'", routed("scroe", {1: "a", 2: END})),
@@ -244,7 +244,6 @@ def test_all_problems_are_reported_at_once() -> None:
         (lambda: graph().add_edge(nothing, "a"), GraphError, "names of nodes"),  # type: ignore[arg-type]
         (lambda: graph().compile(max_steps=0), GraphError, "max_steps=0"),
         (lambda: graph().compile(max_steps=True), GraphError, "max_steps=True: it must be a whole number"),
-        (lambda: graph().compile(migrate={"old": "new"}), GraphError, "migrate={'old': 'new'}: give a function of"),  # type: ignore[arg-type]
         (lambda: graph().compile(max_concurrency="many"), GraphError, "max_concurrency"),  # type: ignore[arg-type]
         (lambda: graph()(question="?"), GraphError, "compile()"),
     ],

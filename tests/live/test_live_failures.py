@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from dspyer import END, START, Context, Graph
+from dspyer import END, START, Breakpoints, Context, Graph
 from dspyer.events import Event, NodeFailed, NodeStarted, Posted
 from dspyer.extend import Layer
 from tests.live.kit import MODES, Pad, colours, drives, echo, finished, modes, team
@@ -65,9 +65,9 @@ def test_a_reader_commits_nothing_while_its_writer_asks(go: Any) -> None:
 @each(
     ("go", "stops"),
     [
-        (MODES["run"], {"interrupt_before": ["late"]}),
-        (MODES["arun"], {"interrupt_before": ["late"]}),
-        (MODES["run"], {"interrupt_after": ["early"]}),
+        (MODES["run"], {"layers": [Breakpoints(before=["late"])]}),
+        (MODES["arun"], {"layers": [Breakpoints(before=["late"])]}),
+        (MODES["run"], {"layers": [Breakpoints(after=["early"])]}),
     ],
 )
 def test_a_reader_commits_nothing_while_its_writer_cannot_start(go: Any, stops: dict[str, Any]) -> None:

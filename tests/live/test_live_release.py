@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
 from dspyer.layers.live import LiveBuffer, LiveWaiters, ReaderCursor
-from dspyer.log.execution_records import RecordedPost
+from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
@@ -193,7 +193,8 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
         key, seq = action[-1], board.seq + 1
         value = f"{name} {seq}"
         update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
-        post = RecordedPost(seq, "t", f"n{number}", name, str(seq), update, board.conflicts(reader, "t", update)[0])
+        over = board.conflicts(reader, "t", update)[0]
+        post = PostRow(name, (), f"n{number}", "t", seq, str(seq), over, 0.0, {"t": update})
         found, board.seq = board.add(post), seq
         model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
         assert plain(found)[key] == model.values(key)

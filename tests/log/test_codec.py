@@ -21,8 +21,8 @@ from dspyer.errors import StateError, StoreError
 from dspyer.events import Exchange, LMCall
 from dspyer.ids import is_within
 from dspyer.log import rows
-from dspyer.log.lm_calls import calls_in, decode_call, encode_call
-from dspyer.log.reader import SnapshotContent, SnapshotState, latest_snapshot
+from dspyer.log.execution_records import calls_in, decode_call, encode_call
+from dspyer.log.reader import SnapshotState, latest_snapshot, snapshot_content
 from dspyer.log.rows import (
     AnswerRow,
     CommitContent,
@@ -378,7 +378,7 @@ VALUES = st.recursive(
 def test_any_state_is_restored_from_a_snapshot(state: dict[str, Any]) -> None:
     for long in ({}, {"text": "x" * 20_000, "deep": [{"bytes": b"y" * 20_000}]}):
         frozen_state = ImmutableState({**state, **long})
-        taken = SnapshotContent(SnapshotState(frozen_state, 7))
+        taken = snapshot_content(SnapshotState(frozen_state, 7))
         assert len(taken.data) < 20_000 + len(repr(state)) * 20
         assert len(taken.blobs) == 2 * bool(long)
         with Memory() as store:

@@ -1,4 +1,4 @@
-"""What each durability writes and flushes, and what a failed write or a dead process loses."""
+"""What is written and flushed when, and what a failed write or a dead process loses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, CompiledGraph, Context, Graph
-from dspyer.errors import GraphError, StoreError
-from dspyer.stores import Memory, Store, open_store
+from dspyer.errors import StoreError
+from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change
 from tests.log.failing import FailingMemory
 
@@ -38,7 +38,7 @@ class Recorder(Memory):
         return [[row.kind for row in change.rows] for change in self.changes if change.rows]
 
 
-def loop(store: Store, durability: Any, during: Callable[[int], None] = lambda n: None, last: int = 5) -> CompiledGraph:
+def loop(store: Store, during: Callable[[int], None] = lambda n: None, last: int = 5) -> CompiledGraph:
     """A loop of `last` steps."""
 
     def step(n: int) -> dict[str, int]:
@@ -47,7 +47,7 @@ def loop(store: Store, durability: Any, during: Callable[[int], None] = lambda n
 
     graph = Graph(outputs=["n"]).add_node(step).add_edge(START, "step")
     graph.add_conditional_edges("step", lambda n: "step" if n < last else END, ["step", END])
-    return graph.compile(store=store, durability=durability)
+    return graph.compile(store=store)
 
 
 def run(program: CompiledGraph, mode: str) -> Any:
@@ -57,26 +57,20 @@ def run(program: CompiledGraph, mode: str) -> Any:
 
 
 STEPS = [["commit"]] * 6
-WRITTEN: dict[str, tuple[list[list[str]], list[bool]]] = {
-    "sync": ([["open"], *STEPS, ["end"]], [True, *[False] * 6, True]),
-    "flush": ([["open"], *STEPS, ["end"]], [True] * 8),
-}
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_what_is_written_together_and_what_is_flushed(durability: str, mode: str) -> None:
+def test_what_is_written_together_and_what_is_flushed(mode: str) -> None:
     store = Recorder()
-    assert run(loop(store, durability), mode).status == "completed"
-    rows, flushed = WRITTEN[durability]
-    assert store.rows_of() == rows
-    assert [change.flush for change in store.changes if change.rows] == flushed
+    assert run(loop(store), mode).status == "completed"
+    assert store.rows_of() == [["open"], *STEPS, ["end"]]
+    assert [change.flush for change in store.changes if change.rows] == [True, *[False] * 6, True]
 
 
 def test_kinds_of_stored_rows_are_plain_strings() -> None:
     """Enums would be converted by the drivers of databases, each in its own way."""
     store = Recorder()
-    t = loop(store, "sync").thread("t")
+    t = loop(store).thread("t")
     t.run({"n": 0})
     assert {type(row.kind) for change in store.changes for row in change.rows} == {str}
     assert {type(row.kind) for row in store.rows(store.runs("t")[0].id)} == {str}
@@ -99,24 +93,22 @@ def fail(n: int) -> None:
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_a_failure_is_written_with_all_before_it(durability: str) -> None:
+def test_a_failure_is_written_with_all_before_it() -> None:
     store = Recorder()
-    failed = run(loop(store, durability, fail), "sync")
+    failed = run(loop(store, fail), "sync")
     assert failed.status == "failed"
     assert [row.kind for row in store.rows(store.runs("t")[0].id)][-1] == "end"
     calls: list[int] = []
-    done = loop(store, durability, calls.append).thread("t").resume()
+    done = loop(store, calls.append).thread("t").resume()
     assert (done.status, done.state["n"], calls) == ("completed", 5, [3, 4])
 
 
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_a_run_that_is_interrupted_by_ctrl_c_is_written_and_stopped(durability: str) -> None:
+def test_a_run_that_is_interrupted_by_ctrl_c_is_written_and_stopped() -> None:
     store = Recorder()
     with pytest.raises(KeyboardInterrupt):
-        run(loop(store, durability, interrupt), "sync")
+        run(loop(store, interrupt), "sync")
     calls: list[int] = []
-    t = loop(store, durability, calls.append).thread("t")
+    t = loop(store, calls.append).thread("t")
     assert t.status == "stopped"
     assert t.state["n"] == 3
     assert t.resume().state["n"] == 5
@@ -130,9 +122,9 @@ def test_ctrl_c_in_the_middle_of_a_write_neither_loses_nor_doubles_a_commit(mode
         store = FailingMemory()
         store.arm(ctrl_c, at, after, forever=False)
         with pytest.raises(KeyboardInterrupt):
-            run(loop(store, "sync"), mode)
+            run(loop(store), mode)
         calls: list[int] = []
-        t = loop(store, "sync", calls.append).thread("t")
+        t = loop(store, calls.append).thread("t")
         assert t.status == ("stopped" if at < 7 else "completed"), at
         if at < 7:
             assert t.resume().status == "completed", at
@@ -140,8 +132,7 @@ def test_ctrl_c_in_the_middle_of_a_write_neither_loses_nor_doubles_a_commit(mode
         assert [commit.node for commit in t.history()] == ["START", *["step"] * 5], at
 
 
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_a_process_that_dies_loses_no_transition(durability: str) -> None:
+def test_a_process_that_dies_loses_no_transition() -> None:
     store = Recorder()
 
     def during(n: int) -> None:
@@ -150,16 +141,15 @@ def test_a_process_that_dies_loses_no_transition(durability: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(loop(store, durability, during), "sync")
+        run(loop(store, during), "sync")
     del store.write
     calls: list[int] = []
-    done = loop(store, durability, calls.append).thread("t").resume(take_over=True)
+    done = loop(store, calls.append).thread("t").resume(take_over=True)
     assert done.state["n"] == 5
     assert calls == [3, 4]
 
 
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_effects_and_questions_are_flushed(durability: str) -> None:
+def test_effects_and_questions_are_flushed() -> None:
     store = Recorder()
     seen: list[bool] = []
 
@@ -173,7 +163,7 @@ def test_effects_and_questions_are_flushed(durability: str) -> None:
         return {"n": got + ctx.interrupt("sure", "how many?", int)}
 
     graph = Graph(outputs=["n"]).add_node(charge, writes=["n"]).add_path(START, "charge", END)
-    program = graph.compile(store=store, durability=durability)  # type: ignore[arg-type]
+    program = graph.compile(store=store)
     t = program.thread("t")
     assert t.run({"n": 0}).status == "interrupted"
     assert store.changes[-1].flush
@@ -184,8 +174,7 @@ def test_effects_and_questions_are_flushed(durability: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("durability", WRITTEN)
-def test_a_write_that_fails_takes_back_the_commit_it_was_to_write(durability: str, mode: str) -> None:
+def test_a_write_that_fails_takes_back_the_commit_it_was_to_write(mode: str) -> None:
     store = Recorder()
     calls: list[int] = []
 
@@ -193,25 +182,13 @@ def test_a_write_that_fails_takes_back_the_commit_it_was_to_write(durability: st
         calls.append(n)
         store.fails = n == 3
 
-    failed = run(loop(store, durability, during), mode)
+    failed = run(loop(store, during), mode)
     assert isinstance(failed.error, StoreError)
     assert isinstance(failed.error.__cause__, OSError)
     assert [commit.node for commit in failed.commits] == ["START", "step", "step", "step"]
     assert calls == [0, 1, 2, 3]
     store.fails = False
     calls.clear()
-    done = loop(store, durability, calls.append).thread("t").resume(take_over=True)
+    done = loop(store, calls.append).thread("t").resume(take_over=True)
     assert done.state["n"] == 5
     assert calls == [3, 4]
-
-
-def test_an_unknown_durability_is_refused_with_what_each_known_one_promises() -> None:
-    unknown: list[Any] = ["batch", "exit", "async", None]
-    for durability in unknown:
-        with pytest.raises(
-            GraphError,
-            match=rf"durability={durability!r} is unknown.*'sync' writes each transition.*'flush' also flushes each",
-        ):
-            loop(open_store(":memory:"), durability)
-    with pytest.raises(GraphError, match=r"Did you mean 'flush'"):
-        loop(open_store(":memory:"), "flash")

@@ -243,6 +243,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can reach."""
     monkeypatch.setattr(content, "MAX_JSON_BYTES", 150_000)
     monkeypatch.setattr(content, "MAX_VALUES", 10_000)
+    monkeypatch.setattr(content, "UNCOUNTED", 10_000)
     monkeypatch.setattr(exported, "VALUES", 50_000)
     monkeypatch.setattr(exported, "LONGEST", 400_000)
 
@@ -411,7 +412,7 @@ def test_a_history_cannot_be_pruned_at_a_state_that_is_too_large(tmp_path: Path)
     for number in range(4):
         t.run({"q": str(number)})
     before = [commit.id for commit in t.history()]
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="cannot be read again"):
         t.prune(before=6)
     assert [commit.id for commit in t.history()] == before
     assert len(t.state["log"]) == 16_000

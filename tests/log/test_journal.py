@@ -24,7 +24,7 @@ from tests.log.test_interleavings import program
 
 def test_nothing_is_written_after_a_write_has_failed() -> None:
     store = Recorder()
-    run(loop(store, "sync"), "sync")
+    run(loop(store), "sync")
     row = store.thread("t")
     assert row is not None
     assert row.head is not None

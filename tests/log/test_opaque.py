@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph
 from dspyer.errors import StateError
+from dspyer.stores import SQLite
 from tests.log.places import go_on, start
 
 
@@ -52,11 +53,11 @@ def test_a_node_fails_only_if_it_reads_an_opaque_value(tmp_path: Path) -> None:
     first = Graph(Drafts, name="Graph").add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
     first.add_path(START, "write", END).compile(store=store).thread("t").run({})
     other = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
-    run = other.compile(store=store, shares_threads_with=["Graph"]).thread("t").run({"n": 1})
+    run = other.compile(store=store).thread("t", graphs=["Graph"]).run({"n": 1})
     assert run.state["n"] == 2
     assert "<opaque" in repr(run.state["draft"])
     reader = Graph().add_node("read", read, writes=[]).add_path(START, "read", END)
-    run = reader.compile(store=store, shares_threads_with="Graph").thread("t").run({})
+    run = reader.compile(store=store).thread("t", graphs="Graph").run({})
     assert run.status == "failed"
     assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
 
@@ -141,17 +142,16 @@ def test_a_run_with_a_refused_value_has_failed_for_other_processes_too(
     where: str, call_mode: str, tmp_path: Path
 ) -> None:
     """The store works: the end of the run is written, with its error, and resume continues from there."""
-    number = list(REFUSED).index(where) + (call_mode == "async")
-    durability: Any = ["sync", "flush"][number % 2]
+    flush = bool((list(REFUSED).index(where) + (call_mode == "async")) % 2)
     build, node = REFUSED[where]
     made: list[Any] = [Secret(1)]
-    program = build(lambda: made[0]).compile(store=tmp_path / "runs.db", durability=durability)
+    program = build(lambda: made[0]).compile(store=SQLite(tmp_path / "runs.db", flush=flush))
     run = start(program.thread("t"), call_mode, {"ns": [1, 2]})
     t = build(lambda: made[0]).compile(store=tmp_path / "runs.db").thread("t")
     assert (run.status, t.status) == ("failed", "failed")
     assert t.error is not None
     assert (t.error.node, t.error.type) == (node, "StateError")
-    assert t.state.to_dict() == {"ns": [1, 2]}, "what was written before is kept with any durability"
+    assert t.state.to_dict() == {"ns": [1, 2]}, "what was written before is kept, flushed or not"
     made[0] = 7
     run = go_on(t, call_mode)
     assert (run.status, t.status, run.state["value"]) == ("completed", "completed", [7, 7] if node == "size" else 7)

@@ -105,7 +105,7 @@ def test_values_stay_as_they_were_made(after: Any, tmp_path: Path) -> None:
         seen.append(old)
         return {name: value for name, value in old.items() if after or name in ("q", "done")}
 
-    program = forked(store, after, migrate=migrate)
+    program = forked(store, after)
     program.thread("loaded").load(tmp_path / "t.jsonl")
     for reader in (program.thread("t"), program.thread("loaded"), Archive(store).thread("t")):
         assert [reader.at(version).to_dict() for version in range(len(states))] == states
@@ -113,7 +113,7 @@ def test_values_stay_as_they_were_made(after: Any, tmp_path: Path) -> None:
     state = program.thread("t").state.to_dict()
     assert state == {name: value for name, value in states[-1].items() if after or name in ("q", "done")}
     if AFTER["now refuses"] is not after:
-        run = program.thread("t").run({"q": "c"})
+        run = program.thread("t", migrate=migrate).run({"q": "c"})
         assert after is None or run.state["n"] == (13 if after is AFTER["now doubles"] else 11)
         assert all(old == states[-1] for old in seen)
         assert bool(seen) == (after is not AFTER["now doubles"])

@@ -8,7 +8,19 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Entry, Graph, Messages, Replace, from_chat, to_chat, view
+from dspyer import (
+    DELETE,
+    END,
+    START,
+    Conversations,
+    Entry,
+    Graph,
+    Messages,
+    Replace,
+    from_chat,
+    to_chat,
+    view,
+)
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
 from tests.rows import each
@@ -327,7 +339,7 @@ def test_demos_show_the_last_turns_of_their_histories(plain: bool) -> None:
     demo = demo_of({"messages": turns} if plain else dspy.History(messages=turns), 5)
     shown = {}
     for limit in (None, 2):
-        program: Any = talk().compile(max_demo_turns=limit).deepcopy()
+        program: Any = talk().compile(layers=[Conversations(max_demo_turns=limit)]).deepcopy()
         program.report.demos = [demo if plain else dspy.Example(**demo)]
         lm = ScriptedLM([{"kind": "fire"}, *[{"report": text} for text in ("one", "two", "three")]])
         with dspy.context(lm=lm, trace=[]):
@@ -345,9 +357,9 @@ def test_demos_that_cannot_be_shortened_are_named() -> None:
             return super().forward(**kwargs)
 
     with pytest.raises(GraphError, match="max_demo_turns: the demos of 'Own' in node 'report'"):
-        talk(Own(Report)).compile(max_demo_turns=2)
+        talk(Own(Report)).compile(layers=[Conversations(max_demo_turns=2)])
     with pytest.raises(GraphError, match="max_demo_turns=0"):
-        talk().compile(max_demo_turns=0)
+        talk().compile(layers=[Conversations(max_demo_turns=0)])
 
 
 def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
@@ -356,7 +368,7 @@ def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
     """
     answers = [{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}]
     with dspy.context(lm=ScriptedLM(answers), trace=[]):
-        run = talk().compile(max_steps=4, warn_at=1).run({"text": "help"})
+        run = talk().compile(max_steps=4, layers=[Conversations(warn_at=1)]).run({"text": "help"})
     assert run.status == "completed"
     shown = [(message["role"], message["name"], message["content"]) for message in run.state["messages"]]
     assert shown == [
@@ -373,6 +385,6 @@ def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
 def test_a_warning_needs_a_conversation() -> None:
     graph = Graph(Talk).add_node("sort", dspy.Predict("text -> kind"), writes=["kind"]).add_path(START, "sort", END)
     with pytest.raises(GraphError, match="warn_at: no node commits turns"):
-        graph.compile(warn_at=2)
+        graph.compile(layers=[Conversations(warn_at=2)])
     with pytest.raises(GraphError, match="warn_at=0"):
-        talk().compile(warn_at=0)
+        talk().compile(layers=[Conversations(warn_at=0)])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Entry, Graph, Messages, Send, fill, view
+from dspyer import END, START, CompiledGraph, Conversations, Entry, Graph, Messages, Send, fill, view
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
 from tests.budget import deep
@@ -241,7 +241,7 @@ def test_the_warning_is_in_the_prompt_of_the_turn_that_it_warns(make: Any, histo
     graph.add_conditional_edges("w", lambda ctx: "w" if ctx.visit < 3 else END, ["w", END])
     lm, unwarned = ScriptedLM(ANSWERS), ScriptedLM(ANSWERS)
     with dspy.context(lm=lm, trace=[]):
-        program = graph.compile(max_steps=3, warn_at=1)
+        program = graph.compile(max_steps=3, layers=[Conversations(warn_at=1)])
         run = program.run({"q": "hi"})
         instructions = [predictor.signature.instructions for predictor in program.predictors()]
         traced = [predictor.signature.instructions for predictor, _, _ in dspy.settings.trace]
@@ -265,4 +265,4 @@ def test_predictors_that_cannot_be_warned_are_named() -> None:
 
     graph = Graph(Talk).add_node("w", Own("q -> answer"), writes=["answer", "messages"]).add_path(START, "w", END)
     with pytest.raises(GraphError, match="warn_at: node 'w': nothing can be added to the instructions of 'Own'"):
-        graph.compile(warn_at=1)
+        graph.compile(layers=[Conversations(warn_at=1)])

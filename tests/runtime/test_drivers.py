@@ -16,8 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
-from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
+from dspyer import (
+    END,
+    START,
+    Budget,
+    Command,
+    Context,
+    Graph,
+    MergedConflict,
+    Run,
+    Send,
+    reducers,
+)
+from dspyer.errors import BudgetError, InputError, NodeOutputError, RouteError, StepLimitError
 from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
 from tests.rows import each
 from tests.runtime.conftest import PLAYS, Play
@@ -282,7 +293,9 @@ def test_limits(play: Play) -> None:
     run = play(graph.compile(max_steps=7), {})
     assert isinstance(run.error, StepLimitError)
     assert "a 7x" in str(run.error)
-    assert isinstance(play(graph.compile(max_calls=3), {}).error, CallLimitError)
+    run = play(graph.compile(budget=Budget(node_calls=3)), {})
+    assert isinstance(run.error, BudgetError)
+    assert (run.status, run.error.reason) == ("stopped", "node_calls: 3 of 3")
 
 
 def test_context_and_events(everywhere: Play) -> None:

@@ -17,7 +17,20 @@ from hypothesis import settings
 from pydantic import BaseModel
 from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers, view
+from dspyer import (
+    END,
+    START,
+    Breakpoints,
+    CompiledGraph,
+    Context,
+    Graph,
+    Retry,
+    Run,
+    Send,
+    live,
+    reducers,
+    view,
+)
 from dspyer.errors import StoreError
 from dspyer.events import AttemptFailed, Question
 from dspyer.stores import Memory
@@ -211,7 +224,7 @@ ONE_LM = DummyLM([{"answer": "a", "check": "c"}] * 1_000)
 OPTIONS: dict[str, dict[str, Any]] = {
     "asks, refused": {"answers": {"ok": "perhaps"}},
     "asks, function fails": {"answers": no_answer},
-    "asks to go on, function fails": {"answers": no_answer, "interrupt_after": ["one"]},
+    "asks to go on, function fails": {"answers": no_answer, "layers": [Breakpoints(after=["one"])]},
     "step limit": {"max_steps": 2},
 }
 
@@ -240,10 +253,6 @@ async def stored(program: CompiledGraph) -> None:
 
 async def astored(program: CompiledGraph) -> None:
     await program.thread("t").arun({"n": 0}, abandon=True)
-
-
-async def merged(program: CompiledGraph) -> None:
-    program.thread("t").run({"n": 0}, on_conflict="merge", abandon=True)
 
 
 async def resumed(program: CompiledGraph) -> None:
@@ -279,7 +288,6 @@ USES: dict[str, Use] = {
     "stored": stored,
     "stored, async": astored,
     "resumed": resumed,
-    "merged": merged,
 }
 
 

@@ -14,7 +14,19 @@ import dspy
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
+from dspyer import (
+    END,
+    START,
+    Breakpoints,
+    CompiledGraph,
+    Context,
+    Graph,
+    Retry,
+    Run,
+    Send,
+    live,
+    reducers,
+)
 from dspyer.errors import AttemptOverError, NodeTimeoutError, StoreError
 from dspyer.events import Committed
 from dspyer.stores import Memory, SQLite
@@ -426,7 +438,7 @@ def test_a_timeout_does_not_wait_for_code_between_two_nodes(what: str, time_is_o
     inner.add_node("b", lambda: {"y": 2} if what == "a policy" else {}, writes=["y"])
     inner.add_node("c", lambda: {"z": 1}, writes=["z"]).add_edge(START, ["a", "b"])
     inner.add_edge(["a", "b"], "c").add_edge("c", END)
-    asks: dict[str, Any] = {} if what == "a policy" else {"interrupt_after": ["a"], "answers": hangs}
+    asks: dict[str, Any] = {} if what == "a policy" else {"layers": [Breakpoints(after=["a"])], "answers": hangs}
     graph = Graph(name="Outer").add_node("inner", inner.compile(**asks), timeout=0.1).add_path(START, "inner", END)
     error = graph.compile().run({}).error
     assert (ended, type(error)) == ([], NodeTimeoutError)

@@ -17,7 +17,7 @@ from dspy.teleprompt import BootstrapFewShot
 from dspy.utils import DummyLM
 from pydantic import BaseModel, PositiveInt
 
-from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, Send
+from dspyer import END, START, Breakpoints, Command, CompiledGraph, Context, Graph, Retry, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
 from dspyer.events import Asked, NodeFailed, Question, RunEnded
 from tests.runtime.conftest import Play
@@ -182,7 +182,7 @@ WAITING_INSIDE: dict[str, Callable[[Graph], Graph]] = {
 def test_a_question_ends_with_the_node_around_it(build: Callable[[Graph], Graph]) -> None:
     graph = build(Graph(inputs=["items"])).add_node("next", waiting, writes=["a"])
     graph.add_path(START, "work", "next", END).add_error_edge("work", "next")
-    program = graph.compile(store=":memory:", interrupt_after=["next"])
+    program = graph.compile(store=":memory:", layers=[Breakpoints(after=["next"])])
     thread = program.thread("t")
     for asked in (program.run({"items": [1, 0]}).questions, thread.run({"items": [1, 0]}).questions, thread.questions):
         assert [question.node for question in asked] == ["next"]
@@ -257,7 +257,7 @@ def _twice(ctx: Context) -> Any:
 REFUSED: list[tuple[Callable[[Context], Any], type[Exception], str]] = [
     (_twice, AttemptError, "used the key 'a' of ctx.interrupt twice"),
     (lambda ctx: ctx.interrupt("", "?"), AttemptError, "takes a key"),
-    (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to compile(interrupt_before"),
+    (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to Breakpoints(before"),
     (lambda ctx: ctx.interrupt("a", "?", answer=first), TypeError, "is no type of answers"),
     (lambda ctx: ctx.interrupt("a", ["?"]), TypeError, "a question is a text"),  # type: ignore[call-overload]
 ]
@@ -479,12 +479,12 @@ def stopping(calls: list[str], **options: Any) -> CompiledGraph:
 
 
 STOPS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "before the first": ({"interrupt_before": ["a"]}, ["", "abc"]),
-    "before two": ({"interrupt_before": ["b", "c"]}, ["a", "b", "c"]),
-    "after": ({"interrupt_after": "b"}, ["ab", "c"]),
-    "after the last": ({"interrupt_after": ["c"]}, ["abc", ""]),
-    "both": ({"interrupt_before": ["b"], "interrupt_after": ["b"]}, ["a", "b", "c"]),
-    "between, twice": ({"interrupt_before": ["b"], "interrupt_after": ["a"]}, ["a", "", "bc"]),
+    "before the first": ({"layers": [Breakpoints(before=["a"])]}, ["", "abc"]),
+    "before two": ({"layers": [Breakpoints(before=["b", "c"])]}, ["a", "b", "c"]),
+    "after": ({"layers": [Breakpoints(after="b")]}, ["ab", "c"]),
+    "after the last": ({"layers": [Breakpoints(after=["c"])]}, ["abc", ""]),
+    "both": ({"layers": [Breakpoints(before=["b"], after=["b"])]}, ["a", "b", "c"]),
+    "between, twice": ({"layers": [Breakpoints(before=["b"], after=["a"])]}, ["a", "", "bc"]),
 }
 
 
@@ -508,26 +508,26 @@ def test_other_branches_continue_while_one_is_paused(play: Play) -> None:
     for name in ("a", "b", "c", "d"):
         graph.add_node(name, lambda name=name: calls.append(name))
     graph.add_edge(START, ["a", "b"]).add_edge("a", "c").add_edge("b", "d").add_edge(["c", "d"], END)
-    run = play(graph.compile(interrupt_before=["c"]), {})
+    run = play(graph.compile(layers=[Breakpoints(before=["c"])]), {})
     assert (sorted(calls), [question.id for question in run.questions]) == (["a", "b", "d"], ["0:1/before"])
-    assert play(graph.compile(interrupt_after=["b"]), {}).questions[0].id == "1:0/after"
-    assert play(graph.compile(interrupt_after=["b"]), {}, answers={"after": None}).status == "completed"
+    assert play(graph.compile(layers=[Breakpoints(after=["b"])]), {}).questions[0].id == "1:0/after"
+    assert play(graph.compile(layers=[Breakpoints(after=["b"])]), {}, answers={"after": None}).status == "completed"
 
 
 def test_explain_shows_the_pauses() -> None:
-    text = stopping([], interrupt_before=["c", "a"], interrupt_after=["b"]).graph.explain()
+    text = stopping([], layers=[Breakpoints(before=["c", "a"], after=["b"])]).graph.explain()
     assert "\n  stops before a, c\n  stops after b" in text
 
 
 def test_names_of_pauses_are_checked() -> None:
-    for option in ("interrupt_before", "interrupt_after"):
-        with pytest.raises(GraphError, match=rf"{option} names 'aa', which is no node\. Did you mean 'a'"):
-            stopping([], **{option: ["aa"]})
+    for option in ("before", "after"):
+        with pytest.raises(GraphError, match=rf"\({option}=\) names 'aa', which is no node\. Did you mean 'a'"):
+            stopping([], layers=[Breakpoints(**{option: ["aa"]})])
 
 
 def test_false_leaves_a_run_paused(play: Play) -> None:
-    for option in ("interrupt_before", "interrupt_after"):
-        run = play(stopping([], **{option: ["b"]}), {}, answers=lambda _: False)
+    for option in ("before", "after"):
+        run = play(stopping([], layers=[Breakpoints(**{option: ["b"]})]), {}, answers=lambda _: False)
         assert isinstance(run.error, InputError)
         assert "takes no answer, and was given one" in str(run.error)
 

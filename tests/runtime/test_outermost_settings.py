@@ -94,13 +94,13 @@ class Meeting:
 
 
 @INSIDE
-def test_store_durability_budget_and_what_is_recorded_of_lm_calls(place: str, mode: str) -> None:
+def test_store_budget_and_what_is_recorded_of_lm_calls(place: str, mode: str) -> None:
     graph = Graph(Talk, name="Inner", outputs=["answers"])
     for name in ("one", "two"):
         graph.add_node(name, dspy.Predict("item -> answer"), writes={"answer": "answers"})
     unused, used = Memory(), Recorder()
     inner = graph.add_path(START, "one", "two", END).compile(
-        store=unused, durability="flush", budget=Budget(requests=1), record_lm_calls="full"
+        store=unused, budget=Budget(requests=1), record_lm_calls="full"
     )
     program = PLACES[place](inner).add_path(START, "part", END).compile(store=used, record_lm_calls="usage")
     thread = program.thread("t")

@@ -13,8 +13,8 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
-from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted, NodeOutputError
+from dspyer import END, START, Budget, CompiledGraph, Context, Graph, Run, reducers
+from dspyer.errors import AttemptError, BudgetError, ChangedGraphError, Interrupted, NodeOutputError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.log.failing import FailingMemory
 from tests.rows import each
@@ -654,26 +654,23 @@ def counted(calls: Calls, **compiled: Any) -> CompiledGraph:
 
 
 @each(("most", "steps", "mode"), [(7, 6, "sync"), (6, 5, "async"), (1, 0, "sync")])
-def test_node_calls_inside_count_towards_max_calls(most: int, steps: int, mode: str) -> None:
+def test_node_calls_inside_count_towards_the_budget(most: int, steps: int, mode: str) -> None:
     calls = Calls()
-    run = run_of(counted(calls, max_calls=most), mode, {})
+    run = run_of(counted(calls, budget=Budget(node_calls=most)), mode, {})
     assert len(calls.take()) == steps
     if most == 7:
         assert run.status == "completed"
     else:
-        assert isinstance(run.error, CallLimitError)
-        assert f"the run of graph 'Outer' reached max_calls={most}" in str(run.error)
+        assert isinstance(run.error, BudgetError)
+        assert run.error.reason == f"node_calls: {most} of {most}"
 
 
-def test_node_calls_inside_of_an_earlier_process_count_too() -> None:
+def test_a_resume_goes_on_where_the_budget_of_node_calls_has_stopped() -> None:
     calls, store = Calls(), FailingMemory()
-    thread = counted(calls, max_calls=6, store=store).thread("t")
-    assert isinstance(thread.run({}).error, CallLimitError)
+    thread = counted(calls, budget=Budget(node_calls=6), store=store).thread("t")
+    assert thread.run({}).status == "stopped"
     assert len(calls.take()) == 5
-    assert isinstance(thread.resume().error, CallLimitError)
-    assert calls.take() == []
-    again = counted(calls, max_calls=7, store=store).thread("t")
-    assert again.resume().status == "completed"
+    assert thread.resume().status == "completed", "each call of the program has the whole budget"
     assert calls.take() == ["step"]
 
 

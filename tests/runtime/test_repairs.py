@@ -11,7 +11,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Send, fill, reducers, view
+from dspyer import END, START, Breakpoints, CompiledGraph, Graph, Send, fill, reducers, view
 from dspyer.errors import CheckError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.conftest import Play, play
@@ -193,7 +193,7 @@ def test_a_thread_has_the_repairs_of_all_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_repairs_from_before(tmp_path: Path) -> None:
-    program = graph().compile(store=tmp_path / "runs.db", interrupt_after=["draft_fix"])
+    program = graph().compile(store=tmp_path / "runs.db", layers=[Breakpoints(after=["draft_fix"])])
     thread = program.thread("t")
     with ScriptedLM([answer("a"), answer("b", "x")]):
         assert thread.run({"question": "q"}).status == "interrupted"
@@ -206,7 +206,7 @@ def test_a_resumed_run_has_the_repairs_from_before(tmp_path: Path) -> None:
 
 def changed_after_a_correction(changes: dict[str, Any]) -> tuple[Any, Any]:
     """A run in which a person changed the state between the only correction and the check."""
-    thread = graph(max_fixes=1).compile(store=":memory:", interrupt_after=["draft_fix"]).thread("t")
+    thread = graph(max_fixes=1).compile(store=":memory:", layers=[Breakpoints(after=["draft_fix"])]).thread("t")
     with ScriptedLM([answer("a"), answer("b")]):
         thread.run({"question": "q"})
     thread.update(changes)

@@ -1,4 +1,4 @@
-"""What a budget and `max_calls` bound besides the nodes: routers, merge policies, items, branches of a fork."""
+"""What a budget bounds besides the nodes: routers, merge policies, items, branches of a fork."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, Budget, CompiledGraph, Context, Graph
-from dspyer.errors import BudgetError, CallLimitError
-from dspyer.stores import Memory
+from dspyer import END, START, Breakpoints, Budget, CompiledGraph, Context, Graph
+from dspyer.errors import BudgetError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.calls import let_pass
 
@@ -70,7 +69,7 @@ def test_no_request_beside_the_nodes_starts_after_the_limit(make: Any, mode: str
 def test_a_question_whose_answer_needs_a_refused_request_stays_open(mode: str) -> None:
     graph = Graph().add_node("first", dspy.Predict("question -> answer")).add_path(START, "first", END)
     thread = graph.compile(
-        store=":memory:", interrupt_after=["first"], answers=lambda question: ask(question.text)
+        store=":memory:", layers=[Breakpoints(after=["first"])], answers=lambda question: ask(question.text)
     ).thread("t")
     with ScriptedLM([{"answer": "yes"}]):
         waits = run(thread, mode, {"question": "Is it?"}, budget=Budget(requests=1))
@@ -97,7 +96,7 @@ def test_no_item_starts_after_the_deadline(mode: str) -> None:
 
 
 @MODES
-def test_of_a_fork_no_more_nodes_are_called_than_max_calls(mode: str) -> None:
+def test_of_a_fork_no_more_nodes_are_called_than_the_budget_says(mode: str) -> None:
     calls: Counter[str] = Counter()
 
     def node(name: str) -> Any:
@@ -107,29 +106,10 @@ def test_of_a_fork_no_more_nodes_are_called_than_max_calls(mode: str) -> None:
     graph = Graph().add_node("a", node("a"), writes=["a"]).add_edge(START, "a").add_edge("a", names)
     for name in names:
         graph.add_node(name, node(name), writes=[name]).add_edge(name, END)
-    found = run(graph.compile(max_calls=4), mode, {})
-    assert (found.status, calls.total()) == ("failed", 4)
-    assert isinstance(found.error, CallLimitError)
-    assert run(graph.compile(max_calls=6), mode, {}).status == "completed"
-
-
-@MODES
-def test_calls_of_an_earlier_process_count_towards_max_calls(mode: str) -> None:
-    def program(store: Any, fails: bool, most: int) -> CompiledGraph:
-        def second() -> None:
-            if fails:
-                raise ValueError("odd")
-
-        graph = Graph().add_node("first", lambda: None, writes=[]).add_node("second", second, writes=[])
-        graph.add_node("third", lambda: None, writes=[]).add_path(START, "first", "second", "third", END)
-        return graph.compile(store=store, max_calls=most)
-
-    store = Memory()
-    assert isinstance(run(program(store, True, 9).thread("t"), mode, {}).error, ValueError)
-    limited = resume(program(store, False, 2).thread("t"), mode)
-    assert isinstance(limited.error, CallLimitError)
-    assert [commit.node for commit in limited.commits] == ["START", "first", "second"]
-    assert resume(program(store, False, 3).thread("t"), mode).status == "completed"
+    found = run(graph.compile(budget=Budget(node_calls=4)), mode, {})
+    assert (found.status, calls.total()) == ("stopped", 4)
+    assert isinstance(found.error, BudgetError)
+    assert run(graph.compile(budget=Budget(node_calls=6)), mode, {}).status == "completed"
 
 
 @MODES

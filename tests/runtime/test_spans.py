@@ -16,7 +16,18 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
-from dspyer import END, START, Cache, CompiledGraph, Context, Graph, Retry, live, reducers
+from dspyer import (
+    END,
+    START,
+    Breakpoints,
+    Cache,
+    CompiledGraph,
+    Context,
+    Graph,
+    Retry,
+    live,
+    reducers,
+)
 from dspyer.errors import MapError
 from dspyer.testing import no_pauses
 from tests.runtime.conftest import Play
@@ -323,7 +334,7 @@ def test_a_question_after_a_node_is_an_event_of_the_run(traces: Traces) -> None:
         .add_node("a", lambda n: {"n": 1}, writes=["n"])
         .add_path(START, "a", END)
     )
-    graph.compile(interrupt_after=["a"]).run({})
+    graph.compile(layers=[Breakpoints(after=["a"])]).run({})
     assert traces.events("invoke_workflow After") == [("dspyer.interrupt", {"key": "after", "node": "a"})]
 
 

@@ -11,7 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Command, Graph, Replace, Run, Send, errors, limit, live, reducers
+from dspyer import (
+    DELETE,
+    END,
+    START,
+    Breakpoints,
+    Command,
+    Graph,
+    Replace,
+    Run,
+    Send,
+    errors,
+    limit,
+    live,
+    reducers,
+)
 from dspyer.events import Committed
 from dspyer.stores import open_store
 from tests.nodes.kit import MODES
@@ -206,7 +220,7 @@ def test_a_new_limit_refuses_no_existing_thread_and_no_write_that_shrinks_it() -
 
         graph = Graph(Pad, inputs=["text", "other"], limit=None if kb is None else limit(kb=kb))
         graph.add_node("node", node, writes=["text"]).add_path(START, "node", END)
-        return graph.compile(store=store, interrupt_before=["node"]).thread("t")
+        return graph.compile(store=store, layers=[Breakpoints(before=["node"])]).thread("t")
 
     thread_of(None).run({"text": "x" * 200})
     thread = thread_of(0.02)

@@ -209,6 +209,11 @@ def test_flush_sets_full_synchronous_mode(path: Path, monkeypatch: pytest.Monkey
             store.write(append("t", "r", seq, flush=flush))
             assert store.write_now(append("t", "r", seq + 1, flush=flush))
     assert levels[:4] == [1, 1, 2, 2]
+    with pickle.loads(pickle.dumps(SQLite(path, flush=True))) as store:
+        levels.clear()
+        store.write(append("t", "r", 5))
+        assert store.write_now(append("t", "r", 6))
+    assert levels[:2] == [2, 2]
 
 
 def big(seq: int) -> Change:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, errors
+from dspyer import END, START, Breakpoints, CompiledGraph, Context, Graph, Run, Thread, errors
 from dspyer.stores.base import Store
 from tests.rows import each
 
@@ -123,7 +123,7 @@ def test_ids_of_questions_before_and_after_nodes_and_in_graphs_inside_name_the_r
     inner = Graph().add_node("work", lambda n, ctx: {"ok": ctx.interrupt("approve", "?", bool)}, writes=["ok"])
     graph = Graph().add_node("inside", inner.add_path(START, "work", END).compile(), writes=["ok"])
     graph = graph.add_path(START, "inside", END)
-    thread = graph.compile(store=":memory:", interrupt_before=["inside"], interrupt_after=["inside"]).thread("a/b")
+    thread = graph.compile(store=":memory:", layers=[Breakpoints(before=["inside"], after=["inside"])]).thread("a/b")
     assert [question.id for question in thread.run({"n": 1}).questions] == ["a/b.1/trunk:1/before"]
     assert [question.id for question in thread.resume().questions] == ["a/b.1/trunk:1/trunk:1/approve"]
     run = thread.resume({"a/b.1/trunk:1/trunk:1/approve": True})
@@ -235,7 +235,7 @@ def test_an_answer_that_comes_again_does_not_go_on_past_a_pause(store: Store) ->
     """A question that takes no answer is a pause, which each `resume` ends; an old answer is no such decision."""
     graph = Graph().add_node("work", lambda ctx: {"ok": ctx.interrupt("ok", "?", bool)}, writes=["ok"])
     graph.add_node("send", lambda: {"sent": True}, writes=["sent"]).add_path(START, "work", "send", END)
-    t = graph.compile(store=store, interrupt_before=["send"]).thread("t")
+    t = graph.compile(store=store, layers=[Breakpoints(before=["send"])]).thread("t")
     one = t.run({}).questions[0].id
     for _ in range(2):
         assert t.resume({one: True}).status == "interrupted"

@@ -402,7 +402,7 @@ def test_migrate_makes_the_new_values(tmp_path: Path) -> None:
         return move(old)
 
     graph = Graph(Texts).add_node("count", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "count", END)
-    t = graph.compile(store=tmp_path / "runs.db", migrate=migrate).thread("t")
+    t = graph.compile(store=tmp_path / "runs.db").thread("t", migrate=migrate)
     assert t.run({"q": "b"}).state.to_dict() == {"q": "b", "n": "4!"}
     assert t.run({"q": "c"}).state["n"] == "4!!"
     assert [(old["n"], old["log"]) for old in seen] == [(4, ["why"])], "called once"
@@ -416,7 +416,7 @@ def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
     opened(tmp_path, calls)
     graph = Graph(Texts).add_node("write", lambda q: {"n": q}, writes=["n"])
     graph.add_node("judge", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "write", "judge", END)
-    t = graph.compile(store=tmp_path / "runs.db", migrate=move).thread("t")
+    t = graph.compile(store=tmp_path / "runs.db").thread("t", migrate=move)
     assert t.resume(allow_changed_graph=True).state["n"] == "2!"
     assert t.replay() == t.state
     assert [commit.node for commit in t.history()] == ["START", "write", "migrate", "judge"]
@@ -434,7 +434,7 @@ def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
 )
 def test_the_result_of_migrate_is_checked(tmp_path: Path, migrate: Any, words: str) -> None:
     rested(tmp_path)
-    t = counting(Texts, tmp_path / "runs.db", migrate=migrate).thread("t")
+    t = counting(Texts, tmp_path / "runs.db").thread("t", migrate=migrate)
     with pytest.raises(ChangedGraphError, match=words):
         t.run({"q": "b"})
     assert t.status == "completed"

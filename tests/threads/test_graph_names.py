@@ -60,7 +60,6 @@ OTHERS: dict[Thread, Thread] = {}
 
 DO: dict[str, Callable[[Thread], Any]] = {
     "run": lambda t: t.run({"text": "hi"}),
-    "run with merge": lambda t: t.run({"text": "hi"}, on_conflict="merge"),
     "rerun": lambda t: t.rerun(from_version=0),
     "update": lambda t: t.update({"text": "hi"}),
     "update as a node": lambda t: t.update({"reply": "hi"}, as_node="echo"),
@@ -75,13 +74,13 @@ def test_a_thread_of_a_graph_of_another_name_is_refused(what: str) -> None:
     billing(store).thread("t").run({"iban": "DE00"}).raise_error()
     billing(store).thread("t").copy(to="other").update({"iban": "DE01"})
     CALLS.clear()
-    program, shared = chat(store), chat(store, shares_threads_with=["Billing"])
-    thread, allowed = program.thread("t"), shared.thread("t")
-    OTHERS.update({thread: program.thread("other"), allowed: shared.thread("other")})
+    program = chat(store)
+    thread, allowed = program.thread("t"), program.thread("t", graphs=["Billing"])
+    OTHERS.update({thread: program.thread("other"), allowed: program.thread("other", graphs=["Billing"])})
     before = thread.history()
     with pytest.raises(ChangedGraphError, match=r"belongs to graph 'Billing', and this is graph 'Chat'") as caught:
         DO[what](thread)
-    assert "compile(shares_threads_with=['Billing'])" in str(caught.value)
+    assert "graphs=['Billing'])" in str(caught.value)
     assert (thread.history(), CALLS, store.thread("u")) == (before, [], None)
     assert thread.copy(to="v").state == thread.state  # reading needs no leave
     if what != "rerun":
@@ -100,7 +99,7 @@ def test_an_open_run_of_a_graph_of_another_name_is_refused() -> None:
             continue
         with pytest.raises(ChangedGraphError, match="belongs to graph 'Billing', and this is graph 'Accounts'"):
             thread.resume({"sure": True})
-        shared = graph.compile(store=store, shares_threads_with=["Billing"]).thread("t")
+        shared = graph.compile(store=store).thread("t", graphs=["Billing"])
         assert shared.resume({"sure": True}).state["booked"] is True
 
 

@@ -17,7 +17,21 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Replace, Retry, Send, Updates, live, reducers
+from dspyer import (
+    END,
+    START,
+    Breakpoints,
+    CompiledGraph,
+    Context,
+    Failure,
+    Graph,
+    Replace,
+    Retry,
+    Send,
+    Updates,
+    live,
+    reducers,
+)
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError
 from dspyer.events import Committed, Emitted, Event, Exchange, Posted, RunEnded
 from dspyer.stores import Memory
@@ -658,7 +672,7 @@ def check_hidden(
 
 def test_commits_of_an_earlier_process_are_hidden_like_those_of_this_one() -> None:
     graph = failing("problem", then="stop").add_node("stop", lambda: None, writes=[]).add_edge("stop", END)
-    t = graph.compile(redact=["problem.message"], store=Memory(), interrupt_before=["stop"]).thread("t")
+    t = graph.compile(redact=["problem.message"], store=Memory(), layers=[Breakpoints(before=["stop"])]).thread("t")
     t.run({"docs": ["once"]})
     run = t.resume()
     assert SECRET in str(run.commits[1].failed_attempts)

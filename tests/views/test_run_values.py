@@ -8,7 +8,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, fill, reducers
+from dspyer import END, START, Breakpoints, Graph, fill, reducers
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
 
@@ -102,7 +102,7 @@ def test_calls_of_predictors_and_tools_are_counted_where_a_node_reads_them() -> 
 
 
 def test_a_resumed_run_has_the_same_counts() -> None:
-    program = agent(store=":memory:", interrupt_before=["after"])
+    program = agent(store=":memory:", layers=[Breakpoints(before=["after"])])
     thread = program.thread("t")
     with dspy.context(lm=ScriptedLM(ANSWERS)):
         run = thread.run({"topic": "t"})

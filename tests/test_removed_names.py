@@ -1,0 +1,34 @@
+"""Each name that was removed says what to write in its place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import dspyer
+from dspyer import errors
+
+CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+
+
+@pytest.mark.parametrize("row", errors.REMOVED)
+def test_a_removed_name_gives_the_new_line(row: str) -> None:
+    owner, member, option = re.fullmatch(r"(\w+)\.(\w+)(?:\((\w+)=\))?", row).groups()  # type: ignore[union-attr]
+    home = CLASSES[owner]
+    line = f"{row} was removed: write {errors.REMOVED[row]}"
+    if option is not None:
+        with pytest.raises(TypeError, match=re.escape(line)):
+            getattr(home, member)(object.__new__(home), **{option: None})
+    else:
+        with pytest.raises(AttributeError, match=re.escape(line)):
+            getattr(object.__new__(home) if isinstance(home, type) else home, member)
+
+
+def test_other_unknown_names_are_refused_as_usual() -> None:
+    graph: Any = dspyer.Graph()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_call'"):
+        graph.compile(max_call=3)
+    with pytest.raises(AttributeError, match=r"module 'dspyer\.errors' has no attribute 'CallLimit'"):
+        errors.CallLimit
