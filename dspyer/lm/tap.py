@@ -255,6 +255,8 @@ class _LMCallbacks(list[Any]):
     def __add__(self, others: Any) -> Any:
         # DSPy adds the callbacks of an instance to these (`with_callbacks`); the instance is a local of its frame.
         instance = sys._getframe(1).f_locals.get(CALLED, self)
+        if isinstance(instance, (dspy.Module, dspy.Adapter)):  # first: most calls are theirs
+            return others
         if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, DECIDES):
             return [*self, *others]
         return others
