@@ -22,7 +22,8 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": (
         "ARGS Binding Built FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
-        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
+        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls "
+        "value_in"
     ),
     "agents.tool_action": (
         "Binding FieldNames FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING NO_TEMPLATES "
@@ -39,25 +40,26 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
-        "is_value_class module_io node_options own_call read_signature shown_type signature_of signature_of_module"
+        "is_value_class module_io node_options own_call read_signature shown_type signature_of "
+        "signature_of_module"
     ),
     "archive.archive": (
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
-        "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run run_answer "
-        "run_in_thread run_label runs_back shown_places"
+        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point Record RunFile RunPath RunQuery "
+        "RunRow RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count "
+        "changed commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
+        "record_of run_answer run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end commit_header "
-        "display_rows full_id outermost_execution path_of_id path_text"
+        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
+        "commit_header display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
+        "failures_in full_id is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
@@ -85,18 +87,19 @@ NOT_YET: dict[str, str] = {
     "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.stats": "Address HIDDEN Replace START execution_id",
+    "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
     "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
-        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
-        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
-        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
+        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace "
+        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
+        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
         "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
+        "with_own_adapters"
     ),
     "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
@@ -123,15 +126,15 @@ NOT_YET: dict[str, str] = {
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps apart_from_earlier "
-        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
-        "take_steps thaw"
+        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
+        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
+        "recording step_count take_run take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
-        "walk_parameters"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
+        "walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -147,23 +150,24 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script Within "
-        "apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
-        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
+        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
+        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
+        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps "
+        "thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
-        "last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
+        "last_of_refusal last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
     "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
-        "ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
+        "ToolCallDelta ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",
