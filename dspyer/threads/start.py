@@ -21,7 +21,7 @@ from dspyer.errors import (
     brief,
     suggestion,
 )
-from dspyer.events import Event, Question
+from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
@@ -48,7 +48,6 @@ from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart
-from dspyer.runtime.run import Run
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -66,7 +65,6 @@ from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_i
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
-from dspyer.waiting import EventQueue
 
 Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None
@@ -85,16 +83,6 @@ class ThreadProgram(Protocol):
 
     @property
     def graph(self) -> GraphSpec: ...
-
-    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
-
-    async def _arun(
-        self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...
-    ) -> Run: ...
-
-    def _as_stored(self, request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
-
-    def _check_resources(self, request: Request) -> Mapping[type, object]: ...
 
 
 class ThreadHead(NamedTuple):
