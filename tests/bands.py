@@ -140,8 +140,8 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to thaw"
     ),
-    "runtime.drivers": "OPENTELEMETRY lost span_layers",
-    "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
+    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
+    "runtime.program": "check_executor check_sent refused",
     "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
