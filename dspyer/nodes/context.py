@@ -1,4 +1,4 @@
-"""`Context`: what a node's function gets as its parameter `ctx`. `Attempt` does the work."""
+"""`Context`: what a node's function gets as its parameter `ctx`, and the entries of live fields that it waits for."""
 
 from __future__ import annotations
 
