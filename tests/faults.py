@@ -415,7 +415,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="beginning_of_a_secret_streamed",
-        file="dspyer/display/redaction.py",
+        file="dspyer/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
         new="if any(len(hidden) > len(rest) + 1 and hidden.startswith(rest) for hidden in known):",
         loss="a streamed secret is shown but for its last character if an LM sends that one in a chunk of its own",
@@ -463,7 +463,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_counts_nested_calls_twice",
-        file="dspyer/lm/requests.py",
+        file="dspyer/lm/tap.py",
         old="(*own, *[one for one in outer if one is not spending])",
         new="(*own, *outer)",
         loss="LM calls in items of a map count twice against a budget: the run stops at half of it",
@@ -478,12 +478,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/log/test_items.py", "tests/log", "tests/threads"),
     ),
     Fault(
-        name="gepa_reuses_runs_with_failures",
-        file="dspyer/optimize/gepa_adapter.py",
-        old="if _has_failed(output) or _had_failures(output):",
-        new="if _has_failed(output):",
-        loss="GEPA keeps the score of a run in which a node failed by chance, and never makes it again",
-        tests=("tests/optimize/test_gepa_counts.py", "tests/optimize"),
+        name="gepa_edits_suspects_beside_culprits",
+        file="dspyer/optimize/gepa.py",
+        old="if not one.culprits and suspects and not set(suspects) & set(selected):",
+        new="if suspects and not set(suspects) & set(selected):",
+        loss="GEPA edits a node that may be right, though the culprit of the run is known",
+        tests=("tests/optimize/test_gepa_insides.py", "tests/optimize"),
     ),
     Fault(
         name="moved_contents_accepted",
