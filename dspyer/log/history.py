@@ -171,20 +171,23 @@ class History:
         known = {index for at in left_runs for index in self.runs[at].log_indexes}
         return len({index for run in right_runs for index in run.log_indexes[: run.settled_count]} - known)
 
-    def add(self, run_rows: RunRows, root: Point | None = None, state: ImmutableState | None = None) -> None:
+    def add(
+        self, run_rows: RunRows, root: Point | None = None, before: tuple[ImmutableState, str] | None = None
+    ) -> None:
         """Fold a run whose parents were added, or what is behind a snapshot of a run, to commits with their states.
 
-        A run whose parents were not begins with `state`.
+        `before` is the state before a run whose parents were not added, and why it cannot be read; "" if it can.
 
         The first commit that cannot be read, and those after it, have an `UnreadablePatch` and the state of their
         parent. Rows that it shares with a run in the log, which it continues, are in the log already.
         """
         parents = tuple([parent for parent in run_rows.parents if parent in self.runs])
-        before = [self.runs[parent].trunk_index for parent in parents]
+        trunks = [self.runs[parent].trunk_index for parent in parents]
+        trunk_index = trunks[0] if trunks else None
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
+        state, broken = before or (self.state(trunk_index), broken)
         first, snapshot, settled = first_version(run_rows.run), run_rows.snapshot, 0
-        state = state or self.state(before[0] if before else None)
-        heads = [index for index in before if index is not None]
+        heads = [index for index in trunks if index is not None]
         run = _AddedRun(run_rows, self.reader.schema_by_row(run_rows), state, heads, [], [])
         commits = list(run_rows.own_commits())
         if snapshot is not None:
@@ -206,7 +209,7 @@ class History:
             run.ids.append(header.id)
             run.indexes.append(index)
             settled = len(run.indexes) if header.settled and not broken else settled
-        trunk_index = run.indexes[settled - 1] if settled else (before[0] if before else None)
+        trunk_index = run.indexes[settled - 1] if settled else trunk_index
         last = next(reversed(self.runs.values()), None)
         self.is_line &= not broken and (snapshot is not None or parents == run_rows.parents)
         self.is_line &= last is None or first == last.first + last.settled_count
@@ -321,6 +324,37 @@ class History:
         self.steps.append(entry.commit.step)
         self.settled.append(settled)
         return index
+
+
+class FoldedRun(NamedTuple):
+    """The commits of one run, in the order of writing, with ids and indexes within the run.
+
+    Attributes:
+        entries: the commits.
+        points: the row of each.
+        settled: whether no other branch was active after it, for each.
+        run: the run as a log has it.
+        trunk_state: the last state at which a single branch was active.
+    """
+
+    entries: list[LogEntry]
+    points: list[Point]
+    settled: list[bool]
+    run: LoggedRun
+    trunk_state: ImmutableState
+
+
+def fold_run(reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> FoldedRun:
+    """Fold one run alone; `state` is that before it, and `broken` says why it cannot be read."""
+    history = History(reader)
+    history.add(run_rows._replace(labels=dict.fromkeys(run_rows.labels, "")), before=(state, broken))
+    run = history.runs[run_rows.points[-1]]
+    log = [
+        entry._replace(commit=changed(entry.commit, step=step))
+        for entry, step in zip(history.log, history.steps, strict=True)
+    ]
+    trunk_state = state if run.trunk_index is None else log[run.trunk_index].state
+    return FoldedRun(log, history.points, history.settled, run, trunk_state)
 
 
 class _AddedRun(NamedTuple):
