@@ -58,8 +58,7 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label "
-        "sum_usage"
+        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
