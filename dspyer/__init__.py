@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
+    from dspyer import agents, errors, events, inspector, lms, optimize, policies, record, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
+    from dspyer.display.progress import progress
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
     from dspyer.runtime.program import CompiledGraph
-    from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
     from dspyer.schema.fields import Live, live
@@ -88,6 +88,7 @@ __all__ = [
     "policies",
     "prefer",
     "progress",
+    "record",
     "reducers",
     "register_value_type",
     "search",
@@ -116,7 +117,7 @@ _HOMES = {
     "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
-    "dspyer.runtime.progress": ("progress",),
+    "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
     "dspyer.schema.fields": ("Live", "live"),

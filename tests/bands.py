@@ -46,10 +46,10 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
-        "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
-        "run_answer run_in_thread run_label runs_back shown_places"
+        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point Record RunFile RunPath RunQuery "
+        "RunRow RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count "
+        "changed commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
+        "record_of run_answer run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
@@ -57,8 +57,8 @@ NOT_YET: dict[str, str] = {
         "commit_header display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
+        "failures_in full_id is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
@@ -77,19 +77,17 @@ NOT_YET: dict[str, str] = {
         "is_encrypted load open_store state_dict"
     ),
     "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
-    "display.board": "path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
-    "display.redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
+    "display.progress": "Address at_fork watching whole_execution",
+    "display.progress_screen": "path_text",
     "display.report": "path_text whole_execution",
-    "display.run_html": "ImmutableState LogEntry Writers freeze json outermost_execution sent_to",
+    "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.running": "Address whole_execution",
-    "display.server_sent": "error_dict",
-    "display.stats": "Address Replace START execution_id",
-    "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
+    "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
+    "display.tokens": "label",
     "executors.call": (
         "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
         "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
@@ -102,25 +100,18 @@ NOT_YET: dict[str, str] = {
         "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),
-    "graph.builder": "Redact",
-    "graph.spec": (
-        "ERROR_MARK GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
-    ),
+    "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
     "inspector.following": "Archive ArchivedThread",
     "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
     "inspector.web_app": "Archive PAGE",
-    "layers.redacted": "OutputRedaction Redactor",
-    "lm.tap": "LMUse",
-    "lm.token_stream": "OutputRedaction",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": (
         "CLIENT_KEYS ENGINES FALLBACK LM_CLASS_STATE_KEY Request TRACKER _adapter_call _cached "
         "adapter_fallback_scope adapter_message_call arun_script clock estimate_tokens is_number is_whole_number "
         "prepare responses_asked retry_after run_script token_counts"
     ),
-    "log.time_travel": "Redaction Redactor",
     "migrate.channels": (
         "CopyOnRead FrozenList SCALARS Updates classes_in freeze is_rebuildable mentions message_list thaw"
     ),
@@ -150,14 +141,9 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to thaw"
     ),
-    "runtime.drivers": "OPENTELEMETRY lost span_layers",
-    "runtime.lineage_order": "Redactor",
-    "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
-    "runtime.progress": "LMUse NotebookScreen RunningRuns TerminalScreen screen_of_process",
+    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
+    "runtime.program": "check_executor check_sent refused",
     "runtime.run": "RunInfo",
-    "runtime.session": "LMUse",
-    "runtime.session_views": "Count Read Sizes",
-    "runtime.streams": "HEARTBEAT OPENING checked_heartbeat last_of_refusal last_of_run message",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
@@ -195,9 +181,7 @@ NOT_YET: dict[str, str] = {
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
     "threads.export": "ArchivedThread",
-    "threads.start": "HIDDEN Redactor",
-    "threads.stored_repairs": "Redactor",
-    "threads.thread_stats": "Redactor Stats stored_stats",
+    "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": (
         "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
     ),

@@ -415,7 +415,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="beginning_of_a_secret_streamed",
-        file="dspyer/display/redaction.py",
+        file="dspyer/redaction.py",
         old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
         new="if any(len(hidden) > len(rest) + 1 and hidden.startswith(rest) for hidden in known):",
         loss="a streamed secret is shown but for its last character if an LM sends that one in a chunk of its own",
@@ -463,7 +463,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_counts_nested_calls_twice",
-        file="dspyer/lm/requests.py",
+        file="dspyer/lm/tap.py",
         old="(*own, *[one for one in outer if one is not spending])",
         new="(*own, *outer)",
         loss="LM calls in items of a map count twice against a budget: the run stops at half of it",

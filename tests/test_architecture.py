@@ -32,19 +32,20 @@ LAYERS: list[set[str]] = [
     {"errors", "failure", "hints", "clock", "ids", "waiting", "worker_threads"},
     {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
-    {"state", "schema"},
+    {"state", "schema", "redaction"},
     {"scheduler"},
     {"views", "templates"},
-    {"messages"},
+    {"messages", "server_sent"},
     {"stores"},
     {"log"},
+    {"record"},
     {"nodes", "layers", "lm", "budget"},
     {"graph"},
     {"runtime", "threads"},
     {"extend"},
     {"__init__"},
 ]
-DSPY_FROM = 9  # the first group that may know DSPy
+DSPY_FROM = 10  # the first group that may know DSPy
 READS_STORES = {"archive", "display"}  # on top, and without DSPy: who reads a store does not wait for its import
 WAITING = {
     "waiting",
@@ -52,9 +53,11 @@ WAITING = {
     "stores",
     "log",
     "archive",
+    "record",
     "worker_threads",
+    "display.progress",
     "display.progress_screen",
-    "display.server_sent",
+    "server_sent",
 }  # what is below it and may wait: threads, a clock and logs, and no DSPy
 IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "time", "logging", "random"}
 
@@ -66,7 +69,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
-    ("runtime.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",
+    ("display.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",
     ("tracing.spans", "opentelemetry"): "only a program that traces has it",
     ("tracing.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",

@@ -12,7 +12,6 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
@@ -43,6 +42,7 @@ from dspyer.nodes.node import MapOptions
 from dspyer.nodes.options import Cache, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.policies import Policies
+from dspyer.redaction import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import ChangedGraphError, StateError, ThreadError, brief, list_names, suggestion
-from dspyer.graph.spec import Exit, GraphSpec, edge_labels, explain
+from dspyer.graph.spec import Exit, GraphSpec, drawing_facts
 from dspyer.hints import UNIONS
 from dspyer.log.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.log.replay import update_commit
@@ -42,7 +42,6 @@ from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.runtime.request import RunStart
-from dspyer.runtime.run import counted_parts
 from dspyer.scheduler.schedule import active_branches, append_commit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -145,20 +144,6 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
         "joins": {node: _policy_facts(found) for node, found in sorted(topology.join_policies.items())},
     }
     return {name: found for name, found in facts.items() if found}
-
-
-def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
-    """What a drawing of a graph and its figures show, and its fingerprint does not have."""
-    parts = counted_parts(graph.nodes, graph.topology.schema)
-    return {
-        "looks": {name: node.look[:2] for name, node in graph.nodes.items()},
-        "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
-        "conditional": [[edge.source, edge.target] for edge in graph.topology.edges if edge.conditional],
-        "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
-        "text": explain(graph),
-        "checks": {name: [one.fix, one.into, sorted(one.modes)] for name, one in parts["checks"].items()},
-        "maps": {name: [one.into, one.failures, sorted(one.folded)] for name, one in parts["maps"].items()},
-    }
 
 
 def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
