@@ -26,6 +26,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.lm.not_public import COMPILED
 from dspyer.lm.parameters import (
     all_parameters,
+    copy_parts,
     copy_tree,
     load_parameters,
     modules_in,
@@ -541,8 +542,10 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             shared["_executor"] = self._executor
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
-        twin.__setstate__({**copy_tree(own, memo), **shared})
-        own_signatures(twin)
+        copies, whole = copy_parts(own, memo)
+        twin.__setstate__({**copies, **shared})
+        if not whole:
+            own_signatures(twin)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
