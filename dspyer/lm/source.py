@@ -10,6 +10,7 @@ import ast
 import functools
 import hashlib
 import inspect
+import linecache
 import re
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import dspy
 from pydantic import BaseModel
@@ -35,8 +37,40 @@ _classes_lock = threading.Lock()
 
 # --- a class with a given source text
 
+_texts: weakref.WeakValueDictionary[str, SourceText] = weakref.WeakValueDictionary()
 
-def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleType]:
+
+class SourceText:
+    """The text of a program's class, which is written when it is first asked for: most programs are never asked.
+
+    The graph owns it, and the class refers to it weakly: a class is in a reference cycle, and must not keep what the
+    text is made of. Pickled it is the text and its key, by which the process that made it finds its own one again.
+    """
+
+    __slots__ = ("__weakref__", "_text", "_write", "key")
+
+    def __init__(self, write: Callable[[], str] | None = None, key: str = "", text: str = "") -> None:
+        self._write = write
+        self._text = text
+        self.key = key or uuid4().hex
+        _texts[self.key] = self
+
+    def __str__(self) -> str:
+        write = self._write
+        if write is not None:
+            self._text = write()
+            self._write = None  # only now: another thread may ask meanwhile
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _known_text, (self.key, str(self))
+
+
+def _known_text(key: str, text: str) -> SourceText:
+    return _texts.get(key) or SourceText(None, key, text)
+
+
+def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> type[ModuleType]:
     """Makes a subclass of `base` for which `inspect.getsource` gives `text`, which is the text of a class of that name.
 
     All programs with the same name and text share one class for as long as one of them lives. They are pickled with
@@ -51,15 +85,17 @@ def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleTyp
         <BLANKLINE>
     """
     name = class_name(name)
+    key = base, name, text if isinstance(text, str) else text.key
     with _classes_lock:
-        known = _classes.get((base, name, text))
+        known = _classes.get(key)
         if known is not None:
             return known
-        module = _text_module(base, name, text)
+        loader = _TextLoader(text)
+        module = _text_module(base, name, key[2], loader)
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
-        new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
-        _classes[base, name, text] = new
+        new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: loader})
+        _classes[key] = new
         sys.modules[module.__name__] = module  # where `inspect.getsource` looks for the module of a class
         weakref.finalize(new, _remove_module, module).atexit = False
         return new
@@ -68,7 +104,7 @@ def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleTyp
 def reduce_program(program: dspy.Module) -> tuple[Any, ...]:
     """The `__reduce__` of a program of a `source_class`: the class is made again from base, name and text."""
     kind = type(program)
-    return _new_instance, (kind.__bases__[0], kind.__name__, kind.__dict__[_TEXT]), program.__getstate__()
+    return _new_instance, (kind.__bases__[0], kind.__name__, kind.__dict__[_TEXT].text()), program.__getstate__()
 
 
 def class_name(name: str) -> str:
@@ -77,7 +113,7 @@ def class_name(name: str) -> str:
     return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
 
 
-def _new_instance(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
+def _new_instance(base: type[dspy.Module], name: str, text: str | SourceText) -> dspy.Module:
     kind: Any = source_class(name, base, text)
     return kind.__new__(kind)
 
@@ -85,25 +121,29 @@ def _new_instance(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
 class _TextLoader:
     """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str | SourceText) -> None:
+        self.text: Callable[[], object] = (lambda: text) if isinstance(text, str) else weakref.ref(text)
 
     def get_source(self, _module: str) -> str:
-        return self.text
+        text = self.text()
+        if text is None:
+            raise OSError("the program of this class is gone")
+        return str(text)
 
 
-def _text_module(base: type, name: str, text: str) -> types.ModuleType:
-    identity = f"{base.__module__}.{base.__qualname__}\n{text}"
+def _text_module(base: type, name: str, key: str, loader: _TextLoader) -> types.ModuleType:
+    identity = f"{base.__module__}.{base.__qualname__}\n{key}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
-    module.__loader__ = _TextLoader(text)  # type: ignore[assignment]  # only `get_source` of a loader is called
+    module.__loader__ = loader  # type: ignore[assignment]  # only `get_source` of a loader is called
     return module
 
 
 def _remove_module(module: types.ModuleType) -> None:
     if sys.modules.get(module.__name__) is module:  # not that of a later class with the same text
         del sys.modules[module.__name__]
+        linecache.cache.pop(str(module.__file__), None)  # each program has a file name of its own
 
 
 # --- a graph as text

@@ -637,13 +637,8 @@ class CompiledGraph(dspy.Module):
 # --- making a program
 
 
-def make_program(
-    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
-) -> CompiledGraph:
-    """The program of a graph, with copies of the user's modules; modules that share a part still share it.
-
-    `text` is the graph as source, which becomes the source of the program's class.
-    """
+def make_program(graph: GraphSpec, modules: Mapping[str, dspy.Module], store: Store | None = None) -> CompiledGraph:
+    """The program of a graph, with copies of the user's modules; modules that share a part still share it."""
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
@@ -652,7 +647,7 @@ def make_program(
             for _, inner in modules_in(module):
                 setattr(inner, COMPILED, False)
     prepare_modules(graph, copies)
-    program = source_class(graph.name, CompiledGraph, text)(graph, copies)
+    program = source_class(graph.name, CompiledGraph, graph.source)(graph, copies)
     own_signatures(program, retag=True)
     program._store = store
     return program
