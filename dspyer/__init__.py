@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
+    from dspyer.display.progress import progress
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
     from dspyer.runtime.program import CompiledGraph
-    from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
     from dspyer.schema.fields import Live, live
@@ -116,7 +116,7 @@ _HOMES = {
     "dspyer.layers.conversations": ("Conversations",),
     "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
-    "dspyer.runtime.progress": ("progress",),
+    "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
     "dspyer.schema.fields": ("Live", "live"),

@@ -64,6 +64,8 @@ REMOVED: dict[str, str] = {
     "Graph.compile(shares_threads_with=)": "program.thread(name, graphs=['other name'])",
     "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
+    "Run.lanes": "run.report(), or the page of dspyer inspect",
+    "Run.timeline": "run.report(), or the page of dspyer inspect",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""

@@ -177,11 +177,6 @@ def label_of(thread: str, number: int | str) -> str:
     return f"{thread}.{number}"
 
 
-def thread_of(label: str) -> str:
-    """The thread for which a run with a label was made; "" for no label."""
-    return label.rpartition(".")[0]
-
-
 def whole_execution(execution: str) -> str:
     """The id of the node's execution of which another one may be a part: `"trunk:2"` of `"trunk:2[0]"`."""
     return execution.removesuffix(Address.parse(execution).part) if execution.endswith("]") else execution

@@ -5,9 +5,9 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair Schema "
-        "Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates set_apart "
-        "text_of thaw"
+        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
+        "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
+        "set_apart text_of thaw"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
@@ -56,9 +56,8 @@ NOT_YET: dict[str, str] = {
         "display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun MARK OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_marked_alive is_readable questions_at read_run rows_through run_label "
-        "sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
+        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
@@ -77,50 +76,40 @@ NOT_YET: dict[str, str] = {
         "is_encrypted load open_store state_dict"
     ),
     "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
-    "display.board": "path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
-    "display.redaction": "DELETE FrozenDict FrozenList JsonRecord KeyPath Replace SealedPatch changed freeze thaw",
+    "display.progress": "Address at_fork watching whole_execution",
+    "display.progress_screen": "path_text",
     "display.report": "path_text whole_execution",
-    "display.run_html": "ImmutableState LogEntry Writers freeze json outermost_execution sent_to",
+    "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.running": "Address whole_execution",
-    "display.server_sent": "error_dict",
-    "display.stats": "Address Replace START execution_id",
-    "display.tokens": "FieldPart label tokens_of_parts unattributed_parts",
+    "display.stats": "Address HIDDEN Replace START execution_id",
+    "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names "
-        "prices_here rejected_copy result_of Spends subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED "
-        "REQUEST Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
-        "with_own_adapters"
+        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
     ),
-    "graph.builder": "Redact",
-    "graph.spec": (
-        "ERROR_MARK GraphDrawing GraphPicture Redact Redaction draw_graph draw_mermaid draw_svg redacted_policies"
-    ),
+    "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
     "inspector.following": "Archive ArchivedThread",
     "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
     "inspector.web_app": "Archive PAGE",
-    "layers.redacted": "OutputRedaction Redactor",
-    "lm.tap": "LMUse",
-    "lm.token_stream": "OutputRedaction",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": (
         "CLIENT_KEYS ENGINES FALLBACK LM_CLASS_STATE_KEY Request TRACKER _adapter_call _cached "
         "adapter_fallback_scope adapter_message_call arun_script clock estimate_tokens is_number is_whole_number "
         "prepare responses_asked retry_after run_script token_counts"
     ),
-    "log.time_travel": "Redaction Redactor",
     "migrate.channels": (
         "CopyOnRead FrozenList SCALARS Updates classes_in freeze is_rebuildable mentions message_list thaw"
     ),
@@ -129,6 +118,7 @@ NOT_YET: dict[str, str] = {
     "migrate.converted_node": (
         "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
     ),
+    "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
@@ -138,10 +128,10 @@ NOT_YET: dict[str, str] = {
         "take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
-    "optimize.gepa": "FailedPrediction check_flags gepa_compile internals_of same thaw",
+    "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS InstructionProposer Router STRIDE Subscriber TappedCall modules_in "
-        "outermost_execution path_in_program subscribing walk walk_parameters without_run"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
+        "walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -150,13 +140,8 @@ NOT_YET: dict[str, str] = {
         "read_signature resets sent_to thaw"
     ),
     "runtime.drivers": "OPENTELEMETRY lost span_layers",
-    "runtime.lineage_order": "Redactor",
     "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
-    "runtime.progress": "LMUse NotebookScreen RunningRuns TerminalScreen screen_of_process",
     "runtime.run": "RunInfo",
-    "runtime.session": "LMUse",
-    "runtime.session_views": "Count Read Sizes",
-    "runtime.streams": "HEARTBEAT OPENING checked_heartbeat last_of_refusal last_of_run message",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
@@ -193,11 +178,8 @@ NOT_YET: dict[str, str] = {
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
     "threads.export": "ArchivedThread",
-    "threads.playing": "Redactor",
-    "threads.start": "HIDDEN",
-    "threads.stored_repairs": "Redactor",
-    "threads.thread_stats": "Redactor Stats stored_stats",
+    "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw thread_of whole_execution"
+        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
     ),
 }

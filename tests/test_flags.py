@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Graph, agents, live, migrate, optimize
+from dspyer import END, START, Graph, agents, live, migrate
 from dspyer.stores import Memory, open_store
-from dspyer.testing import ScriptedLM
 from tests.rows import each
 
 
@@ -36,7 +35,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "live": lambda: program().run({"text": "a"}, live=NO),
     "tokens": lambda: program().stream({"text": "a"}, tokens=NO),
     "show_reads": lambda: live(show_reads=NO),
-    "reuse": lambda: optimize.GEPA(lambda *_: 1.0, reflection_lm=ScriptedLM([]), max_metric_calls=1, reuse=NO),
     "validate": lambda: migrate.from_langgraph(None, validate=NO),
     "read_only": lambda: open_store(":memory:", read_only=NO),
 }

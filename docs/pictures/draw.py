@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dspyer.display.board import Board
-from dspyer.display.running import LMUse, RunningRuns
+from dspyer.display.progress import RunningRuns
+from dspyer.display.progress_screen import Board
 from dspyer.events import (
     AttemptFailed,
     Commit,
@@ -319,7 +319,7 @@ def progress() -> None:
         (8.1, Committed(Commit("trunk:1", 1, "draft", (), 1, 1, {}, (), duration=2.1), scope=("1:0",))),
         (8.1, NodeStarted("polish", (), 2, "trunk:2", scope=("1:0",))),
         (8.3, Doing("polish", (), "trunk:2", "shortens the second paragraph", scope=("1:0",))),
-        *[(8.0, LMUse(412, 0.00061)) for _ in range(141)],
+        *[(8.0, (412, 0.00061)) for _ in range(141)],
     ]
     runs = RunningRuns(0.0)
     for at, event in events:

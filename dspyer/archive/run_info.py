@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
-from dspyer.log.journal import MARK, is_alive, is_marked_alive
+from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
@@ -20,9 +19,6 @@ from dspyer.scheduler.topology import START
 from dspyer.stores.base import ListedRun, Point, RunQuery, Store
 
 T = TypeVar("T")
-
-ELSEWHERE = 3600.0
-"""Seconds after its last commit for which a run that owns no thread counts as running if it is on another host."""
 
 
 class RunInfo(NamedTuple):
@@ -162,11 +158,11 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
     """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
     while not listed.status:
         thread, run = listed.thread, listed.run
-        works_on, mark = thread.head is not None and thread.head.run == run.id, run.header.get(MARK)
-        if (works_on and is_alive(thread)) or (mark and not works_on and _is_at_work(store, listed, mark)):
+        works_on = thread.head is not None and thread.head.run == run.id
+        if works_on and is_alive(thread):
             return listed, "running"
-        now = store.thread(thread.name) if works_on or mark else None
-        if now is None or (not mark and (now.head, now.epoch) == (thread.head, thread.epoch)):
+        now = store.thread(thread.name) if works_on else None
+        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
             return listed, "crashed"
         # Its owner may have written since the list was read: read the run again.
         (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
@@ -174,14 +170,6 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
             return listed, "crashed"
         listed = found
     return listed, listed.status
-
-
-def _is_at_work(store: Store, listed: ListedRun, mark: Sequence[Any]) -> bool:
-    """Whether a run that owns no thread is at work: as its process says, or on another host if it wrote lately."""
-    alive = is_marked_alive(mark)
-    if alive is not None:
-        return alive
-    return time() - last_time(store, Point(listed.run.id, listed.last), listed.started) < ELSEWHERE
 
 
 def count_steps(store: Store, at: Point) -> int:

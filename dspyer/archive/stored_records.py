@@ -10,8 +10,8 @@ from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_sta
 from dspyer.events import Commit, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
+from dspyer.log.execution_records import run_usage
 from dspyer.log.history import CommitListing
-from dspyer.log.lm_calls import run_usage
 from dspyer.log.reader import HistoryReader, RunRows
 from dspyer.log.rows import PostRow, RowKind, UnreadablePatch, is_readable, run_label, sum_usage
 from dspyer.log.time_travel import stored_calls, unrecorded

@@ -38,7 +38,6 @@ class OnBusy(StrEnum):
 
     RAISE = "raise"
     WAIT = "wait"
-    MERGE = "merge"
 
 
 CommitArgument = Annotated[str, typer.Argument(metavar="COMMIT", help="Version or id of a commit.", show_default=False)]
@@ -100,7 +99,7 @@ def run(
             budget=budget,
             abandon=abandon,
             take_over=take_over,
-            on_conflict=on_conflict.value,
+            on_conflict="wait" if on_conflict is OnBusy.WAIT else "raise",
             lock_timeout=lock_timeout,
         ),
         loaded,

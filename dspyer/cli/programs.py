@@ -18,11 +18,11 @@ from dspyer.budget import Budget
 from dspyer.cli.arguments import UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
+from dspyer.display.progress import progress
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.graph.builder import Graph
 from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.progress import progress
 from dspyer.runtime.run import Run
 from dspyer.stores.base import Store
 from dspyer.threads.thread import Thread

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dspyer.display.redaction import Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, is_built_in, path_of_event, told
 from dspyer.ids import outermost_execution
+from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry, sent_to
 from dspyer.scheduler.provenance import Writers
 from dspyer.state import ImmutableState

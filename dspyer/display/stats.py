@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from dspyer.display.amounts import cost_text
-from dspyer.display.redaction import HIDDEN
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id
 from dspyer.patch import Replace
+from dspyer.redaction import HIDDEN
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import START
 

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dspyer.display.tables import table_lines
-from dspyer.scheduler.provenance import FieldPart, unattributed_parts
-from dspyer.views import label, tokens_of_parts
-
-Count = Callable[[str], int]
-CACHED = 1024  # values whose sizes are kept
-
-
-class Read(NamedTuple):
-    """One input of a node at one visit.
-
-    Attributes:
-        node: the node.
-        name: the node's name for the input.
-        view: the view; None for the whole field.
-        sent: the tokens that were sent.
-        full: the tokens of the whole field.
-    """
-
-    node: str
-    name: str
-    view: str | None
-    sent: int
-    full: int
+from dspyer.views import label
 
 
 class TokenRow(NamedTuple):
@@ -101,11 +79,15 @@ def _share(sent: int, full: int) -> str:
 
 
 def count_tokens(
-    nodes: Iterable[str], reads: Iterable[Read], usage: Mapping[str, Mapping[str, Any]], counted: str
+    nodes: Iterable[str],
+    reads: Iterable[tuple[str, str, str | None, int, int]],
+    usage: Mapping[str, Mapping[str, Any]],
+    counted: str,
 ) -> Tokens:
-    """Sums up the reads of nodes, given in the order of the table.
+    """Sums up the reads of nodes: node, its name for the input, view, tokens sent, tokens of the whole field.
 
-    `usage` has the tokens by language model as providers report them, `counted` says how tokens were counted.
+    `nodes` are in the order of the table, `usage` has the tokens by language model as providers report them, `counted`
+    says how tokens were counted.
     """
     found: dict[tuple[str, str, str | None], list[int]] = {}
     for node, name, view, sent, full in reads:
@@ -117,35 +99,6 @@ def count_tokens(
     order = {name: number for number, name in enumerate(nodes)}
     rows.sort(key=lambda row: order[row.node])
     return Tokens(rows, _cached(usage), counted)
-
-
-class Sizes:
-    """Counts the tokens of values with a function for texts, and keeps the counts of the last whole values.
-
-    They are kept by identity, together with the value: an id may be used again once its object is gone.
-    """
-
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._last: dict[int, tuple[Any, int]] = {}
-
-    def part(self, kind: str, part: FieldPart) -> int:
-        """The tokens of a part."""
-        return tokens_of_parts(kind, (part,), self._count)
-
-    def parts(self, kind: str, parts: Sequence[FieldPart]) -> int:
-        """The tokens of some parts."""
-        return tokens_of_parts(kind, parts, self._count)
-
-    def whole(self, value: Any) -> int:
-        """The tokens of a whole frozen value."""
-        known = self._last.get(id(value))
-        if known is None:
-            if len(self._last) >= CACHED:
-                self._last.clear()
-            kind, parts = unattributed_parts(value)
-            known = self._last[id(value)] = value, self.parts(kind, parts)
-        return known[1]
 
 
 def total_of(tokens: Mapping[str, Any]) -> int:

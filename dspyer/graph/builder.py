@@ -13,7 +13,6 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
@@ -36,7 +35,7 @@ from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
-from dspyer.log.lm_calls import Choose, Recorded, check_recorded
+from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
@@ -45,6 +44,7 @@ from dspyer.nodes.node import MapOptions
 from dspyer.nodes.options import Cache, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.policies import Policies
+from dspyer.redaction import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema

@@ -14,7 +14,6 @@ from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
-from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense, Condensers
@@ -24,14 +23,14 @@ from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
 from dspyer.lm.parameters import modules_in
 from dspyer.lm.source import SourceText
-from dspyer.log.execution_records import AnswerSource, no_answer
-from dspyer.log.lm_calls import Choose, LMCallLog, Recorded
+from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
+from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema

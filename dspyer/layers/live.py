@@ -542,8 +542,8 @@ class LivePosts(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class FieldReader:
-    """The entries of one live field for one execution (an `EntrySource`)."""
+class FieldReader(EntrySource):
+    """The entries of one live field for one execution, as they arrive."""
 
     live: LivePosts
     run: Any

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import dspy
 
-from dspyer.display.redaction import OutputRedaction, Redactor
 from dspyer.errors import MapError, error_text
 from dspyer.events import Event, NodeFailed, Token
 from dspyer.failure import Failure
@@ -22,6 +21,7 @@ from dspyer.lm.parameters import parameter_names
 from dspyer.lm.token_stream import TokenCallback, without_tokens
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
+from dspyer.redaction import OutputRedaction, Redactor
 from dspyer.values.scalars import KeyPath
 
 
@@ -53,7 +53,7 @@ class Redacted(Layer):
         for entry in run.run_start.run.log:  # of a resumed run: its values may appear in later errors
             commit = entry.commit
             for redactor in self.redactors:
-                redactor.learn_commit(commit)
+                redactor.learn_patch(commit.patch)
             for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
                 self._learn([failure], self._places(commit.node, failure.index))
 
@@ -107,7 +107,10 @@ class Redacted(Layer):
         if self.own is not None:
             for path in paths:
                 for failure in failures:
-                    self.own.learn_failure(path, failure)
+                    if path[1:]:
+                        self.own.learn_value(path, failure)
+                    else:  # as the update of a field: it may be an item of a list
+                        self.own.learn_patch({path[0]: failure})
         if self._around is not None:
             self._around._learn(failures, [*paths, *self._around._places(*self._in_node)])
 

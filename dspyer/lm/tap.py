@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import dspy
 
-from dspyer.display.running import LMUse
 from dspyer.errors import error_text
 from dspyer.events import LMCall
 from dspyer.lm.not_public import (
@@ -428,20 +427,20 @@ class LMRecorder(Subscriber):
 
 
 class LMWatcher(Subscriber):
-    """Passes on what each LM call has used, and keeps nothing."""
+    """Passes on what each LM call has used, tokens and US dollars (None if no price is known), and keeps nothing."""
 
-    def __init__(self, note: Callable[[LMUse], object]) -> None:
+    def __init__(self, note: Callable[[int, float | None], object]) -> None:
         self._note = note
 
     def ended(self, call: TappedCall) -> None:
         """Pass on what a call has used; a response from a cache costs nothing."""
-        self._note(LMUse(sum(one.total for one in call.counts), call.cost))
+        self._note(sum(one.total for one in call.counts), call.cost)
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Pass on what the calls that a worker has made have used."""
         del program, nodes
         for call in calls:
-            self._note(LMUse(call.tokens, call.cost))
+            self._note(call.tokens, call.cost)
 
 
 class RunUsage(UsageTracker):

@@ -20,7 +20,6 @@ from xml.parsers import expat
 import dspy
 from pydantic_core import from_json, to_json
 
-from dspyer.display.redaction import OutputRedaction
 from dspyer.lm.not_public import (
     DECIDES,
     LISTENERS,
@@ -32,6 +31,7 @@ from dspyer.lm.not_public import (
     _adapter_calls,
     field_header_pattern,
 )
+from dspyer.redaction import OutputRedaction
 from dspyer.values.json import with_valid_text
 from dspyer.waiting import EventQueue, lend_loop, reachable_loop, take_back_loop
 

@@ -25,7 +25,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
@@ -214,7 +214,7 @@ class Journal:
 
     Args:
         store: the store.
-        thread: the thread of the run; "" for a run that does not own one: it is merged into the thread at its end.
+        thread: the thread of the run.
         epoch: the fencing token; 0 until the run owns the thread, see `set_epoch`.
         run: the id of the run.
         seq: the number of its next row.
@@ -239,7 +239,7 @@ class Journal:
         self.lost: Callable[[], object] | None = None
         # Rows are numbered under the lock, and written under it: they reach the store in the order of their numbers.
         self._lock = Lock()
-        self._released = not thread
+        self._released = False
         self._pending: Change | None = None  # accepted, and not in the store yet
         self.run_row: RunRow | None = None
         self._digest = RowDigest()
@@ -367,8 +367,8 @@ class Journal:
             flush = flush or pending.flush
             release = release or pending.lease is not None
         thread = self.thread
-        lease = 0.0 if release and thread else None
-        head = Point(self.run, rows[-1].seq) if thread and rows else None
+        lease = 0.0 if release else None
+        head = Point(self.run, rows[-1].seq) if rows else None
         # By position: keywords cost 1 µs more, and this is done for every commit.
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
         if accepted is not None:
@@ -437,7 +437,7 @@ class Journal:
     def was_stopped(self) -> bool:
         """Return whether another one has ended the run as stopped (`t.stop()`), and nothing has continued it since."""
         try:
-            thread = self.store.thread(self.thread) if self.thread else None
+            thread = self.store.thread(self.thread)
             head = None if thread is None else thread.head
             if thread is not None and thread.owner is not None and thread.owner.token.startswith(STOPPING):
                 return True  # it has fenced this run off, and writes the end now
@@ -487,9 +487,6 @@ AT = "@"
 
 _THIS_PROCESS = token_hex(8)
 
-MARK = "worker"
-"""Where the header of a run that owns no thread has the mark of its process."""
-
 
 # --- is the owner alive?
 
@@ -504,28 +501,6 @@ def is_alive(row: ThreadRow) -> bool:
     if owner.pid == os.getpid():
         return leases.holds(owner.token)
     return _process_exists(owner.pid) and _started(owner.pid) == owner.started
-
-
-def mark_of(owner: Owner) -> list[Any]:
-    """What a run that owns no thread has in its header, so that readers know whether it is at work.
-
-    It is a part of exports: host and boot are digests.
-    """
-    return [_digest(owner.host, owner.started.partition(AT)[2]), owner.pid, _digest(owner.started), owner.token]
-
-
-def is_marked_alive(mark: Sequence[Any]) -> bool | None:
-    """Whether the process that has marked a run is at work on it; None if it is not on this host."""
-    place, pid, started, token = mark
-    if place != _digest(socket.gethostname(), _pid_namespace()):
-        return None
-    if pid == os.getpid():
-        return leases.holds(token)
-    return _process_exists(pid) and _digest(_started(pid)) == started
-
-
-def _digest(*texts: str) -> str:
-    return sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def new_owner() -> Owner:

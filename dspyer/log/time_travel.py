@@ -14,12 +14,11 @@ from functools import partial
 from threading import Lock
 from typing import Any, cast
 
-from dspyer.display.redaction import Redaction, Redactor
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
-from dspyer.log.execution_records import ExecutionRecords
+from dspyer.log.execution_records import ExecutionRecords, calls_in
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -35,7 +34,6 @@ from dspyer.log.history import (
     writing_part,
 )
 from dspyer.log.journal import RowDigest, is_alive
-from dspyer.log.lm_calls import calls_in
 from dspyer.log.reader import (
     EVERY,
     HistoryReader,
@@ -57,6 +55,7 @@ from dspyer.log.rows import (
     run_label,
 )
 from dspyer.patch import DELETE
+from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
     is_manual,
@@ -712,8 +711,7 @@ def thread_redactor(
             if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
                 with suppress(Exception):  # what cannot be read is shown nowhere
                     record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
-                    for field, update in (record.patch or {}).items():
-                        redactor.learn_update(field, update)
+                    redactor.learn_patch(record.patch or {})
     return redactor
 
 

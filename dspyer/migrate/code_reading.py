@@ -31,7 +31,7 @@ _DEPTH: Final = 2
 _MOST_ITEMS: Final = 100  # of a container: models and tools are few, and data is not read
 _FRAMEWORKS: Final = frozenset({"langgraph", "langchain", "langchain_core", "langsmith", "dspy", "dspyer"})
 _STDLIB: Final = Path(sysconfig.get_path("stdlib"))
-_Source: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Source: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class UsedObject(NamedTuple):
@@ -258,7 +258,7 @@ def _first_parameter(runnable: object) -> str:
         return ""
 
 
-def function_source(fn: FunctionType) -> _Source | None:
+def function_source(fn: FunctionType) -> Source | None:
     """The definition of a function in its file, None if the file cannot be read or is another one by now."""
     code = fn.__code__
     column = next((start for line, _, start, _ in code.co_positions() if line == code.co_firstlineno and start), None)
@@ -274,7 +274,7 @@ def function_source(fn: FunctionType) -> _Source | None:
 
 
 @lru_cache(maxsize=32)
-def _definitions(text: str) -> tuple[_Source, ...]:
+def _definitions(text: str) -> tuple[Source, ...]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -284,7 +284,7 @@ def _definitions(text: str) -> tuple[_Source, ...]:
     )
 
 
-def own_nodes(source: _Source) -> Iterator[ast.AST]:
+def own_nodes(source: Source) -> Iterator[ast.AST]:
     """The nodes of a function's body, without those of functions in it."""
     work: list[ast.AST] = [source.body] if isinstance(source, ast.Lambda) else list(source.body)
     while work:
@@ -294,7 +294,7 @@ def own_nodes(source: _Source) -> Iterator[ast.AST]:
             work += ast.iter_child_nodes(node)
 
 
-def returned_values(source: _Source) -> Iterator[ast.expr]:
+def returned_values(source: Source) -> Iterator[ast.expr]:
     if isinstance(source, ast.Lambda):
         yield source.body
         return
@@ -309,7 +309,7 @@ def _is_state_class(fn: FunctionType, name: str) -> bool:
     return isinstance(cls, type) and not _is_library(cls)
 
 
-def _dict_keys(value: ast.expr, source: _Source, fn: FunctionType) -> Iterator[str]:
+def _dict_keys(value: ast.expr, source: Source, fn: FunctionType) -> Iterator[str]:
     """The keys of a returned dict: written out, in `Command(update=...)`, of a schema, or of a variable."""
     match value:
         case ast.Dict(keys=keys):

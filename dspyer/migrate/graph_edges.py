@@ -4,241 +4,103 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from types import FunctionType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
+from typing import Any
 
 from langgraph.constants import END, START
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Send, interrupt
 
 from dspyer.errors import list_names
-from dspyer.migrate.code_reading import NodeCode, function_source, own_nodes, read_code, returned_values
+from dspyer.migrate.code_reading import NodeCode, Source, function_source, is_a, own_nodes, read_code, returned_values
 from dspyer.migrate.converted_node import Targets
 from dspyer.migrate.unsupported import Findings, names_parent
+from dspyer.nodes.callables import used_objects
 
-# Where the code of a router or node goes, as far as its source says it: the names, and whether there may be others.
-
-
-_DEPTH: Final = 2  # as far as functions are followed for what they use
-_ADDING: Final = frozenset({"append", "extend", "insert", "add", "update"})
-_ASSIGNMENTS: Final = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
-_MISSING: Final = object()
-_Source: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+# Where code goes, as far as its source says it. What is computed, or looked up in a table, may be any node: then the
+# graph leads to all of them, so that a join waits too long rather than too short.
 
 
-class TargetsRead(NamedTuple):
-    """What the source of a function says of where it goes.
-
-    Attributes:
-        names: the texts that it may return, or give as `goto`.
-        complete: whether there are no others; `return state["next"]` may be any node.
-    """
-
-    names: frozenset[str] = frozenset()
-    complete: bool = True
-
-
-def read_router(code: NodeCode) -> TargetsRead | None:
-    """Where a router goes; None if its source cannot be read."""
-    main: Any = code.main  # mypy takes a function in an attribute for a method
-    source = None if main is None else function_source(main)
-    return None if source is None else _read((value, source, main) for value in returned_values(source))
-
-
-def read_commands(code: NodeCode) -> TargetsRead | None:
-    """Where the `Command`s lead that a node makes, in its function or in those that it calls; None without a source."""
-    sources = [(function_source(fn), fn) for fn in code.functions]
-    if any(source is None for source, _ in sources):
+def _router_targets(code: NodeCode) -> set[str | None] | None:
+    """The texts that a router returns, None for one that is computed; None in all if its source cannot be read."""
+    fn: Any = code.main  # mypy takes a function in an attribute for a method
+    source = None if fn is None else function_source(fn)
+    if source is None:
         return None
-    calls = [
-        (call, source, fn)
-        for source, fn in sources
-        if source is not None
-        for call in ast.walk(source)
-        if isinstance(call, ast.Call) and _called(call) == "Command"
-    ]
-    found = [(goto, source, fn) for call, source, fn in calls for goto in _goto(call)]
-    return _read(found) if calls else None
+    return {text for value in returned_values(source) for text in _targets(value, source, fn, set())}
 
 
-def _goto(call: ast.Call) -> Iterator[ast.expr]:
-    """What a call of `Command` goes to, and what may hide it: `**options`."""
-    yield from (keyword.value for keyword in call.keywords if keyword.arg in ("goto", None))
+def _command_targets(code: NodeCode) -> set[str | None] | None:
+    """The same for the `Command`s that a node makes, in its function or in those that it calls."""
+    found: set[str | None] = set()
+    calls = 0
+    for fn in code.functions:
+        source = function_source(fn)
+        if source is None:
+            return None
+        for call in ast.walk(source):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Command":
+                calls += 1
+                found.update(_targets(call, source, fn, set()))
+    return found if calls else None
 
 
-def _called(call: ast.Call) -> str:
-    """The last name of what is called: `types.Send(...)` is a `Send`."""
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""
+def _targets(expr: ast.expr, source: Source, fn: FunctionType, seen: set[str]) -> Iterator[str | None]:
+    """What one expression of a function may be; None where it is computed."""
+    parts: Iterable[ast.expr] = ()
+    match expr:
+        case ast.Constant(value=str() | None as text):
+            yield from [] if text is None else [text]
+        case ast.IfExp(body=first, orelse=second):
+            parts = first, second
+        case ast.BoolOp(values=several) | ast.List(elts=several) | ast.Tuple(elts=several) | ast.Set(elts=several):
+            parts = several
+        case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.Starred(value=part) | ast.NamedExpr(value=part):
+            parts = (part,)
+        case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args, keywords=keywords):
+            given = {keyword.arg: keyword.value for keyword in keywords}
+            if called == "Command" and None not in given:  # else `**options` may hide it
+                parts = [given["goto"]] if "goto" in given else []
+            elif called == "Send":
+                parts = [*args[:1], *([given["node"]] if "node" in given else [])]
+            elif called in ("list", "set", "sorted"):
+                parts = args[:1]
+            else:
+                yield None
+        case ast.Name(id=name) if name in seen:
+            pass
+        case ast.Name(id=name) if name in (*fn.__code__.co_varnames, *fn.__code__.co_cellvars):
+            seen.add(name)
+            assigned = list(_assigned(name, source))
+            # A parameter, a loop, `with` or an unpacked value gives it one that is not read.
+            stored = [node for node in own_nodes(source) if isinstance(node, ast.Name) and node.id == name]
+            if len(assigned) < len([node for node in stored if isinstance(node.ctx, ast.Store)]) or not assigned:
+                yield None
+            parts = [value for value in (*assigned, *_added(name, source)) if value is not None]
+        case ast.Name(id=name):
+            value: Any = used_objects(fn).get(name)
+            values = value if type(value) in (list, tuple) else [value]
+            yield from (text if type(text) is str else None for text in values)
+        case _:
+            yield None
+    for part in parts:
+        yield from _targets(part, source, fn, seen)
 
 
-def _read(values: Iterable[tuple[ast.expr, _Source, FunctionType]]) -> TargetsRead:
-    names: set[str] = set()
-    complete = True
-    for value, source, fn in values:
-        reader = _TargetReader(source, fn, _DEPTH)
-        reader.expression(value)
-        names |= reader.names
-        complete = complete and reader.complete
-    return TargetsRead(frozenset(names), complete)
+def _assigned(name: str, source: Source) -> Iterator[ast.expr | None]:
+    """What is assigned to a variable alone, None for a mere annotation."""
+    for node in own_nodes(source):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from [node.value] if [ast.unparse(target) for target in targets] == [name] else []
 
 
-class _TargetReader:
-    """Reads what one expression of a function may be. `complete` turns False at the first that is computed."""
-
-    def __init__(self, source: _Source, fn: FunctionType, depth: int) -> None:
-        self.source, self.fn, self.depth = source, fn, depth
-        self.names: set[str] = set()
-        self.complete = True
-        self.read: set[str] = set()
-
-    def expression(self, expr: ast.expr) -> None:
-        match expr:
-            case ast.Constant(value=value):
-                self.value(value)
-            case ast.Name(id=name):
-                self.variable(name)
-            case ast.Attribute():
-                self.value(self.resolved(expr))
-            case ast.IfExp(body=first, orelse=second):
-                self.all(first, second)
-            case ast.BoolOp(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                self.all(*parts)
-            case ast.BinOp(left=first, op=ast.Add(), right=second) if _is_list(first) or _is_list(second):
-                self.all(first, second)
-            case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
-                self.expression(part)
-            case ast.Starred(value=part) | ast.Await(value=part) | ast.NamedExpr(value=part):
-                self.expression(part)
-            case ast.Subscript(value=table):
-                self.table(table)
-            case ast.Call():
-                self.call(expr)
-            case _:
-                self.complete = False
-
-    def all(self, *parts: ast.expr) -> None:
-        for part in parts:
-            self.expression(part)
-
-    def value(self, value: object) -> None:
-        """What a name outside of the function stands for."""
-        if isinstance(value, Enum):
-            value = value.value
-        if type(value) is str:
-            self.names.add(value)
-        elif type(value) in (list, tuple, set, frozenset):
-            for item in value:  # type: ignore[attr-defined]  # it is one of these
-                self.value(item)
-        elif value is not None:
-            self.complete = False
-
-    def variable(self, name: str) -> None:
-        """A variable of the function is what is assigned to it or put into it; any other is looked up."""
-        if name in self.read:
-            return
-        self.read.add(name)
-        given = self.source.args
-        if name in {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}:
-            self.complete = False
-            return
-        stored = [node for node in own_nodes(self.source) if _is_name(node, name) and isinstance(node.ctx, ast.Store)]
-        if not stored:
-            self.value(self.resolved(ast.Name(id=name)))
-            return
-        self.all(*self.given_to(name))
-        # A loop, `with`, `except` or an unpacked value also gives it one, which is none of these.
-        assigned = [node for node in own_nodes(self.source) if isinstance(node, _ASSIGNMENTS) and _assigns(node, name)]
-        self.complete = self.complete and len(assigned) == len(stored)
-
-    def given_to(self, name: str) -> Iterator[ast.expr]:
-        """What is assigned to a variable, or put into the list that it is."""
-        for node in own_nodes(self.source):
-            match node:
-                case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr() if _assigns(node, name):
-                    yield from [node.value] if node.value is not None else []
-                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=target))], value=value) if target == name:
-                    yield value
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr=method), args=[*_, added]) if (
-                    target == name and method in _ADDING
-                ):
-                    yield added
-
-    def resolved(self, expr: ast.expr) -> object:
-        """The value of a name or of an attribute of a class or module, now; a plain object may change its own."""
-        match expr:
-            case ast.Name(id=name) if name in self.fn.__code__.co_freevars:
-                cell = (self.fn.__closure__ or ())[self.fn.__code__.co_freevars.index(name)]
-                try:
-                    return cell.cell_contents
-                except ValueError:  # it is assigned later
-                    return _MISSING
-            case ast.Name(id=name):
-                return self.fn.__globals__.get(name, _MISSING)
-            case ast.Attribute(value=owner, attr=name):
-                found = self.resolved(owner)
-                return getattr(found, name, _MISSING) if isinstance(found, (type, Enum)) else _MISSING
-        return _MISSING
-
-    def table(self, table: ast.expr) -> None:
-        """What is looked up in a table: one of its values."""
-        found: Any = self.resolved(table)
-        if isinstance(table, ast.Dict):
-            self.all(*table.values)
-        elif type(found) is dict or isinstance(found, Mapping):
-            self.value(list(found.values()))
-        elif isinstance(table, ast.Name) and table.id in self.fn.__code__.co_varnames:
-            assigned = list(self.given_to(table.id))
-            self.all(*(value for one in assigned if isinstance(one, ast.Dict) for value in one.values))
-            self.complete = self.complete and bool(assigned) and all(isinstance(one, ast.Dict) for one in assigned)
-        else:
-            self.complete = False
-
-    def call(self, call: ast.Call) -> None:
-        match call:
-            case ast.Call(func=ast.Name(id="Send") | ast.Attribute(attr="Send"), args=[target, *_]):
-                self.expression(target)
-            case ast.Call(func=ast.Name(id="Send") | ast.Attribute(attr="Send"), keywords=keywords):
-                self.all(*(keyword.value for keyword in keywords if keyword.arg == "node"))
-            case ast.Call(func=ast.Name(id="Command") | ast.Attribute(attr="Command")):
-                self.all(*_goto(call))
-            case ast.Call(func=ast.Name(id="list" | "tuple" | "set" | "sorted"), args=args):
-                self.all(*args)
-            case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_, *default]):
-                self.table(table)
-                self.all(*default)
-            case ast.Call(func=ast.Name() as name):
-                self.function(self.resolved(name))
-            case _:
-                self.complete = False
-
-    def function(self, fn: object) -> None:
-        source = function_source(fn) if isinstance(fn, FunctionType) and self.depth else None
-        if not isinstance(fn, FunctionType) or source is None:
-            self.complete = False
-            return
-        inner = _TargetReader(source, fn, self.depth - 1)
-        for value in returned_values(source):
-            inner.expression(value)
-        self.names |= inner.names
-        self.complete = self.complete and inner.complete
-
-
-def _is_list(expr: ast.expr) -> bool:
-    return isinstance(expr, (ast.List, ast.ListComp))
-
-
-def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _assigns(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr, name: str) -> bool:
-    """Whether a variable is all that an assignment changes."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return len(targets) == 1 and _is_name(targets[0], name)
+def _added(name: str, source: Source) -> Iterator[ast.expr]:
+    """What is put into the list that a variable is."""
+    for node in own_nodes(source):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="append" | "extend"), args=[added]):
+                yield from [added] if owner == name else []
 
 
 class GraphEdges:
@@ -291,15 +153,14 @@ class GraphEdges:
     def _read_routes(self, source: str) -> list[str]:
         found: list[str] = []
         for label, branch in self.builder.branches[source].items():
-            who = f"the router {label!r} of {source!r}{self.inside}"
             if source in self.routes:
                 found += self.routes[source]
-            elif not branch.ends:
-                found += self._router_names(branch.path, who)
-            else:
-                found += branch.ends.values()
-                may_send = any(use.value is Send for use in read_code(branch.path).uses)  # without naming it
-                found += self._router_names(branch.path, who) if may_send else ()
+                continue
+            found += (branch.ends or {}).values()
+            code = read_code(branch.path)
+            if not branch.ends or any(use.value is Send for use in code.uses):  # a `Send` is in no path map
+                who = f"the router {label!r} of {source!r}{self.inside}"
+                found += self._named_in(code, _router_targets(code), who, "routes")
         return list(dict.fromkeys(found))
 
     def _read_commands(self, name: str) -> list[str]:
@@ -311,45 +172,31 @@ class GraphEdges:
         handles = [source for source in self.builder.nodes if self.handler(source) == name]
         who = f"the error handler of {list_names(handles)}" if handles else f"node {name!r}{self.inside}"
         code = read_code(spec.runnable)
-        returns = code.values((Command, Send)) or any(
-            use.value in (Command, Send) for use in code.uses if callable(use.value)
-        )
-        found = self._command_names(spec.runnable, who) if returns else []
+        found = []
+        if any(use.value is way or is_a(use.value, way) for use in code.uses for way in (Command, Send)):
+            found += self._named_in(code, _command_targets(code), who, "goto")
         # A graph that the node calls may leave it by a Command to the parent, which goes on here.
         called: list[Any] = [use.value for use in code.values(CompiledStateGraph)]
         for graph in called:
             for inner in graph.builder.nodes.values():
-                found += self._command_names(inner.runnable, who) if names_parent(read_code(inner.runnable)) else []
+                code = read_code(inner.runnable)
+                found += self._named_in(code, _command_targets(code), who, "goto") if names_parent(code) else []
         return list(dict.fromkeys(found))
 
-    def _router_names(self, path: Any, who: str) -> list[str]:
-        """The nodes to which a router without a path map may lead."""
-        code = read_code(path)
-        return self._named_in(code.constants(), read_router(code), who, "routes")
-
-    def _command_names(self, runnable: Any, who: str) -> list[str]:
-        """The nodes to which the `Command`s of a node may lead."""
-        code = read_code(runnable)
-        return self._named_in(code.constants(), read_commands(code), who, "goto")
-
-    def _named_in(self, constants: set[str], read: TargetsRead | None, who: str, option: str) -> list[str]:
+    def _named_in(self, code: NodeCode, read: set[str | None] | None, who: str, option: str) -> list[str]:
         """The nodes that code names; all of them if it names none, or computes one.
 
-        Args:
-            constants: the texts in the code.
-            read: where its source goes; None if that could not be read.
-            who: whose code it is, for the note.
-            option: the option that names targets, for the note.
+        `read` are the targets in its source; without one, all texts in the code count. `option` names targets.
         """
-        complete = read is not None and read.complete
-        names = read.names if read is not None and complete else constants
+        computed = read is not None and None in read
+        names = code.constants() if read is None else read
         found = [name for name in self.builder.nodes if name in names]
-        if complete and not names - {END}:
+        if read is not None and not computed and not names - {END}:
             return []
-        if found and (complete or read is None):
+        if found and not computed:
             self.findings.note(f"{who} may go to {', '.join(found)}: read from its code")
             return found
-        why = "computes where it goes" if found else "names none"
+        why = "computes where it goes" if computed else "names none"
         self.findings.note(f"{who} may go to any node: its code {why}; {option}= names them")
         return [name for name, spec in self.builder.nodes.items() if not spec.is_error_handler]
 

@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from contextvars import Context as ContextVars
@@ -24,7 +24,7 @@ from hashlib import blake2b
 from queue import SimpleQueue
 from threading import Lock, RLock
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import dspy
 
@@ -178,46 +178,37 @@ class Waiter:
         self.outcome: WaitOutcome = "waiting"
 
 
-class EntrySource(Protocol):
-    """The entries of one field for one execution."""
-
-    def next_entry(self) -> LiveEntry | None:
-        """The next entry; None if it has not arrived."""
-
-    def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
-
-    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
-        """Remove a waiter, which may have been woken.
-
-        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
-        """
-
-
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
     """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 
 
-class BranchEntries:
-    """The entries that a branch has when its node starts, for a run that is not live."""
+class EntrySource:
+    """The entries of one field for one execution; this class has those of its branch when it starts, and no others.
 
-    def __init__(self, entries: list[LiveEntry]) -> None:
+    A run in which live fields are live has a subclass (`layers.live`, which lies above the nodes).
+    """
+
+    def __init__(self, entries: Iterable[LiveEntry] = ()) -> None:
         self._entries = deque(entries)
 
     def next_entry(self) -> LiveEntry | None:
+        """The next entry; None if it has not arrived."""
         return self._entries.popleft() if self._entries else None
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
-        """The outcome is `closed` at once: nothing else arrives."""
+        """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
         waiter = Waiter("", "", wake)
-        waiter.outcome = "closed"
+        waiter.outcome = "closed"  # nothing else arrives
         wake()
         return waiter
 
     def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
-        """Do nothing: it never waits."""
+        """Remove a waiter, which may have been woken.
+
+        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
+        """
 
 
 class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
@@ -840,9 +831,9 @@ class Attempt:
         schema, position = self.host.views.schema, self.position
         if position is not None and field in schema.fields and schema.reducer(field) is None:
             value = latest_value(schema, position.state, field)
-            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+            return EntrySource([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = self.read_view(View(field), "entries")
-        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
+        return EntrySource([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 
     def set_doing(self, text: str) -> None:
         """Record what the node is doing, as an event and for its siblings."""

@@ -236,12 +236,10 @@ class Tolerance:
         least = math.floor(self._share * self._count)
         self._needed = max(1, least + (least / max(1, self._count) < self._share))
         self._failed: list[FailedItem] = []
-        self._lowest: FailedItem | None = None
         self._reason = ""
-        self._first, self._all = _Alike(), _Alike()
-        for item in items:
-            if item.recorded is not MISSING:
-                self._count_ended(item.index, None)
+        # By item that has ended, the type of the failure that no retry mends; "" for any other outcome.
+        self._kinds: dict[int, str] = {item.index: "" for item in items if item.recorded is not MISSING}
+        self._all = set(self._kinds.values())
 
     @property
     def ended(self) -> bool:
@@ -251,17 +249,24 @@ class Tolerance:
     @property
     def may_start(self) -> bool:
         """Whether the next item may start now: it waits for the first ones while all that have ended failed alike."""
-        waits = self._all.holds and self._all.count >= FIRST_ITEMS > self._first.count
+        alike = len(self._all) == 1 and "" not in self._all
+        waits = alike and len(self._kinds) >= FIRST_ITEMS and len(self._first()) < FIRST_ITEMS
         return not self._reason and not waits
+
+    def _first(self) -> list[str]:
+        """The outcomes of the first items, as far as they have ended."""
+        return [self._kinds[index] for index in range(FIRST_ITEMS) if index in self._kinds]
 
     def note(self, index: int, result: object) -> None:
         """Counts the result of an item that was called, as it arrives."""
         failed = result if isinstance(result, FailedItem) else None
-        self._count_ended(self._fresh[index].index, None if failed is None else failed.failure)
+        kind = "" if failed is None or failed.failure.retryable else failed.failure.type
+        self._kinds[self._fresh[index].index] = kind
+        self._all.add(kind)
         if failed is None:
             return
         self._keep(failed)
-        left = self._count - len(self._failed)
+        left, first = self._count - len(self._failed), self._first()
         if not left:
             self._reason = f"all {self._count} items failed"
         elif left < self._needed:
@@ -269,47 +274,29 @@ class Tolerance:
                 f"{len(self._failed)} of {self._count} items failed, and min_success={self._share} needs "
                 f"{self._needed} that succeed"
             )
-        elif self._first.holds and self._first.count == FIRST_ITEMS:
-            self._reason = f"the first {FIRST_ITEMS} items all failed with {self._first.kind}, which no retry mends"
+        elif first[0:1] != [""] and first == first[:1] * FIRST_ITEMS:
+            self._reason = f"the first {FIRST_ITEMS} items all failed with {first[0]}, which no retry mends"
 
     def raise_if_lost(self) -> None:
         """Raises `MapError` if the map has failed."""
         if not self._reason:
             return
+        first, *_ = self._failed
         self._failed.sort(key=lambda failed: failed.index)
-        first = self._failed[0]
         text = f"{self._who}: {self._reason}. The first of them: {first.failure}"
         raise MapError(text, [failed.failure for failed in self._failed]) from first.error
 
-    def _count_ended(self, index: int, failure: Failure | None) -> None:
-        self._all.put(failure)
-        if index < FIRST_ITEMS:
-            self._first.put(failure)
-
     def _keep(self, failed: FailedItem) -> None:
-        """Keeps a failure, and of the exceptions only that of the first item: each holds the frames of its call."""
-        self._failed.append(failed)
-        if self._lowest is None or failed.index < self._lowest.index:
-            self._lowest, failed = failed, self._lowest
-        if failed is not None:
+        """Keeps a failure, the first item's in front, and of the exceptions only that one: each holds the frames of
+        its call.
+        """
+        if self._failed and failed.index > self._failed[0].index:
             failed.error = None
-
-
-class _Alike:
-    """Counts outcomes, and whether all of them are failures of one type that no retry would mend."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.holds = True
-        self.kind = ""
-
-    def put(self, failure: Failure | None) -> None:
-        self.count += 1
-        if failure is None or failure.retryable:
-            self.holds = False
+            self._failed.append(failed)
         else:
-            self.kind = self.kind or failure.type
-            self.holds = self.holds and self.kind == failure.type
+            if self._failed:
+                self._failed[0].error = None
+            self._failed.insert(0, failed)
 
 
 def publish_start(attempt: Attempt, index: int, count: int) -> None:

@@ -151,7 +151,9 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         conversations=turns.fields,
         turns=turns,
     )
-    problems += _type_problems(found, gives, options)
+    kinds = {name: found.type_of(name) for name in gives or ()}
+    fix = "declare the type in the signature (... -> {name}: {kind}), or change the field"
+    problems += _type_problems(kinds, gives, options, fix)
     problems = [
         *(f"{options.who}: {problem}" for problem in found.problems),
         *planned.problems,
@@ -165,7 +167,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         problems.append(
             f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
         )
-    types = None if gives is None else [found.type_of(name) for name in gives]
+    types = None if gives is None else list(kinds.values())
     return Built(node, module, tuple(problems), (*planned.unknown, *missing), types=types)
 
 
@@ -192,16 +194,13 @@ def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> t
     return None, [problem]
 
 
-def _type_problems(found: ModuleIO, gives: FieldNames | None, options: NodeOptions) -> list[str]:
-    """Outputs whose declared types can never be written to their fields."""
+def _type_problems(kinds: Mapping[str, Any], gives: FieldNames | None, options: NodeOptions, fix: str) -> list[str]:
+    """Outputs whose types can never be written to their fields; `fix` has `{name}` and the field's type as `{kind}`."""
     problems = []
     for name, field in (gives or {}).items():
-        wrong = misfit(options.output_schema, field, found.type_of(name))
-        if wrong:
-            problems.append(
-                f"{options.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
-                f"{shown_type(update_type(options.output_schema, field))}), or change the field"
-            )
+        if name in kinds and (wrong := misfit(options.output_schema, field, kinds[name])):
+            kind = shown_type(update_type(options.output_schema, field)) if "{kind}" in fix else ""
+            problems.append(f"{options.who}: its output {name!r} {wrong}: {fix.format(name=name, kind=kind)}")
     return problems
 
 
@@ -676,8 +675,11 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
-    problems += _subgraph_type_problems(graph.topology.schema, gives, node.folds, options)
-    types = [value_type(graph.topology.schema, name) for name in gives or ()]
+    inner = graph.topology.schema
+    kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
+    raw = {name: update_type(inner, name) for name in kinds if name in node.folds and inner.reducer(name) is not None}
+    problems += _type_problems(kinds | raw, gives, options, "give both fields one type, or say writes={{...}}")
+    types = [kinds.get(name, Any) for name in gives or ()]
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing), types=types)
 
 
@@ -711,23 +713,6 @@ def _plan_writes(graph: Any, options: NodeOptions) -> tuple[FieldNames | None, l
         )
         return {}, [problem]
     return writes, []
-
-
-def _subgraph_type_problems(
-    inner: Schema, gives: FieldNames | None, folds: frozenset[str], options: NodeOptions
-) -> list[str]:
-    """Fields of the graph whose types can never be written to those of the outer state."""
-    problems = []
-    for name, field in (gives or {}).items():
-        if name not in inner.fields:
-            continue
-        raw = name in folds and inner.reducer(name) is not None
-        wrong = misfit(options.output_schema, field, update_type(inner, name) if raw else value_type(inner, name))
-        if wrong:
-            problems.append(
-                f"{options.who}: its output {name!r} {wrong}: give both fields one type, or say writes={{...}}"
-            )
-    return problems
 
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:

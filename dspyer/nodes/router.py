@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_binding, plan_templates, unset
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_binding, plan_templates
 from dspyer.nodes.callables import gives_literals_alone, hidden_problems, literals, members, mentions, read_signature
 from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.function import check_target
@@ -45,7 +45,7 @@ class Router(BoundNode):
     module_name: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "who", f"the router of {self.name!r}")
+        object.__setattr__(self, "who", self.binding.reader)
         object.__setattr__(self, "goto", self.routes.targets)
 
     @property
@@ -89,7 +89,7 @@ class FunctionRouter(Router):
 
     def resolve(self, result: object) -> tuple[Goto, ...]:
         """The targets that a result of the function names."""
-        if result is None or isinstance(result, Command):
+        if isinstance(result, Command) or (result is None and None not in self.routes.labels):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
                 f"its targets are {list_names(self.goto)}"
@@ -97,22 +97,10 @@ class FunctionRouter(Router):
         return self.routes.resolve(result, self.who)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FieldRouter(Router):
-    """A router that takes the value of a field as its label.
-
-    Attributes:
-        field: the field.
-    """
-
-    field: str
-
-    def call(self, call: Call) -> Decision:
-        """The targets of the field's value."""
-        source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
-        if self.field not in source:
-            raise unset(self.field, self.who, call.state)
-        return Decision(self.routes.resolve(source[self.field], f"{self.who} by the field {self.field!r}"))
+def value_of_field(**fields: object) -> object:
+    """What a router returns that takes the value of a field as its label."""
+    (value,) = fields.values()
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -345,7 +333,7 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> B
     if routes is None:
         return Built(None, None, tuple(problems))
     facts = Binding(by, (FieldParameter(field, field, copy=False, default=False),)).facts()
-    return Built(FieldRouter(name=options.source, **facts, routes=routes, field=field), None, tuple(problems))
+    return Built(FunctionRouter(name=options.source, **facts, routes=routes, fn=value_of_field), None, tuple(problems))
 
 
 def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> Built:

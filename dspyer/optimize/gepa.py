@@ -1,15 +1,15 @@
-"""`GEPA`: DSPy's GEPA, which edits the nodes that made the mistakes, and repeats no run whose nodes are unchanged.
+"""`GEPA`: DSPy's GEPA, which edits the nodes that made the mistakes.
 
 DSPy's `compile` gives everything to `gepa.optimize`, the public function of the package `gepa`, which it imports when
-it is called. `_compile` is DSPy's own code with another function under that name: it puts `ReusingAdapter` around
-DSPy's adapter, and adds a component selector, a callback and a condition to stop. All else is what DSPy passes.
+it is called. `_compile` is DSPy's own code with another function under that name: it puts `CountingAdapter` around
+DSPy's adapter, and adds a component selector and a callback. All else is what DSPy passes.
 """
 
 from __future__ import annotations
 
 import builtins
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -22,13 +22,12 @@ from dspyer.errors import always_raised
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gepa_adapter import Candidate, Components, KnownRuns, ReusingAdapter
+from dspyer.optimize.gepa_adapter import Candidate, Components, CountingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
 from dspyer.runtime.run import internals_of
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
-from dspyer.values.scalars import check_flags
 
 # `CulpritSelector`: the component selector of `optimize.GEPA`.
 
@@ -58,7 +57,7 @@ class CulpritSelector:
     If all culprits are functions, tools or frozen nodes, nothing is selected: GEPA goes on with the next minibatch.
     """
 
-    def __init__(self, adapter: ReusingAdapter, metric: FieldMetric, stats: GEPAStats) -> None:
+    def __init__(self, adapter: CountingAdapter, metric: FieldMetric, stats: GEPAStats) -> None:
         self._adapter = adapter
         self._metric = metric
         self._stats = stats
@@ -178,30 +177,18 @@ _SELECTORS: Final = ("culprits", "round_robin", "all")
 
 
 class GEPA(dspy.GEPA):
-    """`dspy.GEPA`, which edits the nodes that made the mistakes, and repeats no equal run.
+    """`dspy.GEPA`, which edits the nodes that made the mistakes.
 
-    It takes the arguments of `dspy.GEPA` and works as it does, with three differences:
+    It takes the arguments of `dspy.GEPA` and works as it does, with two differences, which take a metric by
+    `optimize.by_field`. With another metric, or another selector, it does what `dspy.GEPA` does.
 
-    - It edits the predictors of the *culprits* of a minibatch (`optimize.culprits`), and not one after the other. That
-      takes a metric by `optimize.by_field`, and a compiled graph. With another metric the selector is that of DSPy.
-    - It reuses the run of an earlier candidate on an example if all nodes that ran have the same instructions now. Such
-      a run counts for no metric call of the budget. The metric is not called either. Of a module that is no graph, all
-      predictors must have the same instructions.
+    - It edits the predictors of the *culprits* of a minibatch (`optimize.culprits`), and not one after the other.
     - It asks the reflection LM for another proposal (with a new `rollout_id`) if it has had one for the same candidate
       and the same records. With DSPy's cache, it would get the same proposal again.
-
-    Reuse takes the first run for all equal ones, also if the LM samples (`temperature`, `cache=False`), or a tool
-    returns something else each time. `reuse=False` draws again each time, as `dspy.GEPA` does; then proposals are not
-    asked for anew either. A run that failed is never reused, nor is one that went on after a failure, along an error
-    edge or in a map: made again, it may succeed.
-
-    It ends when the budget is spent, or earlier: when nothing but known runs has come for so long that `dspy.GEPA`
-    would have spent the rest of the budget on them.
 
     Args:
         metric: `optimize.by_field(...)`, or any metric of `dspy.GEPA`.
         component_selector: `"culprits"`, one of DSPy's (`"round_robin"`, `"all"`), or a function as in DSPy.
-        reuse: whether known runs are reused.
         options: the other arguments of `dspy.GEPA`.
 
     Attributes:
@@ -216,8 +203,8 @@ class GEPA(dspy.GEPA):
         >>> def exact(example, prediction, trace=None, pred_name=None, pred_trace=None):
         ...     return prediction.answer == example.answer
         >>> gepa = optimize.GEPA(exact, reflection_lm=dspy.LM("openai/gpt-5"), max_metric_calls=400)
-        >>> gepa.reuse
-        True
+        >>> gepa.component_selector
+        'culprits'
     """
 
     def __init__(
@@ -225,7 +212,6 @@ class GEPA(dspy.GEPA):
         metric: Any,
         *,
         component_selector: Any = "culprits",
-        reuse: bool = True,
         **options: Any,
     ) -> None:
         if isinstance(component_selector, str) and component_selector not in _SELECTORS:
@@ -233,9 +219,7 @@ class GEPA(dspy.GEPA):
                 f"component_selector: {component_selector!r} is unknown; it is one of "
                 f"{', '.join(map(repr, _SELECTORS))}, or a function as dspy.GEPA takes it"
             )
-        check_flags(reuse=reuse)
         super().__init__(metric, component_selector=component_selector, **options)
-        self.reuse = reuse
         self._stats: GEPAStats | None = None
 
     @property
@@ -314,32 +298,25 @@ class GEPA(dspy.GEPA):
         if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
             self.metric_fn.validate(student, trainset if given["valset"] is given["trainset"] else [*trainset, *valset])
         given["adapter"].metric_fn = noting_errors(given["adapter"].metric_fn, stats)
-        adapter = ReusingAdapter(given["adapter"], components, stats, trainset, reuse=self.reuse)
+        adapter = CountingAdapter(given["adapter"], components, stats)
         selector = given["module_selector"]
         if isinstance(selector, str) and selector == "culprits":
-            by_field = isinstance(self.metric_fn, FieldMetric)
-            selector = CulpritSelector(adapter, self.metric_fn, stats) if by_field else "round_robin"
-        known = KnownRuns(adapter, val) if self.reuse else None
+            adapter.anew = isinstance(self.metric_fn, FieldMetric)
+            selector = CulpritSelector(adapter, self.metric_fn, stats) if adapter.anew else "round_robin"
         return {
             **given,
             "adapter": adapter,
             "module_selector": selector,
-            "callbacks": [*(given.get("callbacks") or ()), _Observer(components, stats, known)],
-            "stop_callbacks": [
-                *_listed(given.get("stop_callbacks")),
-                *([_NothingNew(adapter, given["max_metric_calls"])] if self.reuse else ()),
-            ]
-            or None,
+            "callbacks": [*(given.get("callbacks") or ()), _Observer(components, stats)],
         }
 
 
 class _Observer:
-    """A callback of `gepa`: counts accepted edits, and lets the evaluation of candidates find known runs."""
+    """A callback of `gepa`: counts candidates and accepted edits."""
 
-    def __init__(self, components: Components, stats: GEPAStats, known: KnownRuns | None) -> None:
+    def __init__(self, components: Components, stats: GEPAStats) -> None:
         self._components = components
         self._stats = stats
-        self._known = known
         self._state: Any = None
         self._merged: int | None = None
 
@@ -352,8 +329,6 @@ class _Observer:
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         self._state = event["state"]
         self._stats.candidates = len(self._state.program_candidates)
-        if self._known is not None:
-            self._state.evaluation_cache = self._known
 
     def on_merge_accepted(self, event: Mapping[str, Any]) -> None:
         self._merged = event["new_candidate_idx"]
@@ -366,27 +341,6 @@ class _Observer:
         for component in edits_between([candidates[parent] for parent in event["parent_ids"]], candidates[index]):
             for node in self._components.nodes_of(component):
                 self._stats.node(node).kept += 1
-
-
-class _NothingNew:
-    """A condition to stop: reuse alone would go on for ever, when every proposal fails or every example is solved.
-
-    It counts what `dspy.GEPA` would have spent since the last run that was made.
-    """
-
-    def __init__(self, adapter: ReusingAdapter, budget: int) -> None:
-        self._adapter = adapter
-        self._budget = budget
-
-    def __call__(self, state: Any) -> bool:
-        spared: int = self._adapter.spared_since_made
-        return bool(spared and state.total_num_evals + spared >= self._budget)
-
-
-def _listed(stoppers: Any) -> Sequence[Any]:
-    if stoppers is None:
-        return ()
-    return stoppers if isinstance(stoppers, Sequence) else (stoppers,)
 
 
 def _compile(optimize: Callable[..., Any]) -> Callable[..., Any]:

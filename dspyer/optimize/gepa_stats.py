@@ -26,7 +26,6 @@ class NodeTuning:
         kept: those of them that are in a candidate which GEPA accepted.
         lm_calls: its LM calls that were made, failed runs included.
         lm_cached: further ones that DSPy's own cache served.
-        lm_spared: LM calls that reuse kept from being made, and that DSPy's cache would not have served.
     """
 
     node: str
@@ -38,7 +37,6 @@ class NodeTuning:
     kept: int = 0
     lm_calls: int = 0
     lm_cached: int = 0
-    lm_spared: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -54,7 +52,6 @@ class GEPAStats:
         metric_calls: runs of an example that were made and scored; they count for the budget.
         unjudged: runs whose culprits are unknown, since the metric of a field raised.
         without_run: runs whose culprits are unknown, since their prediction is none that a graph gave.
-        metric_spared: runs that were not made, since an equal run was known (`reuse=True`); they count for nothing.
         failed_runs: those runs of `metric_calls` that raised, in the program or in the metric.
         metric_errors: how often the metric raised in them.
         metric_error: what it raised last.
@@ -72,10 +69,10 @@ class GEPAStats:
         >>> stats = GEPAStats(["search", "write"], tunable=["write"])
         >>> stats.nodes["write"].culprit = 3
         >>> print(stats)
-        node                  culprit  proposed  kept  LM calls  spared
-        search (not tunable)        0                         0       0
-        write                       3         0     0         0       0
-        metric calls: 0 made, 0 spared by reuse
+        node                  culprit  proposed  kept  LM calls
+        search (not tunable)        0                         0
+        write                       3         0     0         0
+        metric calls: 0
         reflection calls: 0 made; 0 repeated proposals asked for anew
         0 candidates, the given program included
     """
@@ -87,7 +84,6 @@ class GEPAStats:
         self.metric_calls = 0
         self.unjudged = 0
         self.without_run = 0
-        self.metric_spared = 0
         self.failed_runs = 0
         self.metric_errors = 0
         self.metric_error = ""
@@ -139,7 +135,7 @@ class GEPAStats:
         cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
         repeated = count_of(self.repeated, "repeated proposal")
         lines = [
-            f"metric calls: {self.metric_calls:,} made, {self.metric_spared:,} spared by reuse",
+            f"metric calls: {self.metric_calls:,}",
             f"reflection calls: {self.reflection_calls:,} made{cached}; {repeated} asked for anew",
             f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
@@ -204,7 +200,6 @@ _FIGURES = (
     _Figure("kept", _edits("kept")),
     _Figure("LM calls", lambda one: f"{one.lm_calls:,}"),
     _Figure("cached", lambda one: f"{one.lm_cached:,}", lambda one: one.lm_cached),
-    _Figure("spared", lambda one: f"{one.lm_spared:,}"),
 )
 
 

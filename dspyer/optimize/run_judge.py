@@ -392,7 +392,7 @@ def authors_with_lm(run: Run, graph: GraphSpec) -> tuple[dict[str, None], set[st
     tunable: set[str] = set()
     for commit in run.commits:  # also of a module that failed before it had a step
         node = graph.nodes.get(commit.node)
-        if node is not None and getattr(node, "inner", node).kind in ("module", "mode"):
+        if node is not None and (node.inner or node).kind in ("module", "mode"):
             found[commit.node] = None
             tunable |= {commit.node} - graph.frozen
     for step in run.trace_steps:

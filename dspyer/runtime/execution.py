@@ -40,7 +40,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.function import FunctionNode, folded, given
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, Runner, Send, StartRule
-from dspyer.nodes.router import FieldRouter, FunctionRouter
+from dspyer.nodes.router import FunctionRouter
 from dspyer.nodes.steps import Script, failure_or_questions
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
@@ -806,9 +806,7 @@ def _way_out(graph: GraphSpec, name: str) -> WayOut | None:
     way = exits[0] if len(exits) == 1 else None
     if isinstance(way, str):
         return (Target(way),)
-    if type(way) is FunctionRouter and _of_fields(way.binding):
-        return _function_router(name, way)
-    return _field_router(name, way) if type(way) is FieldRouter else None
+    return _function_router(name, way) if type(way) is FunctionRouter and _of_fields(way.binding) else None
 
 
 def _function_router(name: str, router: FunctionRouter) -> WayOut:
@@ -825,12 +823,5 @@ def _function_router(name: str, router: FunctionRouter) -> WayOut:
             raise
         found = known.get(result) if type(result) is str else None
         return found or checked_targets(session, name, router.resolve(result))
-
-    return targets
-
-
-def _field_router(name: str, router: FieldRouter) -> WayOut:
-    def targets(session: Session, after: ImmutableState, overlay: Overlay) -> tuple[Target, ...]:
-        return checked_targets(session, name, router.call(_straight_call(session, after, overlay)).targets)
 
     return targets

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import dspy
 
-from dspyer.display.redaction import Redactor
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath, TraceStep
 from dspyer.graph.spec import GraphSpec
@@ -22,6 +21,7 @@ from dspyer.lm.tracing import Steps, is_apart, is_rejected, rejected_step
 from dspyer.nodes.check import PROBLEMS, CheckedCommit, FinderNode, Repair, rejected_executions
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace
+from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, ancestry
 from dspyer.scheduler.schedule import Branch, FailedBranch, RunState, Transition, last_attempt

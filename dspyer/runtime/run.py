@@ -22,7 +22,7 @@ from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
-from dspyer.display.tokens import Count, Tokens, count_tokens
+from dspyer.display.tokens import Tokens, count_tokens
 from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
@@ -36,7 +36,7 @@ from dspyer.nodes.node import Node
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Fields, ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import FailedBranch
@@ -110,11 +110,6 @@ class KeptPrediction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptPrediction, (_prediction_of(self._parts),)
-
-
-def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
-    """The same prediction without a link, so that it keeps no run alive."""
-    return _prediction_of(_without_link(prediction))
 
 
 def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:

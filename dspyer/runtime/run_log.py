@@ -14,9 +14,8 @@ from dspyer.failure import Failure
 from dspyer.ids import path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
-from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun
+from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
 from dspyer.log.journal import Head, Journal
-from dspyer.log.lm_calls import LMCallLog, StoredCalls
 from dspyer.log.reader import SnapshotState, rows_of_part
 from dspyer.log.rows import (
     COMMITS,

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.clock import TimeLimit
-from dspyer.display.running import LMUse
 from dspyer.errors import (
     ConcurrentRunError,
     Interrupt,
@@ -735,8 +734,8 @@ Watch = Callable[[str, Event], object]
 """Called with the id of an outermost run and one of its events, as its layers show it; from any thread. It must not
 raise."""
 
-WatchLM = Callable[[str, LMUse], object]
-"""The same with what an LM call has used."""
+WatchLM = Callable[[str, int, float | None], object]
+"""The same with what an LM call has used: tokens, and US dollars (None if no price is known)."""
 
 _watchers: list[Watch] = []
 """Those who see the events of every run in the process. Each change is atomic: runs read it without a lock."""

@@ -7,12 +7,11 @@ the reads of views are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.field_access import Changed, ViewSource, chosen_plainly, fields_of_then, kind_of_parts
@@ -31,6 +30,7 @@ from dspyer.scheduler.provenance import (
     UnseenParts,
     Writers,
     last_visits,
+    unattributed_parts,
     unseen_commits,
     unseen_parts,
 )
@@ -40,7 +40,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentVector
-from dspyer.views import ViewRead, render, select_parts
+from dspyer.views import ViewRead, render, select_parts, tokens_of_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
@@ -190,6 +190,43 @@ def _not_copied(field: str) -> PriorHistory:
     )
 
 
+Count = Callable[[str], int]
+CACHED = 1024  # values whose sizes are kept
+
+TokenRead = tuple[str, str, str | None, int, int]
+"""One input of a node at one visit: node, its name for the input, view (None for the whole field), tokens sent, tokens
+of the whole field."""
+
+
+class Sizes:
+    """Counts the tokens of values with a function for texts, and keeps the counts of the last whole values.
+
+    They are kept by identity, together with the value: an id may be used again once its object is gone.
+    """
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._last: dict[int, tuple[Any, int]] = {}
+
+    def part(self, kind: str, part: FieldPart) -> int:
+        """The tokens of a part."""
+        return tokens_of_parts(kind, (part,), self._count)
+
+    def parts(self, kind: str, parts: Sequence[FieldPart]) -> int:
+        """The tokens of some parts."""
+        return tokens_of_parts(kind, parts, self._count)
+
+    def whole(self, value: Any) -> int:
+        """The tokens of a whole frozen value."""
+        known = self._last.get(id(value))
+        if known is None:
+            if len(self._last) >= CACHED:
+                self._last.clear()
+            kind, parts = unattributed_parts(value)
+            known = self._last[id(value)] = value, self.parts(kind, parts)
+        return known[1]
+
+
 class TokenReads:
     """The tokens of what the nodes of a run have read, computed from its log."""
 
@@ -198,7 +235,7 @@ class TokenReads:
         self._fields = fields.fresh(self._sizes.part)
         self._log = log
 
-    def of_views(self, reads: Iterable[ViewRead]) -> Iterator[Read]:
+    def of_views(self, reads: Iterable[ViewRead]) -> Iterator[TokenRead]:
         """The reads of views."""
         for node, name, view, log_index in reads:
             index = self._fields.index(view.field, self._log, log_index)
@@ -217,9 +254,9 @@ class TokenReads:
                 sent = self._sizes.parts(kind, parts)
             else:
                 sent = sum([part.size for part in parts])
-            yield Read(node, name, repr(view), sent, self._whole(view.field, log_index, value))
+            yield node, name, repr(view), sent, self._whole(view.field, log_index, value)
 
-    def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
+    def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[TokenRead]:
         """The reads of whole fields, by the nodes of the commits from `first` on."""
         for log_index in range(first, len(self._log)):
             entry = self._log[log_index]
@@ -229,7 +266,7 @@ class TokenReads:
                 state = self._log[before].state
                 for name, field in node.whole_fields(state):
                     size = self._whole(field, before, state.raw(field))
-                    yield Read(node.name, name, None, size, size)
+                    yield node.name, name, None, size, size
 
     def _whole(self, field: str, log_index: int, value: Any) -> int:
         """The tokens of a whole field."""

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 import dspy
 
-from dspyer.display.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 from dspyer.errors import RunStoppedError
 from dspyer.events import Event
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
+from dspyer.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 from dspyer.waiting import EventQueue, at_fork, end_of, held_back, join_loop, loop_of_worker, may_raise
 
 if TYPE_CHECKING:

@@ -50,8 +50,6 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
-from dspyer.display.redaction import Redactor
-from dspyer.display.server_sent import last_of_refusal, last_of_run
 from dspyer.errors import BudgetError, OpenRunError
 from dspyer.events import (
     Asked,
@@ -68,11 +66,13 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import is_within, whole_execution
 from dspyer.layers.redacted import redacted
+from dspyer.redaction import Redactor
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session
 from dspyer.scheduler.topology import START
 from dspyer.serve.agui_messages import Said, ToolUse, said
 from dspyer.serve.json_patch import operations
+from dspyer.server_sent import last_of_refusal, last_of_run
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
 

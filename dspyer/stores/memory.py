@@ -12,6 +12,7 @@ from dspyer.clock import now
 from dspyer.stores.base import (
     NO_EPOCHS,
     Change,
+    CurrentRows,
     DeletionReport,
     ListedRun,
     Point,
@@ -21,24 +22,18 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
-    end_of,
-    ending_of,
-    start_of,
-)
-from dspyer.stores.content import Content
-from dspyer.stores.writes import (
-    CurrentRows,
-    DeletionPlan,
-    RunSummary,
     appended,
     as_read,
     check_epochs,
     check_runs,
-    plan_delete_unreachable,
-    plan_deletion,
+    end_of,
+    ending_of,
     plan_write,
+    start_of,
     thread_after,
 )
+from dspyer.stores.content import Content
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 
 _CONTAINERS = (list, dict, tuple)
 

@@ -38,7 +38,7 @@ from psycopg.pq import TransactionStatus
 
 from dspyer import clock
 from dspyer.errors import StoreError
-from dspyer.stores.base import ENDINGS, Change, DeletionReport
+from dspyer.stores.base import ENDINGS, Change, CurrentRows, DeletionReport, WritePlan
 from dspyer.stores.sql import (
     ALL_TABLES,
     LAST,
@@ -59,7 +59,6 @@ from dspyer.stores.sql import (
     read_run,
     write_planned,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan
 from dspyer.waiting import at_fork
 
 # The server of a PostgreSQL store: its connections, its address and its tables.

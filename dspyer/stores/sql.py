@@ -25,6 +25,7 @@ from dspyer.stores.base import (
     ENDINGS,
     NO_EPOCHS,
     Change,
+    CurrentRows,
     DeletionReport,
     ListedRun,
     Owner,
@@ -36,23 +37,17 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
-    end_of,
-    ending_of,
-    is_listed,
-    start_of,
-)
-from dspyer.stores.content import MAX_JSON_BYTES, Content, parse_json
-from dspyer.stores.writes import (
-    CurrentRows,
-    DeletionPlan,
-    RunSummary,
     WritePlan,
     check_epochs,
     check_runs,
-    plan_delete_unreachable,
-    plan_deletion,
+    end_of,
+    ending_of,
+    is_listed,
     plan_write,
+    start_of,
 )
+from dspyer.stores.content import MAX_JSON_BYTES, Content, parse_json
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 
 # How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows compressed, and back.
 #
@@ -349,7 +344,12 @@ class SQLStore(Store):
         """
 
     def thread(self, name: str) -> ThreadRow | None:
-        return self._read(lambda session: read_thread(session, name))
+        def work(session: SQLSession) -> ThreadRow | None:
+            threads = THREAD.replace("LEASE", session.lease)
+            found = session(f"{threads} WHERE name = ?", (session.encode_name(name),))
+            return session.thread_now(decode_thread(session, found[0])) if found else None
+
+        return self._read(work)
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         def work(session: SQLSession) -> list[str]:
@@ -409,11 +409,6 @@ _ROWS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq BETWEEN ? A
 _ENDINGS = "SELECT seq, kind, body FROM {s}.entry WHERE run = ? AND seq <= ? AND kind IN (?, ?)"
 _SPAN = "run = ? AND seq BETWEEN ? AND ?"
 _SNAPSHOT = "SELECT seq, body FROM {s}.snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
-
-
-def read_thread(session: SQLSession, name: str) -> ThreadRow | None:
-    found = session(f"{THREAD.replace('LEASE', session.lease)} WHERE name = ?", (session.encode_name(name),))
-    return session.thread_now(decode_thread(session, found[0])) if found else None
 
 
 def _naming(table: str, decode: Callable[[SQLSession, Sequence[Any]], T]) -> Callable[[SQLSession, Sequence[Any]], T]:
@@ -648,7 +643,7 @@ def _write_snapshot(session: SQLSession, snapshot: Snapshot, encoded: EncodedCha
 MAX_NAMES = 10_000
 """How many threads a deletion looks around; with more of them it searches the whole store."""
 
-# The runs that decide what is deleted with the threads `gone`, as `dspyer.stores.writes` says: the search ends at
+# The runs that decide what is deleted with the threads `gone`, as `dspyer.stores.reachability` says: the search ends at
 # those that are not `free`. CROSS JOIN: SQLite looks for what is on the right with what is on the left, and never the
 # other way round. `free` is a column, since SQLite may read a whole table of a join first if a term filters it.
 _FREE = """

@@ -18,11 +18,20 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-from weakref import finalize
 
 from dspyer.clock import now, wall
 from dspyer.errors import StoreError
-from dspyer.stores.base import Change, DeletionReport, ThreadRow
+from dspyer.stores.base import (
+    Change,
+    CurrentRows,
+    DeletionReport,
+    ThreadRow,
+    WritePlan,
+    appended,
+    as_read,
+    check_runs,
+    thread_after,
+)
 from dspyer.stores.sql import (
     ALL_TABLES,
     PATIENCE,
@@ -40,7 +49,6 @@ from dspyer.stores.sql import (
     write_ended,
     write_planned,
 )
-from dspyer.stores.writes import CurrentRows, WritePlan, appended, as_read, check_runs, thread_after
 from dspyer.waiting import at_fork, gives_up, held_back
 
 # Opening the file of an SQLite store: its tables and their version, and what is refused.
@@ -122,21 +130,6 @@ def create_tables(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
 
 
-def check_file(path: Path) -> None:
-    """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    for mode in ("ro", "rw"):
-        try:
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)) as connection:
-                is_store(connection, path)
-                return
-        except sqlite3.OperationalError as error:
-            # A process was killed while it made the file. Only a connection that may write can undo its transaction.
-            if mode == "rw" or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-                raise
-
-
 def identity(path: Path) -> tuple[int, int] | None:
     """Device and inode, which identify a file under any name; None if there is none."""
     try:
@@ -211,7 +204,7 @@ class ReadOnlyFile:
         self.path = path
         self.closed = False
         self._idle: list[tuple[FileFacts, sqlite3.Connection]] = []
-        finalize(self, _close_all, self._idle)
+        weakref.finalize(self, _close_all, self._idle)
 
     def read(self, work: Work[T]) -> T:
         """Call `work`, which only reads, with a connection to the file as it is now."""
@@ -523,11 +516,11 @@ class FileConnections:
         """
         if self._first_seen is None:
             check_path(self.path)
-            check_file(self.path)
         else:
             self._check_same_file()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            is_store(connection, self.path)  # before anything is written: the file of something else stays as it is
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
                 raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")

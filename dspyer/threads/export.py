@@ -33,10 +33,10 @@ from dspyer.log.rows import (
 )
 from dspyer.log.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
-from dspyer.stores.writes import RunSummary, reachable_rows, same_row, same_run
+from dspyer.stores.reachability import RunSummary, reachable_rows
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 

@@ -1,31 +1,32 @@
-"""Start a run on a thread: a new one, or the last one resumed.
+"""What a run of a thread begins with: a new run, or the last one resumed or as it is stored.
 
-A start has three steps, in this order, which makes it safe against crashes and other processes:
-
-1. Load the head of the thread. A thread with a live owner is refused.
-2. Check all that the caller gave (inputs, answers, graph) and build the run in memory: a `FirstWrite`. Up to here
-   nothing is written, so a refused call leaves no open run.
-3. Write owner, head and first rows in one transaction, guarded by the epoch of the thread, its fencing token. Of two
-   processes that come this far one succeeds; the other gets `ConcurrentRunError`, and has written nothing.
+A `StoredThread` is one thread in the store of a program. It reads the head, checks what a caller gives, and builds the
+run in memory. It writes nothing: `playing` acquires the thread and writes the rows of a `FirstWrite`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from time import time
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
-from dspyer.display.redaction import HIDDEN
-from dspyer.errors import ChangedGraphError, InputError, OpenRunError, StoreError, ThreadError, brief, suggestion
+from dspyer.errors import (
+    ChangedGraphError,
+    ConcurrentRunError,
+    InputError,
+    OpenRunError,
+    StoreError,
+    ThreadError,
+    brief,
+    suggestion,
+)
 from dspyer.events import Event, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
-from dspyer.log.execution_records import ExecutionRecords, RecordKey
+from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
 from dspyer.log.history import recover_state
-from dspyer.log.journal import LEASE, MARK, CheckedStore, Journal, is_alive, leases, new_owner
-from dspyer.log.lm_calls import run_usage, totals_at
+from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
@@ -41,36 +42,42 @@ from dspyer.log.rows import (
     is_settled,
     open_row,
 )
-from dspyer.log.time_travel import resumes_without_progress
+from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
 from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.record_codec import changed
+from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
-from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility, GraphFingerprint, OtherGraphs
-from dspyer.threads.ownership import (
-    REPLACE,
-    HandOver,
-    OwnedRun,
-    StoredRun,
-    busy,
+from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
+from dspyer.stores.memory import Memory
+from dspyer.threads.graph_changes import (
+    AllowChanged,
+    GraphCompatibility,
+    OtherGraphs,
+    StorableCheck,
+    decoder,
+    fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
+from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_indexes
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
 from dspyer.waiting import EventQueue
 
-# The types with which a thread and the program that made it call each other.
-
-
 Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None
-OnConflict = Literal["raise", "wait", "merge"]
+OnConflict = Literal["raise", "wait"]
+
+DONE = ("completed", "interrupted")
+"""How a run ends that has nothing more to do, unless a new answer comes."""
+
+# What an error about a live owner advises, by the options that the refused call has.
+WAIT = "try again when it has ended (t.status)"
+REPLACE = f"{WAIT}, or replace the owner with take_over=True"
 
 
 class ThreadProgram(Protocol):
@@ -88,122 +95,6 @@ class ThreadProgram(Protocol):
     def _as_stored(self, request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
 
     def _check_resources(self, request: Request) -> Mapping[type, object]: ...
-
-
-# Check the answers that a caller gives to the open questions of a run, before anything is stored.
-
-
-def were_given(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec, completed: bool) -> bool:
-    """Whether a run has had each of these answers before: they were delivered again.
-
-    To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
-    """
-    if not isinstance(cast(object, answers), Mapping):
-        return False
-    asked = _Asked(records)
-    for name, answer in answers.items():
-        if completed and name not in asked.ids:
-            return False
-        if not _was_given(records, asked.named(name), name, freeze(answer), graph):
-            return False
-    return True
-
-
-def _was_given(records: ExecutionRecords, question: Question, name: str, frozen: Any, graph: GraphSpec) -> bool:
-    key = RecordKey(question.execution, question.key)
-    if key not in records.answers:
-        return False
-    if not same(records.answers[key], frozen):
-        raise ThreadError(f"question {name!r} was answered already, with {_shown(graph, records.answers[key])}")
-    return True
-
-
-def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec) -> dict[RecordKey, Any]:
-    """The frozen answers that a resume adds: those of the caller, and None for each question that needs no answer.
-
-    `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
-    answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong type.
-
-    Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before the
-    node runs again: until then it must have the types of the question's JSON schema.
-    """
-    if not isinstance(cast(object, answers), Mapping):
-        listed = ", ".join(repr(question.key) for question in records.open_questions())
-        raise InputError(
-            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
-            f"Open questions: {listed or 'none'}"
-        )
-    given: dict[RecordKey, Any] = {}
-    asked = _Asked(records)
-    for name, answer in answers.items():
-        question = asked.named(name)
-        key = RecordKey(question.execution, question.key)
-        frozen = freeze(answer)
-        if _was_given(records, question, name, frozen, graph):
-            continue  # the same answer, delivered twice
-        if not same(given.get(key, frozen), frozen):
-            raise ThreadError(
-                f"question {question.id!r} is given two answers, by its key and by its id: {_shown(graph, given[key])} "
-                f"and {_shown(graph, frozen)}. Nothing was stored: give it one"
-            )
-        shown = _shown(graph, frozen)
-        node = None if Address.parse(question.execution).scope else graph.nodes.get(question.node)
-        if node is not None and question.key in node.answer_types:
-            validated(node.answer_types[question.key], frozen, question, shown)
-        elif question.answer is None:
-            validated(None, frozen, question, shown)
-        else:
-            check_shape(thaw(frozen), question, f" {shown}")
-        given[key] = frozen
-    for question in asked.open:
-        if question.answer is None:
-            given.setdefault(RecordKey(question.execution, question.key), None)
-    return given
-
-
-def _shown(graph: GraphSpec, answer: Any) -> str:
-    """An answer as errors show it. Not at all if the graph hides values: what an answer is for, is not known here."""
-    return brief(answer) if graph.redaction is None else HIDDEN
-
-
-class _Asked:
-    """The questions of a run, as answers name them: found once, since a run may ask thousands."""
-
-    def __init__(self, records: ExecutionRecords) -> None:
-        self.open = records.open_questions()
-        self.ids = {question.id: question for question in records.questions.values()}
-        self._keys = self._by_key(records.questions.values())
-        self._open_keys = self._by_key(self.open)
-
-    @staticmethod
-    def _by_key(questions: Iterable[Question]) -> dict[str, list[Question]]:
-        found: dict[str, list[Question]] = {}
-        for question in questions:
-            found.setdefault(question.key, []).append(question)
-        return found
-
-    def named(self, name: str) -> Question:
-        """The question with this id, or else the only one with this key; an open one before one that was answered."""
-        if name in self.ids:
-            return self.ids[name]
-        open_with_key = self._open_keys.get(name, [])
-        candidates = open_with_key or self._keys.get(name, [])
-        if len(candidates) == 1:
-            return candidates[0]
-        ids = ", ".join(repr(question.id) for question in self.open) or "none"
-        if open_with_key:
-            raise ThreadError(
-                f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {ids}"
-            )
-        # An id is that of another run or call: its answer must not be given to the question that is open now.
-        meant = suggestion(name, [] if "/" in str(name) else list(self._open_keys))
-        raise ThreadError(
-            f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {ids}"
-        )
-
-
-DONE = ("completed", "interrupted")
-"""How a run ends that has nothing more to do, unless a new answer comes."""
 
 
 class ThreadHead(NamedTuple):
@@ -270,127 +161,176 @@ class FirstWrite(NamedTuple):
     records: ExecutionRecords
 
 
-class RunStarter:
-    """Starts, resumes and rebuilds the runs of one thread.
+class StoredThread:
+    """One thread in the store of a program: its head, and what its runs begin with."""
 
-    `list_commits` and `recent` are for views that look back over earlier runs (`views_across_runs`).
-    """
+    def __init__(self, program: ThreadProgram, store: Store, name: str, others: OtherGraphs) -> None:
+        check_thread_name(name)
+        graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
+        # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
+        check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
+        self.program, self.graph, self.schema, self.name = program, graph, schema, name
+        self.store = CheckedStore(store, *check)
+        self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
+        self.history = ThreadReader(self.reader, name)
+        self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
+        self._recent = recent_indexes(program)
 
-    def __init__(
-        self,
-        graph: GraphSpec,
-        reader: HistoryReader,
-        thread: str,
-        fingerprint: GraphFingerprint,
-        list_commits: ListCommits,
-        recent: RecentIndexes,
-        others: OtherGraphs,
-    ) -> None:
-        self.graph = graph
-        self.reader = reader
-        self.store = reader.store if isinstance(reader.store, CheckedStore) else CheckedStore(reader.store)
-        self.thread = thread
-        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader, others)
-        self._list_commits = list_commits
-        self._recent = recent
+    def redactor(self) -> Redactor | None:
+        """Return what hides values of the thread where it is read; None if the graph hides none."""
+        return thread_redactor(self.reader, self.name, self.graph.redaction, lambda: self.load_head().state)
 
-    # --- start and resume
+    # --- the head of the thread
 
-    def first_of_new(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
-        """A new run at the head of the thread; with `abandon` also after one that was not finished."""
+    def load_head(self) -> ThreadHead:
+        """The end of the thread's history."""
+        return self._head_of(self.store.thread(self.name))
+
+    def _head_of(self, row: ThreadRow | None) -> ThreadHead:
+        """The end of a thread by its row: remembered, if this process has written it, else read."""
+        if row is None or row.head is None:
+            return ThreadHead(row or ThreadRow(self.name, None, 0), None, ImmutableState(), 0)
+        known = self.store.heads.get(row, self.schema.model)
+        if known is None:
+            return self.head_at(row, row.head)
+        return ThreadHead(row, known.last_run, known.state, known.next_version, known.tail)
+
+    def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
+        """The head of a thread as if it ended at a row."""
+        found = recover_state(self.reader, at)
+        return ThreadHead(
+            row, found.last_run, found.state, found.next_version, found.tail, found.broken, found.last_good
+        )
+
+    def readable_head(self) -> ThreadHead:
+        """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
+        head = self.load_head()
+        if head.broken:
+            raise head.broken_error()
+        return head
+
+    def load_free_head(self, remedy: str) -> ThreadHead:
+        """The head of a thread without a live owner; raises `ConcurrentRunError` if it has one.
+
+        The row of the thread is read again if it names an owner that is not alive: that may have ended just after the
+        first read, and a run that has just finished would look as if it had crashed.
+        """
+        row = self.store.thread(self.name)
+        while row is not None and row.owner is not None:
+            check_no_owner(row, remedy)
+            before, row = row, self.store.thread(self.name)
+            if row is None or (row.head, row.epoch, row.owner) == (before.head, before.epoch, before.owner):
+                break
+        return self._head_of(row)
+
+    def load_head_without_owner(self) -> ThreadHead:
+        """The head of a thread that no run owns, for a change that is one transaction.
+
+        Raises `ConcurrentRunError` if the thread has a live owner. An owner that seems dead is fenced off first: it may
+        be alive after all, on a host that cannot be asked, and must write nothing after the head was read.
+        """
+        row = self.store.thread(self.name)
+        if row is not None and row.owner is not None:
+            check_no_owner(row)
+            self.store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0))
+        return self.readable_head()
+
+    def existing_row(self, take_over: bool) -> ThreadRow:
+        """The row of the thread; raises if there is none, or if it has a live owner that may not be replaced."""
+        row = self.store.thread(self.name)
+        if row is None:
+            raise ThreadError(f"there is no thread {self.name!r}")
+        if not take_over:
+            check_no_owner(row, REPLACE)
+        return row
+
+    # --- what a run begins with
+
+    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
+        """A new run that begins with the state at the head and folds the inputs in.
+
+        With `abandon` also after a run that was not finished.
+        """
         if head.open and not abandon:
             raise head.open_error()
         if head.broken and (not abandon or head.last_readable is None):
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
-        return self.new_run(head, inputs, request, self.next_label(head))
-
-    def first_of_last(
-        self,
-        head: ThreadHead,
-        answers: Mapping[str, Any] | None,
-        request: Request,
-        max_resumes: int,
-        allow: AllowChanged,
-    ) -> FirstWrite | StoredRun:
-        """The last run as it goes on with these answers; as it is stored if it had them before, and nothing is left."""
-        return self.repeated(head, answers, request) or self.resumed_run(head, answers or {}, max_resumes, allow)
-
-    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
-        """A new run that begins with the state at the head and folds the inputs in; `label` begins its commits' ids."""
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
+        keep, schema, label = self.graph.keep, self.schema, self.next_label(head)
         check_inputs_by_name(self.graph, inputs)
-        check_inputs(self.graph, inputs, self._fields_kept(adapted.state))
-        schema = self.graph.topology.schema
-        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=full_id(label, FIRST))
+        # What lasts from the run before needs no input.
+        check_inputs(self.graph, inputs, frozenset(one for one in adapted.state if keep is None or one in keep))
+        patch, _ = schema.begin(adapted.state, inputs, keep=keep, commit_id=full_id(label, FIRST))
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
         schema.check_state_limit(None, head.state, patch, state)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
-        header = self.run_header(head, head.next_version, label)
+        header = self.run_header(head, head.next_version)
         if not request.options.live:
             header["live"] = False
-        run = RunRow(new_run_id(), self.thread, parents, header)
+        run = RunRow(new_run_id(), self.name, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
         rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
         records = ExecutionRecords()
-        records.totals_before = self.totals_at(head, last_row)
+        records.totals_before = self._totals_at(head, last_row)
         return FirstWrite(run, 0, rows, run_start, records)
 
     def resumed_run(
-        self, head: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
-    ) -> FirstWrite:
-        """The last run, rebuilt from its log, with answers to its questions."""
-        if not head.open or head.row.head is None:
+        self,
+        head: ThreadHead,
+        answers: Mapping[str, Any] | None,
+        request: Request,
+        max_resumes: int,
+        allow: AllowChanged,
+    ) -> FirstWrite | Request:
+        """The last run, rebuilt from its log, with answers to its questions.
+
+        As it is stored if each of the answers was given before, and nothing is left to do.
+        """
+        at, status = head.row.head, None if head.last_run is None else head.last_run.status
+        if answers and at is not None and not head.broken and status in DONE:
+            last = read_run(self.store, at)
+            if _Asked(self, last).were_given(answers, completed=status == "completed"):
+                return self.as_stored(last, request)
+        if not head.open or at is None:
             found = "has no run yet" if head.last_run is None else "has finished its last run"
             raise ThreadError(
-                f"thread {self.thread!r} {found}: there is nothing to resume; start a run with thread.run(...)"
+                f"thread {self.name!r} {found}: there is nothing to resume; start a run with thread.run(...)"
             )
         if head.broken:
             raise head.broken_error()
-        last, names = self.compatibility.allowed(read_run(self.store, head.row.head), allow)
-        records = self.read_records(last)
+        last, names = self.compatibility.allowed(read_run(self.store, at), allow)
+        asked = _Asked(self, last)
+        given, records = asked.given(answers or {}), asked.records
         records.resumes += 1
-        rows: list[DraftRow] = []
-        for key, frozen in given_answers(records, answers, self.graph).items():
-            records.answers[key] = frozen
-            rows.append(AnswerRow(*key, frozen).row())
+        records.answers.update(given)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
         if count > max_resumes:
             raise ThreadError(
-                f"the last run of thread {self.thread!r} was resumed {max_resumes} times without progress; open: "
+                f"the last run of thread {self.name!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
-        blob = None if names is None else self.compatibility.graph_blobs
-        rows += [ResumeRow(count, tuple(running)).row(blob or NO_BLOBS), *migration]
-        run, seq = last.run, head.row.head.seq + 1
+        blobs = NO_BLOBS if names is None else self.compatibility.graph_blobs
+        rows = [AnswerRow(*key, frozen).row() for key, frozen in given.items()]
+        rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
+        run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
-        if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
-            run, seq = self.next_part(head, run, head.row.head, names=names), 0
+        if names is not None or run.thread != self.name or self.store.rows(run.id, seq, seq):
+            run, seq = self.next_part(head, run, at, names=names), 0
             run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
-        self.count_before(records, last)
+        self.count_before(records, last, head.row.root)
         return FirstWrite(run, seq, rows, run_start, records)
 
-    def repeated(self, head: ThreadHead, answers: Mapping[str, Any] | None, request: Request) -> StoredRun | None:
-        """The last run, as it is stored, if each of the answers was given before; None if there is something to do."""
-        at = head.row.head
-        status = None if head.last_run is None else head.last_run.status
-        if not answers or at is None or head.broken or status not in DONE:
-            return None
-        last = read_run(self.store, at)
-        if not were_given(self.read_records(last), answers, self.graph, completed=status == "completed"):
-            return None
-        return self.as_stored(last, request)
-
-    def as_stored(self, rows: RunRows, request: Request) -> StoredRun:
-        """A run that has completed or waits for answers, as it is stored."""
+    def as_stored(self, rows: RunRows, request: Request) -> Request:
+        """The request of a run that has completed or waits for answers, which returns it as it is stored."""
         records = self.read_records(rows)
         try:
             run_start = self.rebuild(rows, records)
@@ -401,16 +341,16 @@ class RunStarter:
             run = run_start.run
         for execution in list(run.running):  # at a join, which has committed before its node has asked
             run, _ = advance(run, execution, Suspended(()))
-        records.journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
+        records.journal = Journal(self.store, self.name, 0, rows.run.id, 0)  # it writes nothing
         options = request.options._replace(live=rows.run.header.get("live", True))
-        return StoredRun(replace(request, options=options, run_start=run_start._replace(run=run), records=records))
+        return replace(request, options=options, run_start=run_start._replace(run=run), records=records)
 
     def _folded(self, rows: RunRows) -> RunStart:
         """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
         before, first = self._state_before(rows)
         folded = self.reader.fold(rows, before)
         if folded.broken:
-            raise StoreError(f"thread {self.thread!r}: {folded.broken}")
+            raise StoreError(f"thread {self.name!r}: {folded.broken}")
         settled = [is_settled(row) for row, _ in folded.rows]
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
@@ -423,21 +363,6 @@ class RunStarter:
             ended=rows.status == "completed",
         )
         return self._run_start(rows, run, log[0].commit.patch, log[0].state, before, first)
-
-    # --- totals
-
-    def totals_at(self, head: ThreadHead, at: Point | None) -> Totals:
-        """The totals of the thread up to a row; of its head, mostly without reading any."""
-        rows = () if head.last_run is None else head.last_run.rows
-        if at == head.row.head and rows and rows[-1].kind == RowKind.END:
-            return EndRow.of(rows[-1]).totals
-        return totals_at(self.store, () if at is None else (at,), head.row.root)
-
-    def count_before(self, records: ExecutionRecords, run: RunRows) -> None:
-        """Note what a run that goes on has used so far, and what the thread had before it."""
-        records.used_before = run_usage(run.rows)
-        row = self.store.thread(self.thread)
-        records.totals_before = totals_at(self.store, run.parents, None if row is None else row.root)
 
     # --- from rows to a run in memory
 
@@ -460,13 +385,13 @@ class RunStarter:
         opening = self.reader.opening(last.rows)
         if opening is None:
             raise ThreadError(
-                f"the log of the last run of thread {self.thread!r} lacks its first commit: abandon the run with "
+                f"the log of the last run of thread {self.name!r} lacks its first commit: abandon the run with "
                 "thread.run(..., abandon=True)"
             )
         node, patch, made = opening.node, opening.patch or {}, opening.made
         if node != START and node not in self.graph.nodes:
             why = f"its first commit was made as node {node!r}, which is gone: map it to its new name"
-            raise ChangedGraphError(f"thread {self.thread!r}: {why}", [f"node {node!r} is gone"])
+            raise ChangedGraphError(f"thread {self.name!r}: {why}", [f"node {node!r} is gone"])
         schema_at = self.reader.schema_by_row(last)
         state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch, made)
         fresh: RunState = start(self.graph.topology, before, first, node)
@@ -487,8 +412,8 @@ class RunStarter:
         first: int,
     ) -> RunStart:
         """A run with its names and what came before it: the state there, and the version of its first commit."""
-        label = str(rows.run.header.get("label", self.thread))
-        earlier = self._earlier_runs(rows.parents, before, first, self.store.thread(self.thread))
+        label = str(rows.run.header.get("label", self.name))
+        earlier = self._earlier_runs(rows.parents, before, first, self.store.thread(self.name))
         return RunStart(run, patch, state, rows.run.id, (label,), earlier, _id_prefixes(rows))
 
     def _state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
@@ -505,7 +430,21 @@ class RunStarter:
         if not parents or row is None:
             return None
         previous = PreviousRuns(parents[0], row, state, first)
-        return EarlierRuns(self.graph, self.reader, self._list_commits, self._recent, previous)
+        return EarlierRuns(self.graph, self.reader, self.history.cache.up_to, self._recent, previous)
+
+    # --- totals
+
+    def _totals_at(self, head: ThreadHead, at: Point | None) -> Totals:
+        """The totals of the thread up to a row; of its head, mostly without reading any."""
+        rows = () if head.last_run is None else head.last_run.rows
+        if at == head.row.head and rows and rows[-1].kind == RowKind.END:
+            return EndRow.of(rows[-1]).totals
+        return totals_at(self.store, () if at is None else (at,), head.row.root)
+
+    def count_before(self, records: ExecutionRecords, run: RunRows, root: Point | None) -> None:
+        """Note what a run that goes on has used so far, and what the thread had before it."""
+        records.used_before = run_usage(run.rows)
+        records.totals_before = totals_at(self.store, run.parents, root)
 
     # --- rows of runs
 
@@ -522,33 +461,24 @@ class RunStarter:
         The spans `excluded` of rows up to `at` do not belong to the continued run. `names` is None unless another graph
         continues the run; then it holds new names of nodes by their old ones.
         """
-        header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
-        for name in ("without", MARK, "keys", "hidden"):
-            header.pop(name, None)
-        header |= self._salt_header(head) | self._hidden_header()
-        if excluded:
-            header["without"] = [list(span) for span in excluded]
-        header.pop("names", None)
+        header = {name: run.header[name] for name in INHERITED if name in run.header}
         if names is not None:
             header.pop("named", None)
             header |= self._graph_header()
+        header |= {"continues": True, **self._own_header(head)}
+        if excluded:
+            header["without"] = [list(span) for span in excluded]
         if names:
             header["names"] = dict(names)
-        return RunRow(new_run_id(), self.thread, (at,), header)
+        return RunRow(new_run_id(), self.name, (at,), header)
 
     def next_label(self, head: ThreadHead) -> str:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
-        return label_of(self.thread, head.row.runs + 1)
+        return label_of(self.name, head.row.runs + 1)
 
-    def run_header(self, head: ThreadHead | None, first: int, label: str) -> dict[str, Any]:
+    def run_header(self, head: ThreadHead, first: int) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        header = {**self._graph_header(), **self._hidden_header()}
-        header |= {"first": first, "label": label, "started": round(time(), 3)}
-        return header if head is None else header | self._salt_header(head)
-
-    def _salt_header(self, head: ThreadHead) -> dict[str, str]:
-        salt = "" if head.last_run is None else self.key_salt(head.last_run.run)
-        return {"keys": salt} if salt else {}
+        return {**self._graph_header(), "first": first, **self._own_header(head)}
 
     def key_salt(self, last: RunRow) -> str:
         """The salt of the keys of the thread, which each of its runs passes on to the next; "" before its first key.
@@ -556,162 +486,29 @@ class RunStarter:
         `last` is the run at its head. The salt makes the ids of runs with keys differ from those of a deleted thread of
         this name: caches rely on it that a row of a run never changes.
         """
-        return str(last.header.get("keys", "")) if last.thread == self.thread else ""
+        return str(last.header.get("keys", "")) if last.thread == self.name else ""
 
     def _graph_header(self) -> dict[str, Any]:
         made_by = self.compatibility.fingerprint
         header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
         return {**header, "named": True} if self.graph.named else header
 
-    def _hidden_header(self) -> dict[str, Any]:
+    def _own_header(self, head: ThreadHead) -> dict[str, Any]:
+        """What the header of a run, or of a part of one, has of its own."""
+        header: dict[str, Any] = {"label": self.next_label(head), "started": round(time(), 3)}
+        if head.last_run is not None and (salt := self.key_salt(head.last_run.run)):
+            header["keys"] = salt
         redaction = self.graph.redaction
-        if redaction is None:
-            return {}
-        patterns = [
-            [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
-            for one in redaction.patterns
-        ]
-        return {"hidden": patterns or "function"}
+        if redaction is not None:
+            header["hidden"] = [
+                [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
+                for one in redaction.patterns
+            ] or "function"
+        return header
 
-    def _fields_kept(self, state: ImmutableState) -> frozenset[str]:
-        """The fields that have a value when the next run begins, so that no input is needed for them."""
-        keep = self.graph.keep
-        return frozenset(name for name in state if keep is None or name in keep)
 
-    # --- the head of the thread
-
-    def load_head(self) -> ThreadHead:
-        """The end of the thread's history."""
-        return self._head_of(self.store.thread(self.thread))
-
-    def _head_of(self, row: ThreadRow | None) -> ThreadHead:
-        """The end of a thread by its row: remembered, if this process has written it, else read."""
-        if row is None or row.head is None:
-            return ThreadHead(row or ThreadRow(self.thread, None, 0), None, ImmutableState(), 0)
-        known = self.store.heads.get(row, self.graph.topology.schema.model)
-        if known is None:
-            return self.head_at(row, row.head)
-        return ThreadHead(row, known.last_run, known.state, known.next_version, known.tail)
-
-    def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
-        """The head of a thread as if it ended at a row."""
-        found = recover_state(self.reader, at)
-        return ThreadHead(
-            row, found.last_run, found.state, found.next_version, found.tail, found.broken, found.last_good
-        )
-
-    def readable_head(self) -> ThreadHead:
-        """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
-        head = self.load_head()
-        if head.broken:
-            raise head.broken_error()
-        return head
-
-    def load_head_without_owner(self) -> ThreadHead:
-        """The head of a thread that no run owns, for a change that is one transaction.
-
-        Raises `ConcurrentRunError` if the thread has a live owner. An owner that seems dead is fenced off first: it may
-        be alive after all, on a host that cannot be asked, and must write nothing after the head was read.
-        """
-        row = self.store.thread(self.thread)
-        if row is not None and is_alive(row):
-            raise busy(row)
-        if row is not None and row.owner is not None:
-            self.store.write(Change(self.thread, row.epoch, row.epoch + 1, lease=0.0))
-        return self.readable_head()
-
-    # --- acquire the thread
-
-    def acquire(
-        self,
-        first_write: Callable[[ThreadHead], FirstWrite | StoredRun],
-        request: Request,
-        hand_over: HandOver,
-        take_over: bool,
-        remedy: str = REPLACE,
-    ) -> None:
-        """Acquire the thread, write the first rows of a run, and hand it over to what releases the thread.
-
-        `first_write` checks everything and builds the run on a head; it is called again if the head was read again.
-        With `take_over` a live owner is replaced; without it, a live owner is an error that advises `remedy`. A run
-        that is to be returned as it is stored is handed over at once.
-        """
-        head = self.load_head() if take_over else self._load_free_head(remedy)
-        first = first_write(head)  # all checks come before the first write
-        if isinstance(first, StoredRun):
-            hand_over(first)
-            return
-        owner = new_owner()
-        replacing: Journal | None = None
-        try:
-            if head.row.owner is not None:
-                # It may still be writing. Fence it off, then read again: all that it wrote until then is kept.
-                replacing = self.replace_owner(head.row, owner)
-                head = self.load_head()
-                first = first_write(head)
-                if isinstance(first, StoredRun):  # the other owner was alive, and has finished the run
-                    replacing.release()
-                    leases.let_go(owner.token)
-                    hand_over(first)
-                    return
-            hand_over(self._write_first(head, first, owner, request))
-        except BaseException:
-            leases.let_go(owner.token)
-            if replacing is not None:
-                replacing.release()
-            raise
-
-    def _load_free_head(self, remedy: str) -> ThreadHead:
-        """The head of a thread without a live owner; raises `ConcurrentRunError` if it has one.
-
-        The row of the thread is read again if it names an owner that is not alive: that may have ended just after the
-        first read, and a run that has just finished would look as if it had crashed.
-        """
-        row = self.store.thread(self.thread)
-        while row is not None and row.owner is not None:
-            if is_alive(row):
-                raise busy(row, remedy)
-            before, row = row, self.store.thread(self.thread)
-            if row is None or (row.head, row.epoch, row.owner) == (before.head, before.epoch, before.owner):
-                break
-        return self._head_of(row)
-
-    def replace_owner(self, row: ThreadRow, owner: Owner) -> Journal:
-        """Make `owner` the owner of a thread that has one. The old one can write nothing more."""
-        journal = Journal(self.store, self.thread, 0, "", 0)
-        leases.hold(owner.token, journal)  # before the write, for the reason given in _write_first
-        journal.set_epoch(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
-        return journal
-
-    def _write_first(self, head: ThreadHead, first: FirstWrite, owner: Owner, request: Request) -> OwnedRun:
-        """Write owner, head and first rows in one transaction."""
-        thread, run, seq = head.row, first.run, first.first_seq
-        rows = [row.numbered(seq + index) for index, row in enumerate(first.rows)]
-        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows))
-        earlier = self.store.rows(run.id, 0, seq - 1) if seq else ()
-        journal.continue_after(run, rows, earlier, head.tail)
-        # The lease is held before the write makes the owner visible: another thread of this process that saw the owner
-        # and no lease would take it for dead.
-        leases.hold(owner.token, journal)
-        change = Change(
-            self.thread,
-            thread.epoch,
-            thread.epoch + 1 if thread.epoch else None,
-            owner,
-            LEASE,
-            head=Point(run.id, rows[-1].seq),
-            run=None if seq else run,
-            rows_of=run.id,
-            rows=rows,
-            flush=True,
-        )
-        journal.set_epoch(self.store.write(change))
-        # The signal and not the request, which refers to the sessions and so to the journal: they would form a cycle.
-        journal.lost = partial(request.stop_signal.stop, "its thread was stopped or taken over")
-        first.records.journal = journal
-        options = request.options._replace(live=run.header.get("live", True))  # of a resumed run as it was begun
-        started = replace(request, options=options, run_start=first.start, records=first.records)
-        return OwnedRun(started, journal, owner)
+INHERITED = ("graph", "shape", "drawing", "named", "first", "live")
+"""What a part of a run has in its header from the part before."""
 
 
 def names_of_next(run: RunState) -> list[str]:
@@ -729,3 +526,126 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
             found.pop()
         found.append((count, prefix))
     return tuple(found)
+
+
+# --- answers that a caller gives: checked before anything is stored
+
+
+class _Asked:
+    """The questions of a run, as answers name them: found once, since a run may ask thousands."""
+
+    def __init__(self, thread: StoredThread, run: RunRows) -> None:
+        self.records = thread.read_records(run)
+        self._graph = thread.graph
+        self._open = self.records.open_questions()
+        self._ids = {question.id: question for question in self.records.questions.values()}
+        self._keys = _by_key(self.records.questions.values())
+        self._open_keys = _by_key(self._open)
+
+    def were_given(self, answers: Mapping[str, Any], completed: bool) -> bool:
+        """Whether the run has had each of these answers before: they were delivered again.
+
+        To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
+        """
+        for name, answer in self._by_name(answers).items():
+            if (completed and name not in self._ids) or not self._was_given(self._named(name), name, freeze(answer)):
+                return False
+        return True
+
+    def given(self, answers: Mapping[str, Any]) -> dict[RecordKey, Any]:
+        """The frozen answers that a resume adds: of the caller, and None for each question that needs no answer.
+
+        `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for
+        an answer that fits no open question, several, or one that has another answer; `InputError` for one of the
+        wrong type.
+
+        Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before
+        the node runs again: until then it must have the types of the question's JSON schema.
+        """
+        given: dict[RecordKey, Any] = {}
+        for name, answer in self._by_name(answers).items():
+            question = self._named(name)
+            key = RecordKey(question.execution, question.key)
+            frozen = freeze(answer)
+            if self._was_given(question, name, frozen):
+                continue  # the same answer, delivered twice
+            if not same(given.get(key, frozen), frozen):
+                raise ThreadError(
+                    f"question {question.id!r} is given two answers, by its key and by its id: "
+                    f"{self._shown(given[key])} and {self._shown(frozen)}. Nothing was stored: give it one"
+                )
+            shown = self._shown(frozen)
+            node = None if Address.parse(question.execution).scope else self._graph.nodes.get(question.node)
+            if node is not None and question.key in node.answer_types:
+                validated(node.answer_types[question.key], frozen, question, shown)
+            elif question.answer is None:
+                validated(None, frozen, question, shown)
+            else:
+                check_shape(thaw(frozen), question, f" {shown}")
+            given[key] = frozen
+        for question in self._open:
+            if question.answer is None:
+                given.setdefault(RecordKey(question.execution, question.key), None)
+        return given
+
+    def _by_name(self, answers: object) -> Mapping[str, Any]:
+        if isinstance(answers, Mapping):
+            return answers
+        listed = ", ".join(repr(question.key) for question in self._open)
+        raise InputError(
+            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
+            f"Open questions: {listed or 'none'}"
+        )
+
+    def _was_given(self, question: Question, name: str, frozen: Any) -> bool:
+        answers, key = self.records.answers, RecordKey(question.execution, question.key)
+        if key not in answers:
+            return False
+        if not same(answers[key], frozen):
+            raise ThreadError(f"question {name!r} was answered already, with {self._shown(answers[key])}")
+        return True
+
+    def _shown(self, answer: Any) -> str:
+        """An answer as errors show it. Not at all if the graph hides values: what an answer is for, is not known."""
+        return brief(answer) if self._graph.redaction is None else HIDDEN
+
+    def _named(self, name: str) -> Question:
+        """The question with this id, or else the only one with this key; an open one before one that was answered."""
+        if name in self._ids:
+            return self._ids[name]
+        open_with_key = self._open_keys.get(name, [])
+        candidates = open_with_key or self._keys.get(name, [])
+        if len(candidates) == 1:
+            return candidates[0]
+        ids = ", ".join(repr(question.id) for question in self._open) or "none"
+        if open_with_key:
+            raise ThreadError(
+                f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {ids}"
+            )
+        # An id is that of another run or call: its answer must not be given to the question that is open now.
+        meant = suggestion(name, [] if "/" in str(name) else list(self._open_keys))
+        raise ThreadError(
+            f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {ids}"
+        )
+
+
+def _by_key(questions: Iterable[Question]) -> dict[str, list[Question]]:
+    found: dict[str, list[Question]] = {}
+    for question in questions:
+        found.setdefault(question.key, []).append(question)
+    return found
+
+
+# --- refuse a thread that has a live owner
+
+
+def check_no_owner(row: ThreadRow, remedy: str = WAIT) -> None:
+    """Raise `ConcurrentRunError` if a thread has a live owner; `remedy` says what the caller can do."""
+    if not is_alive(row):
+        return
+    owner = row.owner
+    where = "unknown" if owner is None else f"process {owner.pid} on {owner.host!r}"
+    raise ConcurrentRunError(
+        f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
+        f"is renewed): {remedy}"
+    )

@@ -6,12 +6,12 @@ from typing import Any
 
 import dspy
 
-from dspyer.display.redaction import Redactor
 from dspyer.ids import Address, full_id, whole_execution
 from dspyer.log.reader import HistoryReader, RunRows, read_runs
 from dspyer.log.rows import COMMITS, CommitRow, RowKind
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
+from dspyer.redaction import Redactor
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 
 

@@ -13,7 +13,7 @@ from dspyer.display.stats import Stats
 from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
-from dspyer.log.lm_calls import thread_usage
+from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.runtime.request import new_request
@@ -21,13 +21,11 @@ from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.threads.changes import check_same_store, copy_thread, update_thread
-from dspyer.threads.deletion import delete_thread, prune_thread
+from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
-from dspyer.threads.ownership import existing_row
-from dspyer.threads.playing import stop_run, thread_parts
-from dspyer.threads.start import AnswersByKey, OnConflict, Resources, ThreadProgram
+from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
+from dspyer.threads.start import AnswersByKey, OnConflict, Resources, StoredThread, ThreadProgram
 from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_stats import stats_of_history
 
@@ -51,8 +49,7 @@ class Thread:
         self.name = name
         self._program = program
         self._store = store
-        parts = thread_parts(program, store, name, others)
-        self._reader, self._thread_reader, self._redactor, self._starter, self._merger, self._player = parts
+        self._stored = StoredThread(program, store, name, others)
 
     # --- run
 
@@ -77,11 +74,8 @@ class Thread:
                 same inputs, resumes that run if it failed, crashed or was stopped. If it has completed or waits for
                 answers, it is returned as it is stored: nothing is called or written.
             resources: as in `program.run`; never stored.
-            on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free. With
-                `"merge"` the run starts at once next to others, owns nothing, and is merged into the thread at its end:
-                `t.state` has both. What both have changed is a conflict for the graph's merge policies; if one raises,
-                the run has failed and its commits stay. Such a run cannot wait for answers, nor be resumed.
-            lock_timeout: most seconds to wait for the thread, and to try to merge.
+            on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free.
+            lock_timeout: most seconds to wait for the thread.
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, which can commit nothing more.
             live: as in `program.run`; a resume or a rerun of the run keeps it.
@@ -106,7 +100,7 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).run()
+        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).run()
 
     async def arun(
         self,
@@ -132,7 +126,7 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return await self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).arun()
+        return await new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).arun()
 
     def stream(
         self,
@@ -168,7 +162,7 @@ class Thread:
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = new_request(resources, live, budget, tokens)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).stream()
+        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).stream()
 
     def astream(
         self,
@@ -197,7 +191,7 @@ class Thread:
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).astream()
+        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).astream()
 
     def resume(
         self,
@@ -240,7 +234,7 @@ class Thread:
             ('interrupted', True)
         """
         request = new_request(resources, True, budget)
-        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).run()
+        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).run()
 
     async def aresume(
         self,
@@ -263,7 +257,7 @@ class Thread:
             ('interrupted', True)
         """
         request = new_request(resources, True, budget)
-        return await self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).arun()
+        return await resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).arun()
 
     def stream_resume(
         self,
@@ -290,7 +284,7 @@ class Thread:
             ('interrupted', 'RunEnded')
         """
         request = new_request(resources, True, budget, tokens)
-        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).stream()
+        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
         self,
@@ -316,7 +310,7 @@ class Thread:
             ('interrupted', 'RunEnded')
         """
         request = new_request(resources, True, budget, tokens)
-        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).astream()
+        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
 
@@ -327,23 +321,23 @@ class Thread:
         Raises:
             StoreError: if the newest commits cannot be read; it names the last version that can, for `t.at(version)`.
         """
-        head = self._starter.readable_head()
-        return self._starter.compatibility.without_removed_fields(head.state, head.last_run)
+        head = self._stored.readable_head()
+        return self._stored.compatibility.without_removed_fields(head.state, head.last_run)
 
     @property
     def status(self) -> str:
         """`"new"`, `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`."""
-        return status_of(self._reader.store, self.name)
+        return status_of(self._stored.reader.store, self.name)
 
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        return shown_questions(self._reader, self.name, self._redactor)
+        return shown_questions(self._stored.reader, self.name, self._stored.redactor)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures with which the last run ended: also in another process, days later."""
-        return failures_of(self._reader.store, self.name)
+        return failures_of(self._stored.reader.store, self.name)
 
     @property
     def error(self) -> Failure | None:
@@ -353,7 +347,7 @@ class Thread:
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
-        return thread_usage(self._reader.store, self.name)
+        return thread_usage(self._stored.reader.store, self.name)
 
     @property
     def cost(self) -> float | None:
@@ -376,7 +370,7 @@ class Thread:
             >>> t.run({"n": 1}).cost, t.lm_calls(1)
             (0.0, ())
         """
-        return self._thread_reader.lm_calls(commit)
+        return self._stored.history.lm_calls(commit)
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -392,7 +386,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").repairs()
             []
         """
-        return stored_repairs(self._program, self._reader, self.name, self._redactor())
+        return stored_repairs(self._program, self._stored.reader, self.name, self._stored.redactor())
 
     def stats(self) -> Stats:
         """How reliable each node was, over all runs, as `run.stats()`. Reads the whole history.
@@ -403,8 +397,8 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        commits, runs = self.history(), self._thread_reader.runs()
-        return stats_of_history(self._program.graph, self._redactor(), commits, self.failures, runs)
+        commits, runs = self.history(), self._stored.history.runs()
+        return stats_of_history(self._program.graph, self._stored.redactor(), commits, self.failures, runs)
 
     def history(
         self,
@@ -441,7 +435,7 @@ class Thread:
             >>> [commit.version for commit in t.history(count=2, newest=True)]
             [3, 2]
         """
-        return self._thread_reader.history(inside, first, count, newest)
+        return self._stored.history.history(inside, first, count, newest)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit; inside a fork, the state of that commit's branch.
@@ -459,7 +453,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.at(0)["n"], t.at("trunk:1")["n"]
             ('completed', 1, 2)
         """
-        return self._thread_reader.at(version)
+        return self._stored.history.at(version)
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
         """The smallest patch that turns one state into another.
@@ -481,7 +475,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.diff(0, 1), t.diff(1, {"n": 5})
             ('completed', {'n': 2}, {'n': 5})
         """
-        return self._thread_reader.state_of(first).diff(self._thread_reader.state_of(second))
+        return self._stored.history.state_of(first).diff(self._stored.history.state_of(second))
 
     def blame(self, path: str | tuple[Any, ...]) -> Commit:
         """The commit that last wrote a path of the state, in any run: at, in or above it.
@@ -501,7 +495,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.blame("m").node, t.blame("n").node
             ('completed', 'add', 'START')
         """
-        return self._thread_reader.blame(path)
+        return self._stored.history.blame(path)
 
     def replay(self) -> ImmutableState:
         """Computes all states again from the stored patches, and compares them with the stored snapshots and digests.
@@ -518,7 +512,7 @@ class Thread:
             >>> t.run({"n": 1}).state == t.replay()
             True
         """
-        return self._thread_reader.replay()
+        return self._stored.history.replay()
 
     # --- change
 
@@ -548,8 +542,8 @@ class Thread:
             >>> t.run({"n": 1}).status, t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
             ('completed', 11, 2)
         """
-        copied = type(self)(self._program, self._store, to, self._starter.compatibility.others)
-        copy_thread(self._starter, self._thread_reader, copied._starter, at, patch)
+        copied = type(self)(self._program, self._store, to, self._stored.compatibility.others)
+        copy_thread(self._stored, copied._stored, at, patch)
         return copied
 
     def rerun(
@@ -588,7 +582,7 @@ class Thread:
             (2, 2)
         """
         request = new_request(resources, True, budget)
-        return self._player.rerun(from_version, request, take_over).run()
+        return rerun_play(self._stored, from_version, request, take_over).run()
 
     async def arerun(
         self,
@@ -608,11 +602,11 @@ class Thread:
             >>> t.run({"n": 1}).state["n"], asyncio.run(t.arerun(0)).state["n"]
             (2, 2)
         """
-        return await self._player.rerun(from_version, new_request(resources, True, budget), take_over).arun()
+        return await rerun_play(self._stored, from_version, new_request(resources, True, budget), take_over).arun()
 
     def _stream_rerun(self, from_version: int | str) -> Events:
         """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
-        return self._player.rerun(from_version, new_request(None, True, None), take_over=False).stream()
+        return rerun_play(self._stored, from_version, new_request(None, True, None), False).stream()
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
@@ -632,7 +626,7 @@ class Thread:
             >>> program.thread("t-42").run({}).status, program.thread("t-42").status
             ('stopped', 'stopped')
         """
-        stop_run(self._starter)
+        stop_run(self._stored)
 
     def update(self, patch: Mapping[str, Any] | None, as_node: str | None = None) -> Commit:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
@@ -659,7 +653,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.update({"n": 7}).node, t.state["n"]
             ('completed', 'update', 7)
         """
-        update_thread(self._starter, self._thread_reader, patch, as_node)
+        update_thread(self._stored, patch, as_node)
         return self.history(count=1, newest=True)[0]
 
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
@@ -692,9 +686,8 @@ class Thread:
             >>> t.merge(other).node, t.state["note"], t.merge(other)
             ('join:try-1', 'checked', None)
         """
-        check_same_store(self.name, self._store, other.name, other._store)
-        merged = self._merger.merge_thread(other._starter, base, policy)
-        return self._thread_reader.cache.listed().commits[-1] if merged else None
+        merged = merge_thread(self._stored, other._stored, base, policy)
+        return self._stored.history.cache.listed().commits[-1] if merged else None
 
     # --- delete and export
 
@@ -720,7 +713,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.delete().runs, t.status
             ('completed', 1, 'new')
         """
-        return delete_thread(self._reader.store, self._thread_reader, self.name, take_over)
+        return delete_thread(self._stored, take_over)
 
     def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
         """Deletes the runs before the one that a commit belongs to.
@@ -748,7 +741,7 @@ class Thread:
             >>> t.prune(before=2).rows, [commit.node for commit in t.history()]
             (3, ['pruned', 'START', 'add'])
         """
-        return prune_thread(self._reader, self._thread_reader, self.name, before, take_over)
+        return prune_thread(self._stored, before, take_over)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
@@ -769,7 +762,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path)
+        return export(self._stored.store, self._stored.existing_row(take_over=True), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
@@ -792,7 +785,7 @@ class Thread:
             >>> program.thread("t-43").load(file), program.thread("t-43").state["n"]
             (None, 2)
         """
-        load(self._reader.store, self.name, path)
+        load(self._stored.reader.store, self.name, path)
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dspyer.archive.stored_records import stored_stats
-from dspyer.display.redaction import Redactor
 from dspyer.display.stats import Stats
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.log.reader import RunRows
+from dspyer.redaction import Redactor
 from dspyer.runtime.run import counted_parts
 
 

@@ -42,7 +42,7 @@ from dspyer.events import (
 )
 from dspyer.extend import Call, Layer, Place
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import FIRST, path_text, thread_of, whole_execution
+from dspyer.ids import FIRST, path_text, whole_execution
 from dspyer.layers.layer import Inner
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.log.rows import StoredTrace
@@ -261,8 +261,6 @@ class RunSpans:
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
         thread = "" if run.log is None else run.log.journal.thread
-        if not thread and run.run_start.label:  # the run is merged into its thread at its end
-            thread = thread_of(run.run_start.label[0])
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph

@@ -21,10 +21,9 @@ from pydantic import BaseModel
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
+from dspyer.stores.base import Change, Store
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import ScriptedLM
-from tests.children import run_python
 from tests.log.failing import Crash, FailingMemory, crash
 from tests.log.processes import end_of, fork
 from tests.stores.bodies import body
@@ -199,36 +198,6 @@ def test_the_usage_of_a_run_is_of_all_processes_that_worked_on_it() -> None:
     (info,) = Archive(store).runs()
     assert info.usage == thread.usage
     assert info.usage["scripted"]["total_tokens"] > run.usage["scripted"]["total_tokens"] > 0
-
-
-def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: Path) -> None:
-    path, gate = tmp_path / "runs.db", Gate()
-    program = gated(gate, SQLite(path))
-    program.thread("t").update({"n": 1})
-    archive = Archive(path)
-    run = BackgroundRun(lambda: program.thread("t").run({"n": 1}, on_conflict="merge", abandon=True))
-    assert gate.inside.wait(20)
-    assert facts(archive) == [("t", "running"), ("t", "completed")]
-    assert facts(archive, status="running") == [("t", "running")]
-    statement = "from dspyer import Archive; print([info.status for info in Archive(%r).runs()])"
-    other = run_python(statement % str(path), check=True)
-    assert other.stdout == "['running', 'completed']\n"
-    (on_this_host,) = [one.run.header["worker"] for one in SQLite(path).list_runs(RunQuery()) if one.status == ""]
-    gate.opened.set()
-    run.end()
-    assert facts(archive) == [("t", "completed")] * 2
-    place, *process = on_this_host
-    for mark, ago, status in (
-        (on_this_host, 0, "crashed"),
-        (["elsewhere", *process], 0, "running"),
-        (["elsewhere", *process], 4000, "crashed"),
-    ):
-        header = {"started": time.time() - ago, "worker": mark}
-        store = Memory()
-        store.write(
-            Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", {"node": "START"})])
-        )
-        assert facts(Archive(store)) == [("t", status)], (place, mark, ago)
 
 
 def killed(path: Path) -> None:

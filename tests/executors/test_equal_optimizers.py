@@ -51,7 +51,6 @@ GEPAS: dict[str, Any] = {
     "dspy.GEPA": (dspy.GEPA, stepwise, {"component_selector": "round_robin", "num_threads": 1}),
     "dspy.GEPA by field": (dspy.GEPA, BY_FIELD, {"component_selector": "all", "num_threads": 4}),
     "optimize.GEPA": (optimize.GEPA, BY_FIELD, {"num_threads": 4}),
-    "optimize.GEPA without reuse": (optimize.GEPA, BY_FIELD, {"num_threads": 1, "reuse": False}),
 }
 
 

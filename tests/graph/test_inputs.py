@@ -278,7 +278,6 @@ STARTS: dict[str, Callable[[CompiledGraph, Any], object]] = {
     "stream": lambda program, inputs: list(program.stream(inputs)),
     "thread": lambda program, inputs: program.thread("t").run(inputs),
     "thread, async": lambda program, inputs: asyncio.run(program.thread("t").arun(inputs)),
-    "thread, merge": lambda program, inputs: program.thread("t").run(inputs, on_conflict="merge"),
 }
 
 

@@ -126,7 +126,7 @@ KNOWN_PARTS = [
 MISSING_PARTS = {  # with what the error says
     "problem.mesage": "which has no 'mesage'. Did you mean 'message'? Fields: 'node', ",
     "problems.mesage": "which has no 'mesage'. Did you mean 'message'?",
-    "failures.message": "'failures' is list[dspyer.errors.Failure]: write 'failures.*.message' for its items",
+    "failures.message": "'failures' is list[dspyer.failure.Failure]: write 'failures.*.message' for its items",
     "problems.*.mesage": "'problems.*' is Failure, which has no 'mesage'. Did you mean 'message'?",
     "user.emial": "or in what a thread holds, write 'user.**.emial'",
     "users.ada.emial": "'users.ada' is User, which has no 'emial'. Did you mean 'email'?",

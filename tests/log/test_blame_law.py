@@ -262,8 +262,8 @@ def test_blame_of_stored_commits(every: int, monkeypatch: pytest.MonkeyPatch, se
     assume(first.status == "completed")
     for change in changes:
         change(program, thread)
-    listed = program.thread("a/t")._thread_reader.cache.listed()
-    log, there = listed.history.log, program.thread("a/t")._thread_reader
+    listed = program.thread("a/t")._stored.history.cache.listed()
+    log, there = listed.history.log, program.thread("a/t")._stored.history
     rule, rng = Rule(log), random.Random(seed)
     assert listed.trunk_index is not None
     for path in paths_of(log):

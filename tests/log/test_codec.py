@@ -21,7 +21,7 @@ from dspyer.errors import StateError, StoreError
 from dspyer.events import Exchange, LMCall
 from dspyer.ids import is_within
 from dspyer.log import rows
-from dspyer.log.lm_calls import calls_in, decode_call, encode_call
+from dspyer.log.execution_records import calls_in, decode_call, encode_call
 from dspyer.log.reader import SnapshotState, latest_snapshot, snapshot_content
 from dspyer.log.rows import (
     AnswerRow,

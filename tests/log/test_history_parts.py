@@ -51,9 +51,13 @@ class NoPages:
     writers = around = none
 
 
+def history_of(thread: Any) -> Any:
+    return thread._stored.history if isinstance(thread, Thread) else thread._thread_reader
+
+
 def reader_of_all(thread: Any) -> Any:
     """A reader of the same thread that reads nothing but the whole history."""
-    reader = ThreadReader(thread._thread_reader.cache._reader, thread.name)
+    reader = ThreadReader(history_of(thread).cache._reader, thread.name)
     pages: Any = NoPages()
     reader.pages = pages
     return reader
@@ -179,11 +183,6 @@ def merged(thread: Thread) -> None:
     thread.run({"q": "after"}).raise_error()
 
 
-def landed(thread: Thread) -> None:
-    thread.run({"q": "beside"}, on_conflict="merge").raise_error()
-    thread.run({"q": "after"}).raise_error()
-
-
 def without_snapshots(thread: Thread) -> None:
     thread._store.drop_snapshots()
 
@@ -197,7 +196,6 @@ CHANGES = (
     rerun,
     pruned,
     merged,
-    landed,
     without_snapshots,
 )
 
@@ -377,7 +375,7 @@ def test_writers_are_those_of_the_whole_history(seed: int, monkeypatch: pytest.M
     for _ in range(2):
         thread.run({"old": seed}).raise_error()
     there = Archive(store).thread("t")
-    pages, whole = there._thread_reader.pages, reader_of_all(there)
+    pages, whole = history_of(there).pages, reader_of_all(there)
     for commit in random.Random(seed).sample(thread.history(), 25):
         expected = {(field,): one.id for field, one in whole.writers(commit.id).items()}
         found = pages.writers(list(expected), commit.id)

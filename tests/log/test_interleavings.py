@@ -61,7 +61,6 @@ def play(seed: int, who: str, folder: Path) -> None:
             t, other = (made.thread(name) for name in chance.choices(NAMES, k=2))
             acts: list[Callable[[], object]] = [
                 lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, abandon=True, take_over=step % 3 == 0),  # type: ignore[misc]
-                lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, on_conflict="merge", abandon=True),  # type: ignore[misc]
                 lambda t=t, other=other: t.copy(other.name),  # type: ignore[misc]
                 lambda t=t, step=step: t.delete(take_over=step % 2 == 0),  # type: ignore[misc]
                 lambda t=t: prune(t),  # type: ignore[misc]
@@ -69,7 +68,7 @@ def play(seed: int, who: str, folder: Path) -> None:
             ]
             # What it reads may be deleted meanwhile: then one of these errors is raised.
             with suppress(ConcurrentRunError, ThreadError, StoreError, LookupError):
-                chance.choices(acts, weights=[5, 1, 2, 1, 1, 1])[0]()
+                chance.choices(acts, weights=[6, 2, 1, 1, 1])[0]()
 
 
 @pytest.mark.parametrize("seed", range(6))

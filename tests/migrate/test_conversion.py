@@ -182,14 +182,10 @@ class Nodes(StrEnum):
     LAST = "b"
 
 
-def chosen(n: int) -> str:
-    return "b" if n >= 0 else "c"
-
-
 def by_variable(state: Log) -> Any:
     target: Any = "c"
     if state["n"] >= 0:
-        target = chosen(state["n"])
+        target = LAST
     return target
 
 
@@ -223,11 +219,10 @@ COMPUTED = "the router '{}' of 'a' may go to any node: its code computes where i
 @each(
     ("route", "says"),
     [
-        (lambda state: NAMES["on"] if state["n"] >= 0 else "c", READ.format("condition", "b, c")),
-        (lambda state: NAMES.get("on", "c"), READ.format("condition", "b, c")),
-        (lambda state: {True: "b", False: "c"}[state["n"] >= 0], READ.format("condition", "b, c")),
+        (lambda state: NAMES["on"] if state["n"] >= 0 else "c", COMPUTED.format("condition")),
+        (lambda state: {True: "b", False: "c"}[state["n"] >= 0], COMPUTED.format("condition")),
         (lambda state: LAST, READ.format("condition", "b")),
-        (lambda state: Nodes.LAST, READ.format("condition", "b")),
+        (lambda state: Nodes.LAST, COMPUTED.format("condition")),
         (lambda state: [Send(LAST, state)] if state["n"] >= 0 else "c", READ.format("condition", "b, c")),
         (by_variable, READ.format("by_variable", "b, c")),
         (by_list, READ.format("by_list", "b, c")),

@@ -565,7 +565,7 @@ def test_two_maps_that_run_at_once_need_a_reducer_for_their_failures() -> None:
         ({"failures": "notes"}, "failures='notes' is its into=, too"),
         (
             {"failures": "title"},
-            "the list of its failures is list[dspyer.errors.Failure], and field 'title' takes str",
+            "the list of its failures is list[dspyer.failure.Failure], and field 'title' takes str",
         ),
         ({"failures": "problem"}, "declare it as problem: list[dspyer.Failure] = []"),
         ({"failures": "tags"}, "declare it as tags: list[dspyer.Failure] = []"),

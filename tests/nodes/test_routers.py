@@ -256,7 +256,7 @@ def test_a_list_in_a_field_forks() -> None:
 
 
 def test_an_unset_or_unknown_value_of_a_field() -> None:
-    with pytest.raises(UnsetFieldError, match="the router of 'judge' reads 'category'"):
+    with pytest.raises(UnsetFieldError, match="the router of 'judge' by the field 'category' reads"):
         decision("category", ["a"])
     with pytest.raises(RouteError, match="by the field 'category' returned 'b'"):
         decision("category", ["a"], state={"category": "b"})

@@ -53,23 +53,21 @@ def test_an_example_that_is_none_is_named_before_anything_runs(
     assert not lm.calls
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-def test_the_figures_name_what_a_metric_raised(reuse: bool) -> None:
+def test_the_figures_name_what_a_metric_raised() -> None:
     metric = optimize.by_field({"place": lambda example, place: 85}, goal="place")
     with ScriptedLM(lambda prompt: {"place": "north"}):
-        stats = gepa([GOOD, GOOD.copy()], metric, reuse=reuse).stats
+        stats = gepa([GOOD, GOOD.copy()], metric).stats
     assert stats.failed_runs == stats.metric_errors == stats.metric_calls > 0
     text = f"{stats.metric_calls} of {stats.metric_calls} runs failed, {stats.metric_calls} in the metric: ValueError: "
     assert text + "the metric of 'place' returned 85" in str(stats)
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-def test_the_figures_count_runs_that_failed(reuse: bool) -> None:
+def test_the_figures_count_runs_that_failed() -> None:
     def fails(prompt: Any) -> Any:
         raise RuntimeError("the provider does not answer")
 
     with ScriptedLM(fails):
-        stats = gepa([GOOD, GOOD.copy()], reuse=reuse).stats
+        stats = gepa([GOOD, GOOD.copy()]).stats
     assert (stats.failed_runs, stats.metric_errors) == (stats.metric_calls, 0)
     assert str(stats).endswith(f"\n{stats.metric_calls} of {stats.metric_calls} runs failed: see the log")
 

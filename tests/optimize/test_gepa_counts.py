@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def test_calls_that_the_cache_of_dspy_answers_are_told_from_those_that_are_made(
     dspy.cache.reset_memory_cache()
     lm = SkillLM(hard=ONE_EACH, cache=True)
     with dspy.context(**settings):
-        _, stats = tune(chain(), lm, reuse=False, num_threads=threads)
+        _, stats = tune(chain(), lm, num_threads=threads)
 
     cached = sum(one.lm_cached for one in stats.nodes.values())
     assert made(stats) == len(lm.tasks)
@@ -110,7 +109,7 @@ def test_a_shared_predictor_is_selected_for_each_of_its_nodes_and_its_calls_are_
     assert not stats.nodes["first"].culprit
     assert not stats.untunable
     assert tuned.second.signature.instructions == "Give a. RULE a"
-    rows = [(one.lm_calls, one.lm_spared, one.proposed, one.kept) for one in stats.nodes.values()]
+    rows = [(one.lm_calls, one.proposed, one.kept) for one in stats.nodes.values()]
     assert rows[0] == rows[1]
     assert rows[0][0] == stats.metric_calls
 
@@ -184,8 +183,7 @@ def test_a_reflection_lm_that_raises_is_in_the_stats() -> None:
     assert "reflection failed" not in str(fine)
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-def test_a_proposer_of_the_user_also_gets_components_without_records(reuse: bool) -> None:
+def test_a_proposer_of_the_user_also_gets_components_without_records() -> None:
     asked: list[tuple[set[str], set[str]]] = []
 
     def propose(candidate: Any, reflective_dataset: Any, components_to_update: list[str]) -> dict[str, str]:
@@ -198,7 +196,7 @@ def test_a_proposer_of_the_user_also_gets_components_without_records(reuse: bool
     graph.add_conditional_edges(START, lambda n: "right" if n < 1000 else "left", ["left", "right"])
     metric = optimize.by_field({"a": optimize.equals("a")}, goal="a")
 
-    options = {"instruction_proposer": propose, "component_selector": "all", "reuse": reuse}
+    options = {"instruction_proposer": propose, "component_selector": "all"}
     tune(graph.compile(), SkillLM(), metric, **options)
 
     assert asked[0] == ({"left", "right"}, {"right"})
@@ -212,38 +210,3 @@ def test_candidates_are_counted_without_an_iteration(tmp_path: Path) -> None:
     assert stats.candidates == 1
     assert stats.metric_calls == 3
     assert again.candidates == first.candidates == len(candidates(tuned)) > 1
-
-
-# --- reuse
-
-
-@pytest.mark.parametrize("how", ["edge", "map"])
-def test_a_run_that_went_on_after_a_failure_is_made_again(how: str) -> None:
-    seen: Counter[int] = Counter()
-
-    def fetch(n: int) -> dict[str, Any]:
-        seen[n] += 1
-        if seen[n] == 1:
-            raise ConnectionError("no route")
-        return {"a": n + 1}
-
-    if how == "edge":
-        graph = Graph(ChainState, name="Fetching").add_node("fetch", fetch, writes=["a"])
-        graph.add_node("give_up", lambda n: {"a": -50}, writes=["a"]).add_edge("give_up", "write_b")
-        graph.add_error_edge("fetch", "give_up", on=ConnectionError)
-        graph.add_edge(START, "fetch")
-        graph.add_edge("fetch", "write_b")
-    else:
-        graph = Graph(name="Fetching").add_node("list", lambda n: {"ns": [n, -1]}, writes=["ns"])
-        seen[-1] = 1
-        graph.add_map("fetch", fetch, over="ns", item="n", into="found", failures="lost")
-        graph.add_node("pick", lambda found: {"a": found[0]}, writes=["a"])
-        graph.add_path(START, "list", "fetch", "pick", "write_b")
-    program = graph.add_node("write_b", dspy.Predict(step("a", "b"))).add_edge("write_b", END).compile()
-    metric = optimize.by_field({"b": optimize.equals("b")}, goal="b")
-
-    tuned, stats = tune(program, SkillLM(), metric, train=examples(6), val=None)
-
-    assert tuned.detailed_results.val_aggregate_scores[-1] == 1
-    assert min(seen.values()) > 1
-    assert stats.metric_spared

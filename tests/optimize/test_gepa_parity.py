@@ -1,4 +1,4 @@
-"""`optimize.GEPA` without its own selector and without reuse is `dspy.GEPA`: the same candidates, scores and calls."""
+"""`optimize.GEPA` without its own selector is `dspy.GEPA`: the same candidates, scores and calls."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ DEAR = pytest.mark.slow("two optimizations until candidates are merged")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[DEAR] * (case == "merges")) for case in CASES])
-def test_without_reuse_candidates_scores_calls_and_prompts_are_those_of_dspy(case: str) -> None:
+def test_candidates_scores_calls_and_prompts_are_those_of_dspy(case: str) -> None:
     options = copy.deepcopy(CASES[case])
 
-    ours = tune(optimize.GEPA, **options, reuse=False)
+    ours = tune(optimize.GEPA, **options)
 
     same = options in ({}, {"component_selector": "round_robin"})
     assert ours == (of_dspy() if same else tune(dspy.GEPA, **{"component_selector": "round_robin", **options}))
@@ -113,7 +113,7 @@ def test_without_reuse_candidates_scores_calls_and_prompts_are_those_of_dspy(cas
 
 
 def test_with_several_threads_the_same_calls_are_made() -> None:
-    ours = tune(optimize.GEPA, num_threads=3, component_selector="round_robin", reuse=False)
+    ours = tune(optimize.GEPA, num_threads=3, component_selector="round_robin")
     plain = of_dspy()
 
     assert (ours.candidates, ours.scores, ours.budget) == (plain.candidates, plain.scores, plain.budget)
@@ -140,18 +140,16 @@ def test_an_optimization_of_dspy_in_another_thread_is_left_alone() -> None:
 
 
 def test_the_log_dir_of_dspy_is_written_and_read(tmp_path: Path) -> None:
-    for reuse in (True, False):
-        path = str(tmp_path / str(reuse))
-        first = tune(optimize.GEPA, log_dir=path, max_metric_calls=16, reuse=reuse)
-        again = tune(optimize.GEPA, log_dir=path, max_metric_calls=26, reuse=reuse)
+    first = tune(optimize.GEPA, log_dir=str(tmp_path), max_metric_calls=16)
+    again = tune(optimize.GEPA, log_dir=str(tmp_path), max_metric_calls=26)
 
-        assert again.candidates[: len(first.candidates)] == first.candidates
-        assert again.budget[1] >= 16
+    assert again.candidates[: len(first.candidates)] == first.candidates
+    assert again.budget[1] >= 16
 
 
 def test_the_optimizer_can_be_copied_and_used_again() -> None:
     strong = SkillLM()
-    gepa = optimize.GEPA(stepwise, reflection_lm=strong, max_metric_calls=16, num_threads=1, reuse=False)
+    gepa = optimize.GEPA(stepwise, reflection_lm=strong, max_metric_calls=16, num_threads=1)
     twin = copy.deepcopy(gepa)
     with dspy.context(lm=SkillLM()):
         first = gepa.compile(chain(), trainset=examples(6), valset=examples(5, 100))
@@ -174,8 +172,7 @@ def test_there_are_no_stats_before_compile() -> None:
         _ = optimize.GEPA(stepwise, reflection_lm=SkillLM(), max_metric_calls=1).stats
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-def test_a_proposer_of_the_user_is_asked_for_all_components_at_once(reuse: bool) -> None:
+def test_a_proposer_of_the_user_is_asked_for_all_components_at_once() -> None:
     asked: list[list[str]] = []
 
     def propose(candidate: Any, reflective_dataset: Any, components_to_update: list[str]) -> dict[str, str]:
@@ -183,7 +180,7 @@ def test_a_proposer_of_the_user_is_asked_for_all_components_at_once(reuse: bool)
         assert set(reflective_dataset) == set(components_to_update)
         return {name: f"{candidate[name]} RULE {name[-1]}" for name in components_to_update}
 
-    found = tune(optimize.GEPA, instruction_proposer=propose, component_selector="all", reuse=reuse)
+    found = tune(optimize.GEPA, instruction_proposer=propose, component_selector="all")
 
     assert set(map(tuple, asked)) == {("write_a", "write_b", "write_c")}
     assert found.scores[2][-1] == 1

@@ -255,10 +255,6 @@ async def astored(program: CompiledGraph) -> None:
     await program.thread("t").arun({"n": 0}, abandon=True)
 
 
-async def merged(program: CompiledGraph) -> None:
-    program.thread("t").run({"n": 0}, on_conflict="merge", abandon=True)
-
-
 async def resumed(program: CompiledGraph) -> None:
     thread = program.thread("t")
     thread.run({"n": 0}, abandon=True)
@@ -292,7 +288,6 @@ USES: dict[str, Use] = {
     "stored": stored,
     "stored, async": astored,
     "resumed": resumed,
-    "merged": merged,
 }
 
 

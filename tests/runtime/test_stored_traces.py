@@ -147,14 +147,6 @@ def test_a_rerun_and_a_copy_begin_traces_that_link_to_the_original(traces: Trace
     assert (copied.attributes or {})["session.id"] == "copy"
 
 
-def test_a_run_that_is_merged_into_its_thread_at_its_end_belongs_to_it(traces: Traces) -> None:
-    program = asks(Memory(), answers={"ok": True})
-    for name in ("t.1", "t.1", "copy"):
-        assert program.thread(name).run({}, on_conflict="merge").status == "completed"
-    found = [(span.attributes or {})["session.id"] for span in traces.spans if span.parent is None]
-    assert found == ["t.1", "t.1", "copy"]
-
-
 def test_a_run_without_a_trace_that_is_resumed_with_one_begins_one() -> None:
     store = Memory()
     thread = asks(store).thread("t")

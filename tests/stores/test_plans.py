@@ -12,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Point, ThreadRow
-from dspyer.stores.writes import (
-    CurrentRows,
-    DeletionPlan,
-    RunSummary,
-    WritePlan,
-    plan_delete_unreachable,
-    plan_deletion,
-    plan_write,
-)
+from dspyer.stores.base import Change, CurrentRows, Point, ThreadRow, WritePlan, plan_write
+from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unreachable, plan_deletion
 from tests.stores.kit import OTHER, OWNER, row, rows, run
 
 FREE = ThreadRow("t", None, 3)

@@ -60,7 +60,6 @@ OTHERS: dict[Thread, Thread] = {}
 
 DO: dict[str, Callable[[Thread], Any]] = {
     "run": lambda t: t.run({"text": "hi"}),
-    "run with merge": lambda t: t.run({"text": "hi"}, on_conflict="merge"),
     "rerun": lambda t: t.rerun(from_version=0),
     "update": lambda t: t.update({"text": "hi"}),
     "update as a node": lambda t: t.update({"reply": "hi"}, as_node="echo"),

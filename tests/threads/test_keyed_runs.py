@@ -312,10 +312,8 @@ def test_names_of_threads_and_keys_do_not_run_together(store: Store) -> None:
     assert len({program.thread(name).run({"n": 1}, key=key, abandon=True).run_id for name, key in pairs}) == len(pairs)
 
 
-def test_a_key_is_refused_with_merge_and_with_inputs_that_have_no_digest() -> None:
+def test_a_key_is_refused_with_inputs_that_have_no_digest() -> None:
     t = Flaky().program(Memory()).thread("t")
-    with pytest.raises(ThreadError, match=r'on_conflict="merge".* Use on_conflict="wait"'):
-        t.run({"n": 1}, key="a", on_conflict="merge")
     with pytest.raises(InputError):
         t.run({"m": 1}, key="a")
     with pytest.raises((InputError, StateError), match="n"):
@@ -348,17 +346,12 @@ def test_a_deleted_run_is_forgotten(store: Store) -> None:
     assert flaky.calls == ["first", "second"] * 2
 
 
-def merged_at_its_end(t: Thread) -> None:
-    assert t.run({"n": 5}, on_conflict="merge").status == "completed"
-
-
 BETWEEN: dict[str, Callable[[Thread], object]] = {
     "a run": lambda t: t.run({"n": 5}),
     "an update": lambda t: t.update({"n": 5}),
     "an update as a node": lambda t: (t.update({"n": 5}, as_node="first"), t.resume()),
     "a rerun": lambda t: t.rerun(1),
     "a rerun from before the first key": lambda t: t.rerun("t.1/trunk:1"),
-    "a run that is merged": merged_at_its_end,
     "a merge": lambda t: (t.copy(to="u", patch={"x": 1}), t.update({"y": 1}), t.merge(t.copy(to="v", patch={"z": 1}))),
     "a pruning": lambda t: t.prune(before="t.2/trunk:0"),
     "an open run": lambda t: t.run({"n": "x"}),

@@ -21,7 +21,7 @@ import pytest
 
 from dspyer import END, START, Graph, Thread
 from dspyer.errors import ConcurrentRunError, ThreadError
-from dspyer.log.journal import STOPPING, Journal, Leases, is_marked_alive, leases, mark_of
+from dspyer.log.journal import STOPPING, Journal, Leases, leases
 from dspyer.log.rows import end_row
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores import Memory, SQLite
@@ -111,7 +111,6 @@ def test_no_process_of_windows_gets_a_signal(system: str, tmp_path: Path, monkey
     if system == "win32":
         monkeypatch.setattr("sys.platform", system)
         monkeypatch.setattr("os.kill", lambda pid, number: pytest.fail("a process has got a signal"))
-    assert is_marked_alive(mark_of(row.owner)) is (None if system == "win32" else False)
     graph = Graph(inputs=["n"]).add_node("node", lambda n: None, writes=[]).add_path(START, "node", END)
     thread = graph.compile(store=store).thread("t")
     if system == "win32":
@@ -301,7 +300,6 @@ class Storm(Memory):
 OPENINGS: dict[str, Callable[[Thread], Awaitable[Any]]] = {
     "arun": lambda t: t.arun({"n": 1}, abandon=True),
     "wait": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="wait"),
-    "merge": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="merge"),
     "take over": lambda t: t.arun({"n": 1}, abandon=True, take_over=True),
     "astream": lambda t: last_of(t.astream({"n": 1}, abandon=True)),
     "aresume": lambda t: t.aresume(),
@@ -373,8 +371,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @cache
 def is_of_the_opening(code: CodeType) -> bool:
     """Whether a function belongs to what acquires a thread and starts a run on it."""
-    name = Path(code.co_filename).name
-    return name == "ownership.py" or (name == "start.py" and code.co_name in ("acquire", "_write_first"))
+    return Path(code.co_filename).name == "playing.py"
 
 
 @pytest.mark.parametrize("on_conflict", ["raise", "wait"])

@@ -213,7 +213,7 @@ def test_parallel_agents_share_the_state_and_reducers_lose_no_update(desk: Desk)
         desk.thread().run({"topic": topic})
     assert desk.thread().state["seen"] == 6
     children = [
-        fork(lambda: [desk.thread().run({"topic": "winds"}, on_conflict="merge") for _ in range(4)]) for _ in range(2)
+        fork(lambda: [desk.thread().run({"topic": "winds"}, on_conflict="wait") for _ in range(4)]) for _ in range(2)
     ]
     assert [end_of(child) for child in children] == [0, 0]
     assert desk.thread().state["seen"] == 6 + 2 * 4 * 3

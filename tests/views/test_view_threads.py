@@ -118,15 +118,6 @@ def test_a_manual_update_is_new_and_has_an_author() -> None:
     assert len({entry.commit for entry in found[1]}) == 2
 
 
-def test_runs_that_merge_into_a_thread_are_new_once() -> None:
-    thread = program().thread("t")
-    ask(thread, "a")
-    run = thread.run({"question": "b"}, on_conflict="merge")
-    run.raise_error()
-    ask(thread, "c")
-    assert SEEN == SPANNING
-
-
 def test_the_entries_of_a_merged_thread_are_new() -> None:
     made = program(merge="last_write_wins")
     left = made.thread("left")
@@ -214,7 +205,7 @@ def test_a_new_process_reads_the_history_of_a_thread_once() -> None:
     assert store.read <= 400
 
 
-@each("change", ["merged", "landed", "rerun", "manual", "a fork", "a copy", "resumed"])
+@each("change", ["merged", "rerun", "manual", "a fork", "a copy", "resumed"])
 def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
     """A program that has run the thread shows the same as one that reads it anew."""
     store = open_store(":memory:")
@@ -237,8 +228,6 @@ def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
         ask(twin, "x")
         ask(thread, "y")
         thread.merge(twin)
-    elif change == "landed":
-        thread.run({"question": "l"}, on_conflict="merge").raise_error()
     elif change == "rerun":
         thread.rerun(from_version=5).raise_error()
     elif change == "manual":

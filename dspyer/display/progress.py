@@ -1,14 +1,28 @@
-"""What runs right now, as `dspyer.progress()` shows it: counted from events, with the times at which they arrived.
+"""`progress()`: a live display of what runs in the process.
 
-It holds what is running, and of what has ended only counts: it does not grow with the number of runs or steps.
+The terminal belongs to the process, so the display shows every run of the process, wherever it was started: by
+`Evaluate` and optimizers in DSPy's thread pools, in tasks, in streams, or in a plain thread of the user's. A context
+variable would miss the last of these, and two displays would overwrite each other.
+
+The threads of the runs only append to a queue. A thread of its own counts and draws, four times a second, so that the
+cost hardly depends on the number of events.
+
+An error of the display is no error of a run: that is paid for, and must not be lost to a picture of it. The display
+then ends, gives back the terminal, and logs the error with its traceback.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from threading import Event as Flag
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
 
 from dspyer.errors import error_text
 from dspyer.events import (
@@ -18,31 +32,46 @@ from dspyer.events import (
     Commit,
     Committed,
     Doing,
+    Emitted,
     Event,
+    Forked,
+    Heard,
     ItemFinished,
     ItemStarted,
+    Joined,
+    LiveConflict,
     NodeFailed,
     NodeStarted,
+    Posted,
     RunEnded,
     RunStarted,
+    Token,
     is_built_in,
     told,
 )
 from dspyer.ids import Address, whole_execution
+from dspyer.runtime.session import watching
+from dspyer.waiting import at_fork
+
+if TYPE_CHECKING:
+    from dspyer.display.progress_screen import NotebookScreen, TerminalScreen
+
+
+# What runs right now, as `dspyer.progress()` shows it: counted from events, with the times at which they arrived.
+#
+# It holds what is running, and of what has ended only counts: it does not grow with the number of runs or steps.
+
 
 ENDED_RUNS = 4  # runs that are kept after their end
 TOLD = 3  # events of a run that have a line of their own
 
 
-class LMUse(NamedTuple):
-    """What one LM call has used: tokens, and US dollars; None if no price is known."""
-
-    tokens: int
-    cost: float | None
+Spending = tuple[int, float | None]
+"""What an LM call has used: tokens, and US dollars; None if no price is known."""
 
 
 @dataclass(slots=True)
-class LMUseSum:
+class SpentSum:
     """LM calls, their tokens and US dollars; `unpriced` is the number of calls without a known price."""
 
     calls: int = 0
@@ -50,12 +79,13 @@ class LMUseSum:
     cost: float = 0.0
     unpriced: int = 0
 
-    def add(self, use: LMUse) -> None:
+    def add(self, spending: Spending) -> None:
         """Counts a call."""
+        tokens, cost = spending
         self.calls += 1
-        self.tokens += use.tokens
-        self.cost += use.cost or 0.0
-        self.unpriced += use.cost is None
+        self.tokens += tokens
+        self.cost += cost or 0.0
+        self.unpriced += cost is None
 
 
 @dataclass(slots=True)
@@ -175,7 +205,7 @@ class RunningRun:
     ended: float = 0.0
     commits: int = 0
     retries: int = 0
-    spent: LMUseSum = field(default_factory=LMUseSum)
+    spent: SpentSum = field(default_factory=SpentSum)
     error: str = ""
     told: deque[str] = field(default_factory=partial(deque, maxlen=TOLD))
 
@@ -202,14 +232,14 @@ class RunningRuns:
         self.ended: Counter[str] = Counter()
         self.latest: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
         self.failed: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
-        self.spent = LMUseSum()
+        self.spent = SpentSum()
 
     @property
     def count(self) -> int:
         """How many runs have begun."""
         return len(self.runs) + self.ended.total()
 
-    def note(self, at: float, run_id: str, event: Event | LMUse) -> None:
+    def note(self, at: float, run_id: str, event: Event | Spending) -> None:
         """Counts an event, or an LM call, of the outermost run `run_id`, that arrived `at` a time in seconds."""
         if isinstance(event, RunStarted) and not event.scope:
             self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
@@ -217,7 +247,7 @@ class RunningRuns:
         run = self.runs.get(run_id)
         if run is None:
             return  # it began before the display did
-        if isinstance(event, LMUse):
+        if isinstance(event, tuple):
             run.spent.add(event)
             self.spent.add(event)
             return
@@ -327,3 +357,143 @@ def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
         node.inside[key] = RunningGraph(event.graph)
     else:
         node.inside.pop(key, None)
+
+
+logger = logging.getLogger("dspyer")
+
+REFRESH = 0.25  # seconds between two pictures
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined))
+
+
+@contextmanager
+def progress() -> Iterator[None]:
+    """Shows what runs inside the block: nodes and branches, items of maps with the time left, attempts, tokens, cost.
+
+    It shows every run of the process, wherever it is started: by `run`, `batch`, `dspy.Evaluate` or an optimizer, in
+    threads, tasks and streams. Of many runs at once it shows their number and rate, and the latest ones. What nodes
+    print appears above the display.
+
+    It is drawn on the terminal, through stderr, or in a notebook. It shows nothing if stderr is no terminal, with
+    `TERM=dumb`, and in CI (if the variable `CI` is set). An error of the display ends the display and is logged; it
+    never fails a run. A block inside of another one adds nothing.
+
+    Raises:
+        ImportError: if rich is not installed: `pip install rich`.
+
+    Example:
+        >>> import dspyer
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> with dspyer.progress():
+        ...     run = graph.compile().run({"n": 1})
+        >>> run.state["n"]
+        2
+    """
+    try:
+        from dspyer.display.progress_screen import screen_of_process
+    except ImportError as error:
+        raise ImportError("dspyer.progress() needs rich: pip install rich") from error
+    _shared.enter(screen_of_process)
+    try:
+        yield
+    finally:
+        _shared.leave()
+
+
+class Display:
+    """Counts the events of all runs, and has them drawn by a thread of its own."""
+
+    def __init__(self, screen: TerminalScreen | NotebookScreen) -> None:
+        self._screen = screen
+        self._arrived: deque[tuple[float, str, Event | Spending]] = deque()
+        self._runs = RunningRuns(time.monotonic())
+        self._stop = Flag()
+        self._over = False
+        self._watching = watching(self.see, lambda run_id, *spent: self.see(run_id, spent))
+        self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
+
+    def see(self, run_id: str, event: Event | Spending) -> None:
+        """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
+        if type(event) not in _NOT_SHOWN and not self._over:
+            self._arrived.append((time.monotonic(), run_id, event))
+
+    def start(self) -> None:
+        """Begins to draw."""
+        with self._ending_on_error():
+            self._screen.open()
+        self._thread.start()
+        self._watching.__enter__()
+
+    def stop(self) -> None:
+        """Draws the last lines, and ends."""
+        self._watching.__exit__(None, None, None)
+        self._stop.set()
+        self._thread.join()
+        if not self._over:
+            with self._ending_on_error():
+                self._screen.close(self._counted(), time.monotonic())
+        self._over = True
+
+    def forget(self) -> None:
+        """Ends without drawing: in a forked process, which does not have the thread."""
+        self._over = True
+        self._watching.__exit__(None, None, None)
+        self._arrived.clear()
+        self._screen.release(forked=True)
+
+    def _draw(self) -> None:
+        while not self._over and not self._stop.wait(REFRESH):
+            with self._ending_on_error():
+                self._screen.show(self._counted(), time.monotonic())
+
+    def _counted(self) -> RunningRuns:
+        while self._arrived:
+            self._runs.note(*self._arrived.popleft())
+        return self._runs
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._over = True
+            self._arrived.clear()
+            self._screen.release()
+            logger.exception("the display of dspyer.progress() has failed; the runs go on without it")
+
+
+class _SharedDisplay:
+    """The display of the process, for all blocks that are active at once: the last one that ends closes it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks = 0
+        self._display: Display | None = None
+
+    def enter(self, screen_of: Callable[[], TerminalScreen | NotebookScreen | None]) -> None:
+        """Opens the display for the first block."""
+        with self._lock:
+            screen = None if self._blocks else screen_of()
+            if screen is not None:
+                self._display = Display(screen)
+                self._display.start()
+            self._blocks += 1
+
+    def leave(self) -> None:
+        """Closes it after the last one."""
+        with self._lock:
+            self._blocks = max(0, self._blocks - 1)  # a forked process leaves blocks that it has not entered
+            if not self._blocks and self._display is not None:
+                display, self._display = self._display, None
+                display.stop()
+
+    def forget(self) -> None:
+        """Drops the display in a forked process, where another thread may have held the lock."""
+        self._lock = Lock()
+        if self._display is not None:
+            self._display.forget()
+        self._blocks, self._display = 0, None
+
+
+_shared = _SharedDisplay()
+at_fork(_shared.forget)
