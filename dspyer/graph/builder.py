@@ -579,10 +579,10 @@ class Graph:
             max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
-            source=SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges))),
         )
         graph = with_redaction(graph, redact, modules.values())
-        return make_program(graph, modules, None if store is None else open_store(store))
+        text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
+        return make_program(graph, modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"

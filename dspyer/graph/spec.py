@@ -22,7 +22,6 @@ from dspyer.layers.handlers import ErrorEdge, ErrorEdges, Reports
 from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
 from dspyer.layers.redacted import Redacted
 from dspyer.lm.parameters import modules_in
-from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
@@ -396,7 +395,6 @@ class GraphSpec:
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
-        source: the graph as Python text, the source of the program's class.
         rejecting: the nodes that may reject an output: the checks, those of agents too.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
         searches: the nodes that make the trials of a search, by their names.
@@ -437,7 +435,6 @@ class GraphSpec:
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
-    source: SourceText = field(default_factory=SourceText)
     rejecting: Mapping[str, FinderNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)

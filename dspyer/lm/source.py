@@ -37,23 +37,19 @@ _classes_lock = threading.Lock()
 
 # --- a class with a given source text
 
-_texts: weakref.WeakValueDictionary[str, SourceText] = weakref.WeakValueDictionary()
-
 
 class SourceText:
     """The text of a program's class, which is written when it is first asked for: most programs are never asked.
 
-    The graph owns it, and the class refers to it weakly: a class is in a reference cycle, and must not keep what the
-    text is made of. Pickled it is the text and its key, by which the process that made it finds its own one again.
+    Pickled it is the text and its key, by which the process that made it finds its class again.
     """
 
-    __slots__ = ("__weakref__", "_text", "_write", "key")
+    __slots__ = ("_text", "_write", "key")
 
-    def __init__(self, write: Callable[[], str] | None = None, key: str = "", text: str = "") -> None:
+    def __init__(self, write: Callable[[], str] | None, key: str = "", text: str = "") -> None:
         self._write = write
         self._text = text
         self.key = key or uuid4().hex
-        _texts[self.key] = self
 
     def __str__(self) -> str:
         write = self._write
@@ -63,11 +59,7 @@ class SourceText:
         return self._text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _known_text, (self.key, str(self))
-
-
-def _known_text(key: str, text: str) -> SourceText:
-    return _texts.get(key) or SourceText(None, key, text)
+        return SourceText, (None, self.key, str(self))
 
 
 def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> type[ModuleType]:
@@ -90,11 +82,10 @@ def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> t
         known = _classes.get(key)
         if known is not None:
             return known
-        loader = _TextLoader(text)
-        module = _text_module(base, name, key[2], loader)
+        module = _text_module(base, name, text, key[2])
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
-        new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: loader})
+        new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
         _classes[key] = new
         sys.modules[module.__name__] = module  # where `inspect.getsource` looks for the module of a class
         weakref.finalize(new, _remove_module, module).atexit = False
@@ -104,7 +95,7 @@ def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> t
 def reduce_program(program: dspy.Module) -> tuple[Any, ...]:
     """The `__reduce__` of a program of a `source_class`: the class is made again from base, name and text."""
     kind = type(program)
-    return _new_instance, (kind.__bases__[0], kind.__name__, kind.__dict__[_TEXT].text()), program.__getstate__()
+    return _new_instance, (kind.__bases__[0], kind.__name__, kind.__dict__[_TEXT]), program.__getstate__()
 
 
 def class_name(name: str) -> str:
@@ -122,21 +113,18 @@ class _TextLoader:
     """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
 
     def __init__(self, text: str | SourceText) -> None:
-        self.text: Callable[[], object] = (lambda: text) if isinstance(text, str) else weakref.ref(text)
+        self.text = text
 
     def get_source(self, _module: str) -> str:
-        text = self.text()
-        if text is None:
-            raise OSError("the program of this class is gone")
-        return str(text)
+        return str(self.text)
 
 
-def _text_module(base: type, name: str, key: str, loader: _TextLoader) -> types.ModuleType:
+def _text_module(base: type, name: str, text: str | SourceText, key: str) -> types.ModuleType:
     identity = f"{base.__module__}.{base.__qualname__}\n{key}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
-    module.__loader__ = loader  # type: ignore[assignment]  # only `get_source` of a loader is called
+    module.__loader__ = _TextLoader(text)  # type: ignore[assignment]  # only `get_source` of a loader is called
     return module
 
 

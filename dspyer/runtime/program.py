@@ -34,7 +34,7 @@ from dspyer.lm.parameters import (
     walk_parameters,
     without_histories,
 )
-from dspyer.lm.source import reduce_program, source_class
+from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
 from dspyer.log.time_travel import check_thread_name
 from dspyer.nodes.answer_types import Answers
@@ -637,8 +637,13 @@ class CompiledGraph(dspy.Module):
 # --- making a program
 
 
-def make_program(graph: GraphSpec, modules: Mapping[str, dspy.Module], store: Store | None = None) -> CompiledGraph:
-    """The program of a graph, with copies of the user's modules; modules that share a part still share it."""
+def make_program(
+    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: SourceText, store: Store | None = None
+) -> CompiledGraph:
+    """The program of a graph, with copies of the user's modules; modules that share a part still share it.
+
+    `text` is the graph as source, which becomes the source of the program's class.
+    """
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
@@ -647,7 +652,7 @@ def make_program(graph: GraphSpec, modules: Mapping[str, dspy.Module], store: St
             for _, inner in modules_in(module):
                 setattr(inner, COMPILED, False)
     prepare_modules(graph, copies)
-    program = source_class(graph.name, CompiledGraph, graph.source)(graph, copies)
+    program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)
     program._store = store
     return program
