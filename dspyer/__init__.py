@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
+    from dspyer import agents, errors, events, inspector, lms, optimize, policies, record, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
     from dspyer.display.progress import progress
@@ -88,6 +88,7 @@ __all__ = [
     "policies",
     "prefer",
     "progress",
+    "record",
     "reducers",
     "register_value_type",
     "search",

@@ -38,13 +38,14 @@ LAYERS: list[set[str]] = [
     {"messages", "server_sent"},
     {"stores"},
     {"log"},
+    {"record"},
     {"nodes", "layers", "lm", "budget"},
     {"graph"},
     {"runtime", "threads"},
     {"extend"},
     {"__init__"},
 ]
-DSPY_FROM = 9  # the first group that may know DSPy
+DSPY_FROM = 10  # the first group that may know DSPy
 READS_STORES = {"archive", "display"}  # on top, and without DSPy: who reads a store does not wait for its import
 WAITING = {
     "waiting",
@@ -52,6 +53,7 @@ WAITING = {
     "stores",
     "log",
     "archive",
+    "record",
     "worker_threads",
     "display.progress",
     "display.progress_screen",

@@ -30,6 +30,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     shape      the id of the graph's fingerprint, which is a blob
     drawing    the id of what a drawing of the graph shows besides its fingerprint, which is a blob too
     hidden     what the program redacts: patterns as text, literal paths as lists, or "function"
+    lm_calls   how much of LM calls the program records, if not "usage": "full", "none" or "function"
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
@@ -79,6 +80,11 @@ CONTENT: Final = "content"
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 
 logger = logging.getLogger("dspyer")
+
+
+def row_time() -> float:
+    """The time, as rows hold it."""
+    return round(time(), 3)
 
 
 class DraftRow(NamedTuple):
@@ -666,7 +672,7 @@ class EffectRow(StoredRow):
 
 @dataclass(slots=True)
 class QuestionRow(StoredRow):
-    """A question; the attributes are those of `Question`."""
+    """A question, and when it was asked; the other attributes are those of `Question`."""
 
     KIND: ClassVar[str] = RowKind.ASK
     execution: str
@@ -676,26 +682,28 @@ class QuestionRow(StoredRow):
     run: str = ""
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
+    at: float | None = None
 
     @classmethod
     def of_question(cls, question: Question) -> QuestionRow:
-        """Return the row of a question."""
-        return cls(**{field.name: getattr(question, field.name) for field in fields(cls)})
+        """Return the row of a question that is asked now."""
+        return cls(**{one.name: getattr(question, one.name) for one in fields(question)}, at=row_time())
 
     def question(self) -> Question:
         """Return the question."""
-        return Question(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return Question(**{one.name: getattr(self, one.name) for one in fields(Question)})
 
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
-    """The answer to a question, by execution and key of it; or, if `retracted`, that it has none any more."""
+    """The answer to a question, by execution and key of it, and when; or, if `retracted`, that it has none any more."""
 
     KIND: ClassVar[str] = RowKind.ANSWER
     execution: str
     key: str
     value: Annotated[Any, CONTENT] = None
     retracted: bool = False
+    at: float | None = None
 
 
 @dataclass(slots=True)

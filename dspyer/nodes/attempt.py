@@ -46,7 +46,7 @@ from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import part_id, whole_execution
-from dspyer.lm.requests import current_gate
+from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.log.rows import DraftRow, EffectRow, ItemRow

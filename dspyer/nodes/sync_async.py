@@ -24,7 +24,7 @@ from anyio.from_thread import run as run_on_host_loop
 from anyio.lowlevel import current_token
 
 from dspyer.clock import current_limit
-from dspyer.lm.requests import gated
+from dspyer.lm.tap import gated
 from dspyer.lm.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.waiting import (

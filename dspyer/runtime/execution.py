@@ -323,11 +323,11 @@ def _start_script(session: Session, execution: Execution) -> Script[Transition]:
     patch = session.run_start.patch
     exits = session.graph.exits[execution.node]
     if len(exits) == 1 and isinstance(exits[0], str):
-        return Transition(patch, session.inputs, (Target(exits[0]),), None, began, perf_counter() - clock)
-    call = _call(session, execution, session.inputs)
+        return Transition(patch, session.run_start.state, (Target(exits[0]),), None, began, perf_counter() - clock)
+    call = _call(session, execution, session.run_start.state)
     call.context.delegate.over = True
     call.context.delegate.raise_if_unanswered()
-    transition = yield from _route(session, execution, call, patch, session.inputs, began, clock)
+    transition = yield from _route(session, execution, call, patch, session.run_start.state, began, clock)
     call.context.delegate.finish()
     return transition
 
@@ -422,7 +422,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     # first of the `Updates` is the input, `DELETE` for none, and those after it are what routers wrote.
     holds_values = name == START and (session.log is None or session.ids.scope)
     if holds_values and not isinstance(patch.get(field), Updates):
-        return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
+        return Updates(Replace(session.run_start.state.raw(field)) if field in patch else DELETE, update)
     return Updates(patch[field], update) if field in patch else update
 
 
