@@ -263,7 +263,7 @@ class StoredThread:
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
-        rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
+        rows = [open_row(START, content, graph_blobs=self.compatibility.fingerprint.blobs)]
         records = ExecutionRecords()
         records.read((), self.reader.fetch, self.reader.decode)
         records.totals_before = self._totals_at(head, last_row)
@@ -307,7 +307,7 @@ class StoredThread:
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
-        blobs = NO_BLOBS if names is None else self.compatibility.graph_blobs
+        blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
         rows = [AnswerRow(*key, frozen, at=row_time()).row() for key, frozen in given.items()]
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
@@ -479,7 +479,7 @@ class StoredThread:
 
     def _graph_header(self) -> dict[str, Any]:
         made_by = self.compatibility.fingerprint
-        header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
+        header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing}
         return {**header, "named": True} if self.graph.named else header
 
     def _own_header(self, head: ThreadHead) -> dict[str, Any]:
