@@ -5,37 +5,36 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
+        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
         "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
         "set_apart text_of thaw"
     ),
     "agents.conversation": (
-        "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
-        "NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of thaw "
-        "without_none"
+        "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY Flaws FrozenDict FrozenList "
+        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of "
+        "thaw without_none"
     ),
     "agents.loop": "PROBLEMS compiled flag_problems is_program is_whole_number literals members read_signature",
     "agents.mode": (
-        "Built FORCED Filler FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
+        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
         "filled is_template names_in plan_templates set_steps_apart step_count turns_of_task warning_message "
         "warning_of with_valid_text"
     ),
     "agents.settle": (
-        "ARGS Binding Built FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
+        "ARGS Binding Built Flaws FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
         "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
     ),
     "agents.tool_action": (
-        "Binding FieldNames FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING NO_TEMPLATES "
-        "NodeOptions ProgramStep Script SubgraphNode Templates Updates arun_script check_names filled freeze "
-        "last_turn plan_inputs run_script selected serialize_for_json thaw to_json values_of values_of_prediction "
-        "with_valid_text"
+        "Binding FieldNames Flaws FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING "
+        "NO_TEMPLATES NodeOptions ProgramStep Script SubgraphNode Templates Updates arun_script check_names filled "
+        "freeze last_turn plan_inputs run_script selected serialize_for_json thaw to_json values_of "
+        "values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
-        "Binding Built FieldNames FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph PROBLEMS "
-        "RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
+        "Binding Built FieldNames Flaws FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph "
+        "PROBLEMS RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
         "hidden_problems is_async is_program module_io modules_text permitted plan_binding plan_templates "
-        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw "
-        "tool_message"
+        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw tool_message"
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
@@ -45,19 +44,19 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point RunFile RunPath RunQuery RunRow "
-        "RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count changed "
-        "commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run run_answer "
-        "run_in_thread run_label runs_back shown_places"
+        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point Record RunFile RunPath RunQuery "
+        "RunRow RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count "
+        "changed commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
+        "record_of run_answer run_in_thread run_label runs_back shown_places"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end commit_header "
-        "display_rows full_id outermost_execution path_of_id path_text"
+        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
+        "commit_header display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind RunQuery START Store encode "
-        "failures_in full_id is_alive is_readable questions_at read_run rows_through run_label sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
+        "failures_in full_id is_readable questions_at read_run rows_through run_label sum_usage"
     ),
     "archive.stored_graph": (
         "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
@@ -85,7 +84,7 @@ NOT_YET: dict[str, str] = {
     "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
     "display.run_page": "changed",
     "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.stats": "Address HIDDEN Replace START execution_id",
+    "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
     "display.tokens": "label",
     "executors.call": (
         "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
@@ -96,7 +95,8 @@ NOT_YET: dict[str, str] = {
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
         "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
+        "with_own_adapters"
     ),
     "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
@@ -123,15 +123,15 @@ NOT_YET: dict[str, str] = {
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps apart_from_earlier "
-        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
-        "take_steps thaw"
+        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
+        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
+        "recording step_count take_run take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
-        "walk_parameters"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
+        "walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -139,31 +139,31 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to thaw"
     ),
-    "runtime.drivers": "OPENTELEMETRY lost span_layers",
-    "runtime.program": "ExecutorCall OPENTELEMETRY UNTRACED check_executor check_sent continued_trace refused",
+    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
+    "runtime.program": "check_executor check_sent refused",
     "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script Within "
-        "apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
+        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
         "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
-        "last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
+        "last_of_refusal last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
     "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
-        "ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
+        "ToolCallDelta ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",

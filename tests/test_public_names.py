@@ -19,6 +19,7 @@ import dspyer.inspector
 import dspyer.lms
 import dspyer.migrate
 import dspyer.optimize
+import dspyer.record
 import dspyer.search
 import dspyer.serve
 import dspyer.stores
@@ -35,6 +36,7 @@ MODULES: list[ModuleType] = [
     dspyer.lms,
     dspyer.migrate,
     dspyer.optimize,
+    dspyer.record,
     dspyer.search,
     dspyer.serve,
     dspyer.stores,

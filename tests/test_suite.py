@@ -32,6 +32,7 @@ PUBLIC = {
         "migrate",
         "optimize",
         "policies",
+        "record",
         "reducers",
         "reducers.each",
         "search",

@@ -29,6 +29,8 @@ from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader, RunRows, read_run
 from dspyer.log.rows import UnreadablePatch, first_version, run_label
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader, calls_by_commit
+from dspyer.record.record import Record
+from dspyer.record.stored import record_of
 from dspyer.record_codec import Update, changed, encode
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
@@ -134,6 +136,14 @@ class ArchivedThread:
             run: its id, or its label, with which the ids of its commits begin (`"t-42.1"`); None for the last run.
         """
         return run_info(self._reader, self._listed(run))
+
+    def record(self, run: str | None = None) -> Record:
+        """A run as one value, as `Thread.record` gives it; `run` as in `info`.
+
+        Raises:
+            ThreadError: if there is no such run.
+        """
+        return record_of(self._reader, self.name, run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""

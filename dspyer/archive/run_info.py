@@ -10,13 +10,13 @@ from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
-from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
+from dspyer.record.stored import current_status
 from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
-from dspyer.stores.base import ListedRun, Point, RunQuery, Store
+from dspyer.stores.base import ListedRun, Point, Store
 
 T = TypeVar("T")
 
@@ -152,24 +152,6 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
         return (unreadable(error),)
     label = run_label(listed.run)
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
-
-
-def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
-    """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
-    while not listed.status:
-        thread, run = listed.thread, listed.run
-        works_on = thread.head is not None and thread.head.run == run.id
-        if works_on and is_alive(thread):
-            return listed, "running"
-        now = store.thread(thread.name) if works_on else None
-        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
-            return listed, "crashed"
-        # Its owner may have written since the list was read: read the run again.
-        (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
-        if found is None or (found.last, found.thread.epoch) == (listed.last, thread.epoch):
-            return listed, "crashed"
-        listed = found
-    return listed, listed.status
 
 
 def count_steps(store: Store, at: Point) -> int:

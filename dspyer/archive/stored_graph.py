@@ -10,11 +10,11 @@ from functools import cached_property, lru_cache
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
-from dspyer.display.stats import Checked, Mapped
 from dspyer.errors import StoreError
 from dspyer.events import FieldShape
 from dspyer.log.rows import drawing_id, fingerprint_id
 from dspyer.policies import Policies
+from dspyer.record.drawn import Checked, Mapped
 from dspyer.scheduler.topology import Edge, Topology
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import RunRow, Store
@@ -95,7 +95,7 @@ def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
 def _graph_of(name: str, fingerprint: bytes, drawing: bytes) -> StoredGraph:
     facts, drawn = json.loads(fingerprint), json.loads(drawing)
     nodes = tuple(facts.get("nodes", {}))
-    chosen = {(source, target) for source, target in drawn.get("conditional", ())}
+    chosen = {(source, target) for source, target in [(one[0], one[1]) for one in drawn.get("edges", ()) if one[2]]}
     edges = [Edge(source, target, (source, target) in chosen) for source, target in facts.get("edges", ())]
     labels = {(source, target): label for source, target, label in drawn.get("labels", ())}
     for source, ways in facts.get("errors", {}).items():
@@ -107,5 +107,5 @@ def _graph_of(name: str, fingerprint: bytes, drawing: bytes) -> StoredGraph:
     picture = GraphPicture(topology, labels, {node: looks.get(node, ("function", "unknown")) for node in nodes})
     fields = tuple([FieldShape(**shape) for shape in drawn.get("fields", ())])
     checks = {node: Checked(fix, into, frozenset(more)) for node, (fix, into, more) in drawn.get("checks", {}).items()}
-    maps = {node: Mapped(into, failed, frozenset(more)) for node, (into, failed, more) in drawn.get("maps", {}).items()}
+    maps = {node: Mapped(into, failed) for node, (into, failed) in drawn.get("maps", {}).items()}
     return StoredGraph(picture, fields, str(drawn.get("text", "")), checks, maps)

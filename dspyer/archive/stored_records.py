@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
+from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
 from dspyer.events import Commit, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
@@ -16,6 +16,7 @@ from dspyer.log.reader import HistoryReader, RunRows
 from dspyer.log.rows import PostRow, RowKind, UnreadablePatch, is_readable, run_label, sum_usage
 from dspyer.log.time_travel import stored_calls, unrecorded
 from dspyer.patch import update_size
+from dspyer.record.drawn import Checked, Mapped
 from dspyer.record_codec import encode
 
 UNKNOWN = (

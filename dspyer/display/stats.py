@@ -15,33 +15,12 @@ from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id
 from dspyer.patch import Replace
+from dspyer.record.drawn import Checked, Mapped
 from dspyer.redaction import HIDDEN
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import START
 
 TIMEOUT = "NodeTimeoutError"
-
-
-class Checked(NamedTuple):
-    """A check, as far as its commits show what it did.
-
-    Attributes:
-        fix: the node that corrects what it refuses; None for none, and for the check of an agent.
-        into: the field that gets its problems.
-        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
-    """
-
-    fix: str | None
-    into: str
-    modes: frozenset[str] = frozenset()
-
-
-class Mapped(NamedTuple):
-    """A map: the fields of its results and of its failures, and those of them whose reducer folds what it gives."""
-
-    into: str
-    failures: str | None
-    folded: frozenset[str] = frozenset()
 
 
 class ItemCounts(NamedTuple):

@@ -150,6 +150,7 @@ def compile_graph(
         given_layers=given,
         attempts=_attempts(parts, given),
         error_edges=parts.errors,
+        inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
     )
     return spec, parts.modules
 

@@ -6,7 +6,7 @@ import keyword
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 import dspy
 
@@ -29,11 +29,13 @@ from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
+from dspyer.record.drawn import Checked, Mapped
 from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
+from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
 
 if TYPE_CHECKING:
@@ -295,6 +297,44 @@ def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     ]
 
 
+class CountedParts(TypedDict):
+    """The checks and the maps of a graph, by name."""
+
+    checks: dict[str, Checked]
+    maps: dict[str, Mapped]
+
+
+def counted_parts(graph: GraphSpec) -> CountedParts:
+    """The checks and the maps among the nodes of a graph."""
+    rejecting, schema = graph.rejecting, graph.topology.schema
+    checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting.items()}
+    maps: dict[str, Mapped] = {}
+    for name, node in graph.nodes.items():
+        if (fields := node.mapped) is not None:
+            into, failures = fields.into, fields.failures
+            folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
+            maps[name] = Mapped(into, failures, frozenset(folded))
+    return {"checks": checks, "maps": maps}
+
+
+def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
+    """What readers of its runs show of a graph and of those inside of it, as JSON values: `record.drawn` reads it."""
+    mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
+    return {
+        "name": graph.name,
+        "looks": {name: node.look[:2] for name, node in graph.nodes.items()},
+        "edges": [
+            [edge.source, edge.target, edge.conditional, edge.on_error, edge.into] for edge in graph.topology.edges
+        ],
+        "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
+        "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
+        "text": explain(graph),
+        "checks": {name: [one.fix, one.into, sorted(one.modes)] for name, one in graph.rejecting.items()},
+        "maps": {name: [one.into, one.failures] for name, one in mapped.items()},
+        "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},
+    }
+
+
 def edge_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
     """The labels of edges in a picture: those of routers, and after a cross what an error edge takes."""
     found = _router_labels(graph)
@@ -400,6 +440,7 @@ class GraphSpec:
         searches: the nodes that make the trials of a search, by their names.
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
+        inner: the graphs inside of it, by the attribute of the program that has one.
         derived: what its runs share once one has begun: the straight paths of plain nodes, and layers without parts.
 
     Example:
@@ -435,6 +476,7 @@ class GraphSpec:
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
+    inner: Mapping[str, GraphSpec] = field(default_factory=dict)
     rejecting: Mapping[str, FinderNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)
@@ -485,6 +527,22 @@ class GraphSpec:
     def name(self) -> str:
         """The name of the graph."""
         return self.topology.name
+
+    @property
+    def hidden(self) -> list[Any] | str | None:
+        """What is redacted of its values, as the header of a run says it; None for nothing."""
+        if self.redaction is None:
+            return None
+        patterns: list[Any] = [
+            [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
+            for one in self.redaction.patterns
+        ]
+        return patterns or "function"
+
+    @property
+    def recorded(self) -> str:
+        """How much of LM calls is recorded, as the header of a run says it."""
+        return self.record_lm_calls if isinstance(self.record_lm_calls, str) else "function"
 
     def lm_call_log(self) -> LMCallLog | None:
         """What records the LM calls of a stored run; None if they are not recorded."""

@@ -33,12 +33,12 @@ from dspyer.errors import (
     with_article,
 )
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.lm.requests import current_gate, with_new_responses
+from dspyer.lm.requests import with_new_responses
+from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps, execute_attempt, recording_apart, step_count, take_steps
 from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Script, Step, Within, wrapped
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, Step, Within, is_async, wrapped
 from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"

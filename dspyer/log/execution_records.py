@@ -43,6 +43,7 @@ from dspyer.log.rows import (
     StoredTrace,
     Totals,
     is_readable,
+    row_time,
     sum_usage,
     total_cost,
     usage_of_calls,
@@ -581,7 +582,7 @@ class ExecutionRecords:
                 "it with None or True"
             )
         self.answers[key] = frozen = freeze(given, ("answer",))
-        self._unwritten.append(AnswerRow(*key, frozen).row())
+        self._unwritten.append(AnswerRow(*key, frozen, at=row_time()).row())
         return True
 
     def retract_answer(self, key: RecordKey) -> None:

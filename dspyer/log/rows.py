@@ -30,6 +30,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     shape      the id of the graph's fingerprint, which is a blob
     drawing    the id of what a drawing of the graph shows besides its fingerprint, which is a blob too
     hidden     what the program redacts: patterns as text, literal paths as lists, or "function"
+    lm_calls   how much of LM calls the program records, if not "usage": "full", "none" or "function"
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
@@ -55,7 +56,7 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
-from dspyer.scheduler.lineage import Log, LogEntry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import CHANGED, DAMAGED
@@ -79,6 +80,11 @@ CONTENT: Final = "content"
 NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 
 logger = logging.getLogger("dspyer")
+
+
+def row_time() -> float:
+    """The time, as rows hold it."""
+    return round(time(), 3)
 
 
 class DraftRow(NamedTuple):
@@ -477,15 +483,14 @@ class CommitRow(CommitContent):
         """Return the conflicts as users see them."""
         return tuple([_with_values(conflict, thaw) for conflict in self.conflicts])
 
-    def winner_indexes(self, log: Log) -> dict[KeyPath, int]:
-        """Return the winners as indexes of a log, of which this commit is the next one."""
+    def winner_indexes(self, count: int, id_of: Callable[[int], str]) -> dict[KeyPath, int]:
+        """Return the winners as indexes among the commits before it, of which `id_of` gives the ids, and itself."""
         found: dict[KeyPath, int] = {}
-        index, own = len(log), self.id
         for path, winner in self.winners.items():
-            places = (at for at in range(index - 1, -1, -1) if log[at].commit.id == winner)
-            place = index if winner == own else next(places, None)
+            places = (at for at in range(count - 1, -1, -1) if id_of(at) == winner)
+            place = count if winner == self.id else next(places, None)
             if place is None:
-                raise StoreError(f"commit {own} has a value of commit {winner!r}, which is not in the log before it")
+                raise StoreError(f"commit {self.id} has a value of {winner!r}, which is not in the log before it")
             found[path] = place
         return found
 
@@ -666,7 +671,7 @@ class EffectRow(StoredRow):
 
 @dataclass(slots=True)
 class QuestionRow(StoredRow):
-    """A question; the attributes are those of `Question`."""
+    """A question, and when it was asked; the other attributes are those of `Question`."""
 
     KIND: ClassVar[str] = RowKind.ASK
     execution: str
@@ -676,26 +681,28 @@ class QuestionRow(StoredRow):
     run: str = ""
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
+    at: float | None = None
 
     @classmethod
     def of_question(cls, question: Question) -> QuestionRow:
-        """Return the row of a question."""
-        return cls(**{field.name: getattr(question, field.name) for field in fields(cls)})
+        """Return the row of a question that is asked now."""
+        return cls(**{one.name: getattr(question, one.name) for one in fields(question)}, at=row_time())
 
     def question(self) -> Question:
         """Return the question."""
-        return Question(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return Question(**{one.name: getattr(self, one.name) for one in fields(Question)})
 
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
-    """The answer to a question, by execution and key of it; or, if `retracted`, that it has none any more."""
+    """The answer to a question, by execution and key of it, and when; or, if `retracted`, that it has none any more."""
 
     KIND: ClassVar[str] = RowKind.ANSWER
     execution: str
     key: str
     value: Annotated[Any, CONTENT] = None
     retracted: bool = False
+    at: float | None = None
 
 
 @dataclass(slots=True)

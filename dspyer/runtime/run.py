@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
@@ -21,26 +21,26 @@ from dspyer.display.report import RunFacts, describe_run, facts_of_events
 from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
-from dspyer.display.stats import Checked, FinalFailure, ItemCounts, Mapped, Stats, count_stats
+from dspyer.display.stats import FinalFailure, ItemCounts, Stats, count_stats
 from dspyer.display.tokens import Tokens, count_tokens
 from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import GraphSpec, counted_parts
 from dspyer.ids import commit_name, outermost_execution, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import LMRecorder
 from dspyer.log.rows import total_cost
-from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.node import Node
+from dspyer.record.record import Record
+from dspyer.record.stored import canonical_order
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
+from dspyer.runtime.run_record import RunSource, record_of_run
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import FailedBranch
-from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
@@ -141,16 +141,6 @@ def has_no_run(prediction: object) -> NoReturn:
     )
 
 
-# What `display.stats` must know of a graph: its checks and its maps.
-
-
-class CountedParts(TypedDict):
-    """The checks and the maps of a graph, by name."""
-
-    checks: dict[str, Checked]
-    maps: dict[str, Mapped]
-
-
 def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
     """The items of each execution of a map."""
     totals: dict[str, int] = {}
@@ -166,18 +156,6 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
         )
         for execution, total in totals.items()
     }
-
-
-def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
-    """The checks and the maps among the nodes of a graph."""
-    checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
-    maps: dict[str, Mapped] = {}
-    for name, node in nodes.items():
-        if (fields := node.mapped) is not None:
-            into, failures = fields.into, fields.failures
-            folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
-            maps[name] = Mapped(into, failures, frozenset(folded))
-    return {"checks": checks, "maps": maps}
 
 
 @shows_removed
@@ -250,7 +228,7 @@ class Run:
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
         self._redactor = None if session.graph.redaction is None else redacted(session).own
-        self._begin = session.inputs
+        self._begin = session.run_start.state
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
@@ -261,6 +239,10 @@ class Run:
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
         self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
+        records = session.records
+        self._source = None if records.journal is None else RunSource.of(session)
+        self._prefixes = session.run_start.id_prefixes, session.ids.prefix
+        self._kept = (records.items, records.questions, records.answers) if records.items or records.questions else None
         self._read_sources: ReadSources | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
@@ -543,6 +525,20 @@ class Run:
         """
         return repairs_in(self._logged_checks, self._redactor)
 
+    def record(self) -> Record:
+        """The run as one value for readers: its steps, with those inside of nodes, and what each has written.
+
+        Of a run on a thread it is read from the store, as `thread.record()` and `Archive` read it, with what earlier
+        processes have done.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> [(step.node, step.status, step.to) for step in graph.compile().run({"n": 1}).record().steps]
+            [('START', 'done', ('add',)), ('add', 'done', ('END',))]
+        """
+        return record_of_run(self)
+
     def report(self) -> str:
         """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
 
@@ -614,7 +610,7 @@ class Run:
         """
         nodes, before = self._graph.nodes, self._replayed
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        parts = counted_parts(nodes, self._fields.schema)
+        parts = counted_parts(self._graph)
         earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
         unknown = [] if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
         calls = [replace(call, execution=outermost_execution(call.execution)) for call in self._lm_usages]
@@ -855,28 +851,3 @@ def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Cou
             visits, calls, tools = found.get(commit.node, Counts())
             found[commit.node] = Counts(visits + 1, calls + commit.calls[0], tools + commit.calls[1])
     return found
-
-
-def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
-    """The log in canonical order, with a version for each commit up to the last at which only one branch was active.
-
-    Commits are logged in the order in which they were made, which differs between runs of one fork. Sorted by step and
-    branch, every run of the same graph with the same results has the same versions.
-    """
-    if [entry.commit.version for entry in log] == list(range(first, first + len(log))):
-        return log  # no fork
-    settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
-
-    order = sorted(range(len(log)), key=lambda i: (i >= settled, log[i].commit.step, log[i].commit.branch))
-    moved = {old: new for new, old in enumerate(order)}
-    ordered = []
-    for new, old in enumerate(order):
-        entry = log[old]
-        ordered.append(
-            entry._replace(
-                commit=replace(entry.commit, version=first + new if old < settled else None),
-                parents=tuple(moved[parent] for parent in entry.parents),
-                winners={path: moved[winner] for path, winner in entry.winners.items()},
-            )
-        )
-    return ordered

@@ -16,6 +16,8 @@ from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
+from dspyer.record.record import Record
+from dspyer.record.stored import record_of
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -387,6 +389,24 @@ class Thread:
             []
         """
         return stored_repairs(self._program, self._stored.reader, self.name, self._stored.redactor())
+
+    def record(self, run: str | None = None) -> Record:
+        """A run as one value for readers, as `run.record()` gives it: the last one, or that with an id or a label.
+
+        Args:
+            run: the id of the run, or its label, with which the ids of its commits begin: `"t-42.1"`.
+
+        Raises:
+            ThreadError: if there is no such run.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).record().to_dict() == t.record("t-42.1").to_dict()
+            True
+        """
+        return record_of(self._stored.reader, self.name, run, self._stored.redactor)
 
     def stats(self) -> Stats:
         """How reliable each node was, over all runs, as `run.stats()`. Reads the whole history.

@@ -8,10 +8,9 @@ from dspyer.archive.stored_records import stored_stats
 from dspyer.display.stats import Stats
 from dspyer.events import Commit
 from dspyer.failure import Failure
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import GraphSpec, counted_parts
 from dspyer.log.reader import RunRows
 from dspyer.redaction import Redactor
-from dspyer.runtime.run import counted_parts
 
 
 def stats_of_history(
@@ -23,5 +22,5 @@ def stats_of_history(
 ) -> Stats:
     """The figures of the nodes of a thread: its commits, oldest first, the failures of its last run, and its rows."""
     shown = None if redactor is None else list(map(redactor.commit, commits))
-    parts = counted_parts(graph.nodes, graph.topology.schema)
+    parts = counted_parts(graph)
     return stored_stats(tuple(graph.nodes), parts["checks"], parts["maps"], commits, failures, runs, shown=shown)

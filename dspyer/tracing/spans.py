@@ -300,7 +300,7 @@ class RunSpans:
         with self._guard:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
-                attributes |= {INPUT: self._shown(session.inputs, given), INPUT_TYPE: _JSON}
+                attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
@@ -348,16 +348,17 @@ class RunSpans:
         span = self._span
         with self._guard:
             if span.is_recording():
-                status = session.status
+                status, error, _ = session.ending
                 span.set_attribute(STATUS, status)
                 if status == "failed":
-                    self._run_failed(span, session)
+                    self._run_failed(span, session.layers.shown(error, ends=True))
                 if status == "completed" and self._captures:
-                    span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
+                    span.set_attributes(
+                        {OUTPUT: self._outputs(session.run, session.run_start.state), OUTPUT_TYPE: _JSON}
+                    )
         self._end_span(span)
 
-    def _run_failed(self, span: Span, session: Any) -> None:
-        error = session.layers.shown(session.error(), ends=True)
+    def _run_failed(self, span: Span, error: BaseException) -> None:
         if self._hidden.redactors and not self._is_outermost:  # it is not redacted yet by the graphs around it
             self._set_failed(span, type(error).__name__)
         else:

@@ -1,0 +1,127 @@
+"""The graph of a run as its readers know it: from facts that the run has stored, without its program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dspyer.events import FieldShape
+from dspyer.ids import Address
+from dspyer.scheduler.topology import START, Edge
+
+FUNCTION = ("function", "")
+KINDS = {"subgraph": "graph", "interrupt": "question"}
+"""The kinds of steps by the shapes of nodes, where they differ."""
+
+
+class Checked(NamedTuple):
+    """A check, as far as its commits show what it did.
+
+    Attributes:
+        fix: the node that corrects what it refuses; None for none, and for the check of an agent.
+        into: the field that gets its problems.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+    """
+
+    fix: str | None
+    into: str
+    modes: frozenset[str] = frozenset()
+
+
+class Mapped(NamedTuple):
+    """A map: the fields of its results and of its failures, and those of them whose reducer folds what it gives."""
+
+    into: str
+    failures: str | None
+    folded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class DrawnGraph:
+    """A graph as far as a run has stored it.
+
+    Attributes:
+        name: its name.
+        looks: the shape and the label of each node, as in `nodes.node.Look`.
+        edges: its edges, those of errors too.
+        labels: the labels of edges, by source and target.
+        fields: the fields of its schema; empty without one.
+        text: the graph in words, as `program.graph.explain()` said.
+        checks: its checks by name.
+        maps: its maps by name.
+        inner: the graphs inside of it, by node, or by the name under which a node calls one.
+    """
+
+    name: str
+    looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    edges: tuple[Edge, ...] = ()
+    labels: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    fields: tuple[FieldShape, ...] = ()
+    text: str = ""
+    checks: Mapping[str, Checked] = field(default_factory=dict)
+    maps: Mapping[str, Mapped] = field(default_factory=dict)
+    inner: Mapping[str, DrawnGraph] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> DrawnGraph:
+        """The graph of what `graph.spec.drawing_facts` gave, also through JSON."""
+        return cls(
+            facts["name"],
+            {node: (shape, label) for node, (shape, label) in facts["looks"].items()},
+            tuple(
+                [
+                    Edge(source, target, bool(conditional), bool(on_error), into=into or None)
+                    for source, target, conditional, on_error, into in facts["edges"]
+                ]
+            ),
+            {(source, target): label for source, target, label in facts["labels"]},
+            tuple([FieldShape(**shape) for shape in facts["fields"]]),
+            facts["text"],
+            {node: Checked(fix, into, frozenset(modes)) for node, (fix, into, modes) in facts["checks"].items()},
+            {node: Mapped(*fields) for node, fields in facts["maps"].items()},
+            {name: cls.of(graph) for name, graph in facts["inner"].items()},
+        )
+
+    def kind(self, node: str) -> str:
+        """The kind of the steps of a node."""
+        inside = self.inner.get(node)
+        if inside is not None and ("module", "mode") in inside.looks.values():
+            return "agent"
+        if inside is not None and inside.is_search:
+            return "search"
+        shape, _ = self.looks.get(node, FUNCTION)
+        return KINDS.get(shape, shape)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether its nodes make the trials of a search, and decide about them."""
+        return any(shape == "map" and label != "map" for shape, label in self.looks.values())
+
+    def inside(self, node: str, execution: str) -> DrawnGraph | None:
+        """The graph that ran inside of an execution of a node, or of an item, or under the key of a called program."""
+        found = self.inner.get(node)
+        for key in reversed(Address.parse(execution).keys):
+            found = found or self.inner.get(key)
+        return found
+
+    def within(self, path: str = "") -> Iterator[tuple[str, DrawnGraph]]:
+        """This graph and those inside of it, each with its path: `"lead/check"`."""
+        yield path, self
+        for name, graph in self.inner.items():
+            yield from graph.within(f"{path}/{name}" if path else name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: its nodes and edges, without positions."""
+        nodes = [{"name": node, "kind": self.kind(node), "label": label} for node, (_, label) in self.looks.items()]
+        edges = [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "label": self.labels.get((edge.source, edge.target), ""),
+                "conditional": edge.conditional,
+                "on_error": edge.on_error,
+            }
+            for edge in self.edges
+        ]
+        return {"name": self.name, "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes], "edges": edges}

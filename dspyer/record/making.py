@@ -1,0 +1,507 @@
+"""`RecordStep`, one thing that a run did, and how the steps of a run are made of what is known of it.
+
+A run is commits, and what executions have left besides: results of items, LM calls, questions, posts. Each belongs to
+an execution, whose id says what is around it (`ids.Address`); so the tree of steps follows from ids alone, whatever
+order the rows came in. Where a run has stopped follows from its commits: each branch leads to a node that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Question
+from dspyer.failure import Failure
+from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
+from dspyer.log.rows import UnreadablePatch
+from dspyer.patch import DELETE, Replace
+from dspyer.record.drawn import DrawnGraph
+from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
+from dspyer.reducers import Updates
+from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.provenance import Writers
+from dspyer.scheduler.topology import END, START
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict
+
+JOIN = "join:"
+
+
+class Wrote(NamedTuple):
+    """The frozen value of a field after a step, `DELETE` for none; and the id of the step that made it, if another."""
+
+    value: Any
+    by: str | None = None
+
+
+class StepAnswer(NamedTuple):
+    """The answer to a question: its value, when it was given, by whom, and what was said with it."""
+
+    value: Any
+    at: float | None = None
+    by: str | None = None
+    comment: str | None = None
+
+
+class StepQuestion(NamedTuple):
+    """A question that a step asked, when, and its answer; None for none yet."""
+
+    question: Question
+    at: float | None = None
+    answer: StepAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStep:
+    """One thing that a run did: a commit, an item of a map, a called program, or where the run has stopped.
+
+    Attributes:
+        id: that of its commit; of a step without one, that of its execution.
+        node: the node; `"join:NAME"` of a join, `"NAME[2]"` of an item.
+        kind: `"start"`, `"function"`, `"module"`, `"agent"`, `"graph"`, `"map"`, `"item"`, `"tool"`, `"check"`,
+            `"question"`, `"join"`, `"edit"`, `"search"` or `"trial"`.
+        status: `"done"`, `"failed"`, `"waiting"` for an answer, `"running"`, `"stopped"` or `"unreadable"`.
+        parent: the id of the step around it; None for none.
+        branch: the path of its branch.
+        visit: how often the node has run in the lineage of the branch.
+        rank: its place in the longest chain of steps up to it.
+        version: the version of its commit; None for none.
+        started: when it began, seconds since the epoch; None if that is not known.
+        seconds: how long it took; of a step around others, from their first start to their last end.
+        waited: the part of it in which it waited for answers.
+        after: the ids of the steps that it follows.
+        came: the branches that led to it.
+        to: the nodes to which its branch went on.
+        reason: why an LM router chose them; of an unreadable step, why it cannot be read.
+        wrote: by field, its value after the step. A join wrote what differs from its first branch; the first step, all
+            that the run began with. In a graph inside of a node, whose inputs are not stored, of a field with a
+            reducer what the step added.
+        lm: its LM calls.
+        failed: the attempts that raised before the last one.
+        failure: why it failed.
+        asked: its question.
+        conflicts: of a join, the conflicts of its branches.
+        posts: its posts to live fields.
+        commit: its commit.
+    """
+
+    id: str
+    node: str
+    kind: str = "function"
+    status: str = "stopped"
+    parent: str | None = None
+    branch: BranchPath = ()
+    visit: int = 1
+    rank: int = 0
+    version: int | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    waited: float = 0.0
+    after: tuple[str, ...] = ()
+    came: tuple[BranchPath, ...] = ()
+    to: tuple[str, ...] = ()
+    reason: str | None = None
+    wrote: Mapping[str, Wrote] = FrozenDict()
+    lm: tuple[LMCall, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    failure: Failure | None = None
+    asked: StepQuestion | None = None
+    conflicts: tuple[MergedConflict, ...] = ()
+    posts: tuple[Posted, ...] = ()
+    commit: Commit | None = None
+
+
+class Material(NamedTuple):
+    """What is known of a run, from its rows or from the process that made it. Ids are those within the run.
+
+    Attributes:
+        status: how the run ended, or `"running"` or `"crashed"`.
+        label: what global ids begin with.
+        log: its commits with their states, in canonical order.
+        labels: what the global id of each of them begins with, by its id.
+        inside: the commits of graphs inside of nodes, parents first, by the ids of their executions.
+        items: the results of items of maps.
+        calls: its LM calls.
+        questions: its questions, in the order of asking.
+        posts: its posts to live fields.
+        failures: those that ended it.
+        damaged: why rows cannot be read that are no commits of its own graph, by what is known of their place.
+        graph: its graph.
+        earlier: returns, for the fields that it began with, the ids of the commits before it that have written them.
+        redactor: hides values; None for none.
+    """
+
+    status: str
+    label: str
+    log: Sequence[LogEntry]
+    labels: Mapping[str, str]
+    inside: Mapping[str, Commit] = {}
+    items: Mapping[str, Any] = {}
+    calls: Iterable[LMCall] = ()
+    questions: Sequence[StepQuestion] = ()
+    posts: Sequence[Posted] = ()
+    failures: Sequence[Failure] = ()
+    damaged: Mapping[str, str] = {}
+    graph: DrawnGraph = DrawnGraph("")
+    earlier: Callable[[], Mapping[str, str]] = dict
+    redactor: Redactor | None = None
+
+
+# --- where a run has stopped
+
+
+def children_of(commit: Commit) -> tuple[BranchPath, ...]:
+    """The branches that a commit forks into, one for each target; none without a fork."""
+    return tuple((*commit.branch, index) for index in range(len(commit.route))) if len(commit.route) > 1 else ()
+
+
+def came_from(parent: Commit, commit: Commit) -> BranchPath:
+    """The branch that leads from a parent to a commit."""
+    children = children_of(parent)
+    if not children:
+        return parent.branch
+    if commit.branch in children and not commit.node.startswith(JOIN):
+        return commit.branch
+    return children[parent.route.index(commit.node.removeprefix(JOIN))]  # an edge from the fork straight to the join
+
+
+class Active(NamedTuple):
+    """A branch that leads on from a commit: the node to which it leads, and the commit."""
+
+    goal: str
+    head: Commit
+
+
+def active_branches(commits: Sequence[Commit]) -> dict[BranchPath, Active]:
+    """The branches of a graph that no commit has continued. One that has reached `END` waits there for the others."""
+    by_id: dict[str, Commit] = {}
+    ways: dict[tuple[str, BranchPath], str] = {}  # by commit and branch, the node to which it leads
+    for commit in commits:
+        behind = [(parent, came_from(by_id[parent], commit)) for parent in commit.parents if parent in by_id]
+        goals = [ways.pop(way) for way in behind if way in ways]
+        route = commit.route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
+        paths = children_of(commit) or (commit.branch,)
+        ways |= {(commit.id, path): goal for path, goal in zip(paths, route, strict=False)}
+        by_id[commit.id] = commit
+    found = {path: Active(goal, by_id[head]) for (head, path), goal in ways.items()}
+    return dict(sorted(found.items()))
+
+
+# --- steps
+
+
+def make_steps(material: Material) -> tuple[RecordStep, ...]:
+    """The steps of a run, each before those inside of it, in canonical order."""
+    return _Maker(material).steps()
+
+
+Order = tuple[int, int, BranchPath, Any]
+"""The place of a step among those with the same parent: commits before failures, and these before other stops."""
+
+
+class _Maker:
+    """The steps of one run while they are put together: the arguments of `RecordStep`, by execution."""
+
+    def __init__(self, material: Material) -> None:
+        self._of = material
+        self._redactor = material.redactor
+        self._fields: dict[str, dict[str, Any]] = {}
+        self._order: dict[str, Order] = {}
+        self._graphs: dict[str, DrawnGraph] = {}
+        self._writers = Writers(material.log)
+
+    def steps(self) -> tuple[RecordStep, ...]:
+        material = self._of
+        for index in range(len(material.log)):
+            self._own_commit(index)
+        inner: dict[str, list[Commit]] = {}
+        for local, commit in material.inside.items():
+            scope = _around(local)
+            inner.setdefault(scope, []).append(commit)
+            wrote = {name: Wrote(_value_of(update)) for name, update in commit.patch.items()}
+            self._commit(local, material.label, commit, wrote)
+        self._stops("", [entry.commit for entry in material.log], material.failures, material.status)
+        # From the outside to the inside: how a graph has ended follows from the step around it.
+        for scope in sorted(inner, key=len):
+            commits = sorted(inner[scope], key=lambda commit: (commit.step, commit.branch))
+            around = self._step(scope)["status"]
+            self._stops(scope, commits, (), around)
+        for local in list(self._fields):
+            self._items_of(local)
+        for execution, value in material.items.items():
+            self._step(execution).update(status="done", wrote={"result": Wrote(self._shown("result", value))})
+        for call in material.calls:
+            step = self._step(self._place(call.execution), call.node)
+            step["lm"] = (*step.get("lm", ()), call)
+        for post in material.posts:
+            step = self._step(post.execution, post.node)
+            step["posts"] = (*step.get("posts", ()), post)
+        for asked in material.questions:
+            self._ask(asked)
+        for place, reason in material.damaged.items():
+            self._step(place, "?").update(status="unreadable", reason=reason)
+        return self._tree()
+
+    # --- commits
+
+    def _own_commit(self, index: int) -> None:
+        """The step of a commit of the run's own graph: what it wrote is read from the states, which are folded."""
+        material, entry = self._of, self._of.log[index]
+        commit, state = entry.commit, entry.state
+        before = material.log[entry.parents[0]].state if entry.parents else None
+        wrote: dict[str, Wrote] = {}
+        if isinstance(commit.patch, UnreadablePatch):
+            pass
+        elif before is None:
+            # The first step has all that the run begins with: so a reader need not know what was before the run.
+            carried = material.earlier() if state.keys() - commit.patch.keys() else {}
+            for name, value in state.raw_items():
+                wrote[name] = Wrote(value, None if name in commit.patch else carried.get(name))
+        elif len(entry.parents) > 1:
+            for name in {**state, **before}:
+                value, held = state.raw(name, DELETE), before.raw(name, DELETE)
+                if value is not held and not same(value, held):
+                    wrote[name] = Wrote(value, self._writer(index, name))
+        else:
+            wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
+        self._commit(commit.id, material.labels[commit.id], commit, wrote, entry.conflicts)
+
+    def _writer(self, index: int, name: str) -> str | None:
+        """The id of the commit that a joined value is of; None for the join itself."""
+        writer = self._writers.at(index).under(name).writer
+        if writer is None or writer == index:
+            return None
+        found = self._of.log[writer].commit.id
+        return full_id(self._of.labels[found], found)
+
+    def _commit(
+        self,
+        local: str,
+        label: str,
+        commit: Commit,
+        wrote: Mapping[str, Wrote],
+        conflicts: tuple[MergedConflict, ...] = (),
+    ) -> None:
+        hidden = self._redactor
+        scope = local[: len(local) - len(commit.id)]
+        behind = [self._fields[scope + parent] for parent in commit.parents if scope + parent in self._fields]
+        parents = [parent["id"] for parent in behind]
+        shown = changed(commit, id=full_id(label, local), parents=tuple(parents))
+        if hidden is not None:
+            shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
+            wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
+        self._fields[local] = {
+            "id": shown.id,
+            "node": commit.node,
+            "branch": commit.branch,
+            "visit": commit.visit,
+            "rank": commit.step,
+            "version": commit.version,
+            "status": "done" if commit.failure is None else "failed",
+            "started": commit.started or None,
+            "seconds": commit.duration,
+            "after": shown.parents,
+            "came": tuple([came_from(parent["commit"], commit) for parent in behind]),
+            "to": commit.route,
+            "reason": shown.reason,
+            "wrote": wrote,
+            "failed": tuple([failure for failure in shown.failed_attempts if failure.index is None]),
+            "failure": shown.failure,
+            "conflicts": conflicts,
+            "commit": shown,
+        }
+        if isinstance(commit.patch, UnreadablePatch):
+            self._fields[local] |= {"status": "unreadable", "reason": commit.patch.error}
+        self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
+        for failure in shown.failed_attempts:
+            if failure.index is not None:
+                step = self._step(f"{local}[{failure.index}]")
+                step["failed"] = (*step.get("failed", ()), failure)
+
+    def _shown(self, name: str, value: Any) -> Any:
+        if self._redactor is None or value is DELETE:
+            return value
+        return freeze(self._redactor.redact(self._redactor.redaction.at((name,), value)))
+
+    def _items_of(self, local: str) -> None:
+        """The steps of the items of a map that has committed: its results are in order, without those that failed."""
+        step = self._fields[local]
+        commit, mapped = step.get("commit"), self._graph_of(local).maps.get(step["node"])
+        if mapped is None or commit is None or step["status"] != "done":
+            return
+        lost = {one.index: one for one in _entries(commit.patch.get(mapped.failures)) if isinstance(one, Failure)}
+        results = _entries(commit.patch.get(mapped.into))
+        for index, failure in lost.items():
+            self._step(f"{local}[{index}]").update(status="failed", failure=failure)
+        given = iter(results)
+        for index in range(len(results) + len(lost)):
+            if index not in lost:
+                wrote = {"result": Wrote(freeze(next(given)))}
+                self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
+
+    # --- stops
+
+    def _stops(self, scope: str, commits: Sequence[Commit], failures: Sequence[Failure], status: str) -> None:
+        """The steps of a graph that have no commit: where its branches were when it stopped, or where they are."""
+        if status == "completed":
+            return
+        active = active_branches(commits)
+        stopped: set[BranchPath] = set()
+        for failure in sorted(failures, key=lambda failure: failure.branch):
+            came: tuple[BranchPath, ...] = (failure.branch,)
+            if failure.node.startswith(JOIN):
+                node = failure.node.removeprefix(JOIN)
+                came = tuple([path for path, branch in active.items() if branch.goal == node])
+            stopped.update(came)
+            heads = {path: active[path].head for path in came if path in active}
+            local = full_id(scope, Address.parse(failure.execution).own)
+            if "commit" in self._step(local):  # a router raised after the commit, or a question after it was refused
+                local = f"{local}[route]"
+            self._stop(scope, local, failure.node, failure.branch, heads, "failed")["failure"] = failure
+        indexes: dict[BranchPath, int] = {}
+        for commit in commits:
+            indexes[commit.branch] = max(indexes.get(commit.branch, -1), Address.parse(commit.id).index)
+        # Of a graph inside of a node that failed, the only branch is the one that has.
+        here = "failed" if scope and status == "failed" and len(active) == 1 else "stopped"
+        for path, (goal, head) in active.items():
+            if path not in stopped and not (goal == END and len(active) == 1):
+                local = full_id(scope, execution_id(path, indexes.get(path, -1) + 1))
+                self._stop(scope, local, goal, path, {path: head}, "running" if status == "running" else here)
+
+    def _stop(
+        self, scope: str, local: str, node: str, branch: BranchPath, heads: Mapping[BranchPath, Commit], status: str
+    ) -> dict[str, Any]:
+        step = self._step(local, node)
+        step.update(node=node, branch=branch, came=tuple(heads), status=status)
+        step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
+        step["after"] = tuple([self._fields[full_id(scope, head.id)]["id"] for head in heads.values()])
+        if status == "running" and heads:
+            step["started"] = max(head.ended for head in heads.values())
+        self._order[local] = (2 if status == "failed" else 3, 0, branch, ())
+        return step
+
+    def _ask(self, asked: StepQuestion) -> None:
+        """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
+        question, answer = asked.question, asked.answer
+        step = self._step(self._place(question.execution), question.node)
+        after = question.key == "after"  # asked when its execution has committed: it holds back what follows
+        open_one = answer is None and (after or "commit" not in step)
+        if "asked" in step:
+            step = self._step(part_id(question.execution, question.key), question.key)
+            step |= {"kind": "question", "status": "done"}
+        step["asked"] = asked
+        behind = [one for one in self._fields.values() if step["id"] in one.get("after", ())] if after else [step]
+        for one in behind if open_one else ():
+            if one["status"] != "failed":
+                one["status"] = "waiting"
+        if asked.at is not None and answer is not None and answer.at is not None:
+            step["waited"] = step.get("waited", 0.0) + max(0.0, answer.at - asked.at)
+
+    # --- the tree
+
+    def _place(self, execution: str) -> str:
+        """The step that has made a call: an item, a program, or, of a router or a condenser, the node's."""
+        while execution.endswith("]") and execution not in self._fields:
+            if Address.parse(execution).keys[-1].isdigit():
+                break
+            execution = _around(execution)
+        return execution
+
+    def _step(self, local: str, node: str = "") -> dict[str, Any]:
+        """The fields of the step of an execution, which is made if need be, with those around it."""
+        if local not in self._fields:
+            found = Address.parse(local)
+            self._fields[local] = {"id": full_id(self._of.label, local), "node": node, "status": "stopped"}
+            self._fields[local]["branch"] = found.path
+            self._order[local] = (0, -1, (), id_order(local)) if found.part else (3, 0, found.path, ())
+            if around := _around(local):
+                self._step(around)
+        return self._fields[local]
+
+    def _graph_of(self, local: str) -> DrawnGraph:
+        """The graph in which an execution is."""
+        if local not in self._graphs:
+            around, found = _around(local), self._of.graph
+            if around:
+                found = self._graph_of(around)
+                if Address.parse(local).is_commit:
+                    found = found.inside(self._fields[_whole(around)]["node"], around) or DrawnGraph("")
+            self._graphs[local] = found
+        return self._graphs[local]
+
+    def _tree(self) -> tuple[RecordStep, ...]:
+        inside: dict[str, list[str]] = {}
+        for local in self._fields:
+            inside.setdefault(_around(local), []).append(local)
+        return tuple(self._level(inside, "", None))
+
+    def _level(self, inside: Mapping[str, list[str]], around: str, parent: str | None) -> list[RecordStep]:
+        """The steps inside of one, each followed by those inside of it."""
+        found: list[RecordStep] = []
+        for local in sorted(inside.get(around, ()), key=self._order.__getitem__):
+            fields = self._fields[local]
+            self._name(local, fields)
+            below = self._level(inside, local, fields["id"]) if local in inside else []
+            spans = [(call.started, call.started + call.seconds) for call in fields.get("lm", ())]
+            spans += [(one.started, one.started + one.seconds) for one in below if one.started is not None]
+            if fields.get("started") is not None:
+                spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
+            if below or fields.get("started") is None:
+                begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
+                fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
+            fields["waited"] = fields.get("waited", 0.0) + sum(
+                [one.waited for one in below if one.parent == fields["id"]]
+            )
+            found += [RecordStep(**fields, parent=parent), *below]
+        return found
+
+    def _name(self, local: str, fields: dict[str, Any]) -> None:
+        """Sets the kind of a step, and the name of one that is a part of another."""
+        node, graph = fields["node"], self._graph_of(local)
+        keys = Address.parse(local).keys
+        if "kind" in fields:
+            pass
+        elif keys:
+            whole = self._fields[_around(local)]
+            fields["node"] = f"{whole['node']}[{keys[-1]}]"
+            is_item = keys[-1].isdigit()
+            fields["kind"] = ("trial" if graph.is_search else "item") if is_item else "graph"
+            if fields["status"] == "stopped":  # of an item that has left nothing, what is said of its map
+                fields["status"] = whole["status"]
+        elif node == START:
+            fields["kind"] = "start"
+        elif node.startswith(JOIN) or (fields.get("commit") and len(fields["after"]) > 1):
+            fields["kind"] = "join"
+        elif (commit := fields.get("commit")) and (is_manual(commit) or (not fields["after"] and commit.step == 0)):
+            fields["kind"] = "edit"
+        else:
+            fields["kind"] = graph.kind(node)
+
+
+def _around(local: str) -> str:
+    """The execution around another one, or of which it is a part; "" for none."""
+    return next(reversed(ids_around(local)), "")
+
+
+def _whole(local: str) -> str:
+    """The execution of a node of which another one is a part."""
+    while local.endswith("]"):
+        local = _around(local)
+    return local
+
+
+def _entries(update: Any) -> list[Any]:
+    """The entries that an update of a list holds."""
+    if isinstance(update, Updates):
+        return [entry for part in update.updates for entry in _entries(part)]
+    value = update.frozen if isinstance(update, Replace) else update
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+
+
+def _value_of(update: Any) -> Any:
+    """What an update wrote, as a value: of several for a field with a reducer all of them, in order."""
+    if isinstance(update, Updates):
+        return freeze([_value_of(part) for part in update.updates])
+    return update.frozen if isinstance(update, Replace) else update if update is DELETE else freeze(update)

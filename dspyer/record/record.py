@@ -1,0 +1,305 @@
+"""`Record`: a run for people to read, as one immutable value, and its JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from dspyer.errors import StoreError
+from dspyer.events import LMCall, MergedConflict, Posted
+from dspyer.failure import Failure
+from dspyer.log.rows import total_cost
+from dspyer.patch import DELETE
+from dspyer.record.drawn import DrawnGraph
+from dspyer.record.making import RecordStep, StepQuestion
+from dspyer.scheduler.lineage import NOTHING_SENT, LogEntry, sent_to
+from dspyer.state import ImmutableState
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
+
+FORMAT = 1
+LONGEST = 1_000
+"""Characters of a text up to which it is in the JSON form as it is."""
+
+
+class Origin(NamedTuple):
+    """Where a copy or a rerun has begun: the run, its last step that counts, and the fields that were edited then."""
+
+    run: str
+    at: str
+    wrote: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A run: what it did, step by step. `run.record()`, `thread.record()` and `archive.thread(name).record()` give it.
+
+    Attributes:
+        id: the name of the run, with which the ids of its steps begin; of a run without a store its id.
+        thread: the name of its thread; "" for none.
+        graph: its graph.
+        status: as in `Thread.status`.
+        started: when it was started, seconds since the epoch.
+        ended: when it ended; None if it has not.
+        usage: what it used by language model, as `run.usage`.
+        steps: its steps, each before those inside of it.
+        failures: those with which it ended.
+        origin: where it has begun as a copy or a rerun; None for neither.
+        hidden: what its program redacts: patterns, or `"function"`; None for nothing.
+        lm_calls: how much of LM calls its program records: `"usage"`, `"full"`, `"none"` or `"function"`.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> record = graph.compile().run({"n": 1}).record()
+        >>> [(step.node, step.kind, step.wrote["n"].value) for step in record.steps], record.state("trunk:1")["n"]
+        ([('START', 'start', 1), ('add', 'function', 2)], 2)
+    """
+
+    id: str
+    thread: str
+    graph: DrawnGraph
+    status: str
+    started: float
+    ended: float | None
+    usage: Mapping[str, Mapping[str, Any]]
+    steps: tuple[RecordStep, ...]
+    failures: tuple[Failure, ...] = ()
+    origin: Origin | None = None
+    hidden: tuple[Any, ...] | str | None = None
+    lm_calls: str = "usage"
+    _log: Sequence[LogEntry] = field(default=(), repr=False)
+
+    @property
+    def cost(self) -> float | None:
+        """What it cost, US dollars; None if the price of a model is not known."""
+        return total_cost(self.usage)
+
+    def step(self, id: str) -> RecordStep:  # noqa: A002 - the name of the attribute
+        """A step by its id; raises `LookupError` if there is none."""
+        if id not in self._by_id:
+            raise LookupError(f"the run {self.id!r} has no step {id!r}; ids look like {next(iter(self._by_id), '')!r}")
+        return self._by_id[id]
+
+    def state(self, id: str) -> ImmutableState:  # noqa: A002
+        """The state after a step; of one that has no commit, that from which it began.
+
+        Raises:
+            LookupError: if there is no such step, or it is inside of another one: states of graphs inside of nodes are
+                not stored.
+            StoreError: if it cannot be read.
+        """
+        step = self.step(id)
+        if step.status == "unreadable":
+            raise StoreError(step.reason or "")
+        if id in self._places:
+            return self._log[self._places[id]].state
+        if step.parent is not None:
+            raise LookupError(
+                f"the step {id!r} is inside of {step.parent!r}: the states of graphs in nodes are not stored"
+            )
+        return self.state(step.after[0]) if step.after else ImmutableState()
+
+    def authors(self, id: str) -> dict[str, str]:  # noqa: A002
+        """By field of the state after a step, the id of the step that has last written it."""
+        found: dict[str, str] = {}
+        left, at = set(self.state(id)), self.step(id)
+        while left:
+            for name in left & at.wrote.keys():
+                found[name] = at.wrote[name].by or at.id
+            left -= at.wrote.keys()
+            if not at.after:
+                break
+            at = self.step(at.after[0])
+        return found
+
+    def sent(self, id: str) -> FrozenDict[str, Any]:  # noqa: A002
+        """What a `Send` has brought to a step, besides the state before it."""
+        step = self.step(id)
+        parents = tuple([self._places[parent] for parent in step.after if parent in self._places])
+        return sent_to(self._log, parents, step.branch) if parents else NOTHING_SENT
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, RecordStep]:
+        return {step.id: step for step in self.steps}
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        """The log index of each commit of the run's own graph, by the id of its step."""
+        own = [step.id for step in self.steps if step.parent is None and step.commit is not None]
+        return dict(zip(own, range(len(self._log)), strict=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form. Values are in `values`, each once, under a hash of its JSON text.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> found = graph.compile().run({"n": 1}).record().to_dict()
+            >>> found["values"][found["steps"][1]["wrote"]["n"]["value"]]
+            2
+        """
+        return _Writer().record(self)
+
+
+def plain(encoded: Any) -> Any:
+    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
+    if type(encoded) is list:
+        return [plain(item) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if encoding.TAG not in encoded:
+        return {key: plain(item) for key, item in encoded.items()}
+    value: Any = encoded.get("value")
+    if encoded[encoding.TAG] in ("dict", "patch"):
+        pairs = [(plain(key), plain(item)) for key, item in value]
+        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
+    return plain(value)
+
+
+class _Writer:
+    """Writes one record as JSON values."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._known: dict[int, tuple[Any, str]] = {}  # by identity, with the value: its id is not used again meanwhile
+
+    def record(self, record: Record) -> dict[str, Any]:
+        usage = record.usage.values()
+        tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
+        asked = [step.asked for step in record.steps if step.asked is not None]
+        is_open = record.status != "completed"
+        origin, hidden = record.origin, record.hidden
+        from_run = None if origin is None else {**origin._asdict(), "wrote": list(origin.wrote)}
+        return {
+            "format": FORMAT,
+            "run": {
+                "id": record.id,
+                "thread": record.thread,
+                "graph": record.graph.name,
+                "status": record.status,
+                "started": _time(record.started),
+                "ended": None if record.ended is None else _time(record.ended),
+                "tokens": tokens,
+                "cost": record.cost,
+                "requests": sum([used.get("requests", 0) for used in usage]),
+                "models": list(record.usage),
+                "questions": [one.question.id for one in asked if is_open and one.answer is None],
+                "failure": self._failure(record.failures[0]) if record.failures else None,
+                "origin": from_run,
+                "hidden": list(hidden) if isinstance(hidden, tuple) else hidden,
+                "lm_calls": record.lm_calls,
+            },
+            "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
+            "steps": [self._step(step) for step in record.steps],
+            "values": self._values,
+        }
+
+    def _step(self, step: RecordStep) -> dict[str, Any]:
+        return {
+            "id": step.id,
+            "parent": step.parent,
+            "kind": step.kind,
+            "node": step.node,
+            "visit": step.visit,
+            "branch": list(step.branch),
+            "status": step.status,
+            "started": step.started,
+            "seconds": step.seconds,
+            "waited": step.waited,
+            "after": list(step.after),
+            "to": list(step.to),
+            "reason": None if step.reason is None else self._text(step.reason),
+            "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
+            "call": None,
+            "lm": [self._call(call) for call in step.lm],
+            "failed": [self._failure(failure) for failure in step.failed],
+            "failure": None if step.failure is None else self._failure(step.failure),
+            "asked": None if step.asked is None else self._asked(step.asked),
+            "conflicts": [self._conflict(conflict) for conflict in step.conflicts],
+            "posts": [self._post(post) for post in step.posts],
+            "messages": [],
+        }
+
+    def _value(self, value: Any) -> str | None:
+        """The id of a frozen value; None for no value."""
+        if value is DELETE:
+            return None
+        known = self._known.get(id(value))
+        if known is None:
+            known = self._known[id(value)] = value, self._add(plain(encoding.encode(value)))
+        return known[1]
+
+    def _add(self, plain_value: Any) -> str:
+        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
+        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._values.setdefault(name, plain_value)
+        return name
+
+    def _text(self, text: str) -> Any:
+        """A text; of a long one its beginning, and the id of the whole."""
+        return text if len(text) <= LONGEST else {"text": text[:LONGEST], "more": self._add(text)}
+
+    def _failure(self, failure: Failure) -> dict[str, Any]:
+        found = failure.to_dict()
+        return {**found, **{name: self._text(found[name]) for name in ("message", "traceback") if name in found}}
+
+    def _call(self, call: LMCall) -> dict[str, Any]:
+        messages = call.messages if isinstance(call.messages, Sequence) else ()
+        return {
+            "at": call.started,
+            "seconds": call.seconds,
+            "predictor": call.predictor,
+            "model": call.model,
+            "tokens": [call.prompt_tokens, call.response_tokens],
+            "cost": call.cost,
+            "attempt": call.attempt,
+            "failed": None if call.failed is None else self._text(call.failed),
+            "finish": call.finish_reason,
+            "cached": call.cached,
+            "messages": [self._add(message) for message in messages],
+            "response": None if call.response is None else self._add(call.response),
+        }
+
+    def _asked(self, asked: StepQuestion) -> dict[str, Any]:
+        answer = asked.answer
+        given = None
+        if answer is not None:
+            given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
+        question = asked.question
+        text = self._text(question.text)
+        return {"id": question.id, "text": text, "at": asked.at, "call": None, "expires": None, "answer": given}
+
+    def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
+        def value(given: Any) -> str | None:
+            return None if given is DELETE else self._value(freeze(given))
+
+        return {
+            "path": [str(key) for key in conflict.path],
+            "base": value(conflict.base),
+            "values": [[author, value(side)] for author, side in conflict.values],
+            "policy": conflict.policy,
+            "value": value(conflict.value),
+            "winner": conflict.winner,
+        }
+
+    def _post(self, post: Posted) -> dict[str, Any]:
+        update = plain(post.to_dict()["value"])
+        return {
+            "field": post.field,
+            "seq": post.seq,
+            "at": post.time,
+            "size": post.size,
+            "operation": post.operation,
+            "value": self._add(update),
+        }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
