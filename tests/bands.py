@@ -16,9 +16,9 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.loop": "PROBLEMS compiled flag_problems is_program is_whole_number literals members read_signature",
     "agents.mode": (
-        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
-        "filled is_template names_in plan_templates set_steps_apart step_count turns_of_task warning_message "
-        "warning_of with_valid_text"
+        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids "
+        "fill_text filled is_template names_in plan_templates set_steps_apart step_count turns_of_task "
+        "warning_message warning_of with_valid_text"
     ),
     "agents.settle": (
         "ARGS Binding Built Flaws FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
@@ -34,7 +34,8 @@ NOT_YET: dict[str, str] = {
         "Binding Built FieldNames Flaws FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph "
         "PROBLEMS RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
         "hidden_problems is_async is_program module_io modules_text permitted plan_binding plan_templates "
-        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw tool_message"
+        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw "
+        "tool_message"
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
@@ -51,8 +52,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
-        "commit_header display_rows full_id outermost_execution path_of_id path_text"
+        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end commit_header "
+        "display_rows full_id outermost_execution path_of_id path_text"
     ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
@@ -67,14 +68,13 @@ NOT_YET: dict[str, str] = {
         "count_stats encode full_id is_readable parent_of path_of_id run_label run_usage stored_calls sum_usage "
         "unrecorded update_size"
     ),
-    "cli.act_commands": "Thread",
-    "cli.look_commands": "ArchivedThread",
+    "cli.commands": "Thread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted RunQuery SQLITE Store UnreadablePatch encode_update export "
-        "is_encrypted load open_store state_dict"
+        "Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store UnreadablePatch "
+        "encode_update export is_encrypted load open_store"
     ),
-    "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
+    "cli.summaries": "cost_text count_of duration_text path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
@@ -95,8 +95,7 @@ NOT_YET: dict[str, str] = {
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
         "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
-        "with_own_adapters"
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
@@ -123,15 +122,15 @@ NOT_YET: dict[str, str] = {
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
-        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
-        "recording step_count take_run take_steps thaw"
+        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps apart_from_earlier "
+        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
+        "take_steps thaw"
     ),
     "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
     "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
-        "walk walk_parameters"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
+        "walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
@@ -148,22 +147,22 @@ NOT_YET: dict[str, str] = {
     ),
     "search.trial": (
         "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
-        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
-        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
+        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
+        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps thaw "
+        "value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
-        "last_of_refusal last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
+        "last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
-    "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
-        "ToolCallDelta ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
+        "ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",
