@@ -147,7 +147,7 @@ def commit_argument(text: str) -> Any:
     return typer.Argument(metavar="COMMIT", help=text, show_default=False)
 
 
-class Spending(NamedTuple):
+class BudgetOptions(NamedTuple):
     """The options of commands that make a run: what it may spend."""
 
     cost: Annotated[float | None, typer.Option("--budget-cost", metavar="USD", help="Most US dollars to spend.")] = None
@@ -156,7 +156,7 @@ class Spending(NamedTuple):
     seconds: Annotated[float | None, typer.Option("--budget-seconds", metavar="N", help="Most seconds to take.")] = None
 
 
-class Place(NamedTuple):
+class CommonOptions(NamedTuple):
     """The options of all commands: where the runs are, and how a command prints."""
 
     store: Annotated[

@@ -1,7 +1,7 @@
 """The commands: each is one method of `Archive`, of the thread that it returns, or of `Thread`.
 
 `programs` imports DSPy, and `store_access` the stores: both are imported in the functions, since `dspyer --help` must
-start at once. Options that many commands have are a group, a parameter of type `Place`, `Spending` or `Filters`.
+start at once. Options that many commands have are a group, a parameter of type `CommonOptions`, `BudgetOptions` or `ListOptions`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from dspyer.cli.arguments import (
-    Place,
-    Spending,
+    BudgetOptions,
+    CommonOptions,
     UsageError,
     commit_argument,
     parse_answers,
@@ -62,7 +62,7 @@ TakeOverOption = Annotated[
 # --- look at stored runs
 
 
-class Filters(NamedTuple):
+class ListOptions(NamedTuple):
     """The options of the lists: which runs, and how many."""
 
     status: Annotated[
@@ -93,27 +93,27 @@ class Filters(NamedTuple):
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most runs to list.")] = 100
 
 
-def runs(filters: Filters, place: Place) -> None:
+def runs(filters: ListOptions, common: CommonOptions) -> None:
     """List runs, the newest first."""
-    _list("runs", filters, place)
+    _list("runs", filters, common)
 
 
-def threads(filters: Filters, place: Place) -> None:
+def threads(filters: ListOptions, common: CommonOptions) -> None:
     """List threads by their last run, the newest first."""
-    _list("threads", filters, place)
+    _list("threads", filters, common)
 
 
-def _list(what: str, filters: Filters, place: Place) -> None:
-    with place.archive() as archive:
+def _list(what: str, filters: ListOptions, common: CommonOptions) -> None:
+    with common.archive() as archive:
         page = getattr(archive, what)(**filters._asdict())
-        place.show_all([info.to_dict() for info in page], print_runs, f"no {what}")
+        common.show_all([info.to_dict() for info in page], print_runs, f"no {what}")
         if page.next is not None:
             note(f"there are more: --after {shell_word(page.next)}")
 
 
 def show(
     thread: ThreadArgument,
-    place: Place,
+    common: CommonOptions,
     commit: Annotated[
         str | None,
         typer.Argument(
@@ -130,13 +130,13 @@ def show(
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
     from dspyer.cli.store_access import failed_calls, json_of
 
-    with place.archive() as archive:
+    with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
-            _show_step(t, commit, run, prompts, place)
+            _show_step(t, commit, run, prompts, common)
             return
         info = t.info(run).to_dict()
-        if place.as_json:
+        if common.as_json:
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info)  # before the state, which may not be readable
@@ -144,9 +144,9 @@ def show(
             print_values("state", json_of(t.state(run)))
 
 
-def _show_step(t: Any, name: str, run: str | None, prompts: bool, place: Place) -> None:
+def _show_step(t: Any, name: str, run: str | None, prompts: bool, common: CommonOptions) -> None:
     try:
-        place.show(t.commit(version_of(name)).to_dict(), lambda found: print_commit(found, prompts))
+        common.show(t.commit(version_of(name)).to_dict(), lambda found: print_commit(found, prompts))
     except LookupError:
         try:
             execution = t.execution(name, run).to_dict()
@@ -154,12 +154,12 @@ def _show_step(t: Any, name: str, run: str | None, prompts: bool, place: Place) 
             execution = None
         if execution is None:
             raise
-        place.show(execution, lambda found: print_execution(found, prompts))
+        common.show(execution, lambda found: print_execution(found, prompts))
 
 
 def log(
     thread: ThreadArgument,
-    place: Place,
+    common: CommonOptions,
     run: RunOption = None,
     inside: Annotated[
         str | None, typer.Option("--inside", metavar="COMMIT", help="The commits inside of this one, a graph.")
@@ -173,9 +173,9 @@ def log(
     """List the commits of a thread, the newest first."""
     from dspyer.cli.store_access import commits_of, unreadable_in
 
-    with place.archive() as archive:
+    with common.archive() as archive:
         found, more = commits_of(archive.thread(thread), run, inside, first, count, newest=not oldest)
-        place.show_all(found, print_commits, "no commits")
+        common.show_all(found, print_commits, "no commits")
         if more is not None:
             note(f"there are more: --first {more}")
         if problem := next(filter(None, map(unreadable_in, found)), None):
@@ -186,14 +186,14 @@ def diff(
     thread: ThreadArgument,
     first: Annotated[str, commit_argument("Version or id of a commit.")],
     second: Annotated[str, commit_argument("Version or id of another.")],
-    place: Place,
+    common: CommonOptions,
 ) -> None:
     """Show what differs between the states after two commits."""
     from dspyer.cli.store_access import json_of, patch_dict
 
-    with place.archive() as archive:
+    with common.archive() as archive:
         t, before, after = archive.thread(thread), version_of(first), version_of(second)
-        if place.as_json:
+        if common.as_json:
             write_json({"first": before, "second": after, "diff": patch_dict(t.diff(before, after))})
         else:
             print_changes(json_of(t.at(before)), json_of(t.at(after)))
@@ -201,7 +201,7 @@ def diff(
 
 def blame(
     thread: ThreadArgument,
-    place: Place,
+    common: CommonOptions,
     path: Annotated[
         list[str] | None,
         typer.Argument(metavar="PATH", help="Paths such as order.id; by default each field.", show_default=False),
@@ -211,37 +211,37 @@ def blame(
     ] = None,
 ) -> None:
     """Show which commit has last written a field, or a path of the state."""
-    with place.archive() as archive:
+    with common.archive() as archive:
         t, version = archive.thread(thread), None if at is None else version_of(at)
         paths = [*path] if path else [(field,) for field in (t.state() if version is None else t.at(version))]
         found = [(one if isinstance(one, str) else one[0], t.blame(one, version)) for one in paths]
-        place.show_all([{"path": one, **commit.to_dict()} for one, commit in found], print_blame, "the state is empty")
+        common.show_all([{"path": one, **commit.to_dict()} for one, commit in found], print_blame, "the state is empty")
 
 
-def stats(thread: ThreadArgument, place: Place, run: RunOption = None) -> None:
+def stats(thread: ThreadArgument, common: CommonOptions, run: RunOption = None) -> None:
     """Show how reliable the nodes of a thread were, and what they cost."""
-    with place.archive() as archive:
+    with common.archive() as archive:
         found = archive.thread(thread).stats(run)
-        place.show(found.to_dict(), lambda _: write_text(str(found)))
+        common.show(found.to_dict(), lambda _: write_text(str(found)))
 
 
 def graph(
     thread: ThreadArgument,
-    place: Place,
+    common: CommonOptions,
     run: RunOption = None,
     form: Annotated[Literal["text", "mermaid", "svg"], typer.Option("--format", help="How to print it.")] = "text",
 ) -> None:
     """Print the graph of a run as it was stored."""
-    with place.archive() as archive:
+    with common.archive() as archive:
         found = archive.thread(thread).graph(run)
         if found is None:
             raise LookupError(f"the run of thread {thread!r} has stored no graph")
         printed = {"text": found.explain, "mermaid": found.to_mermaid, "svg": found.to_svg}
-        place.show({"name": found.name, **found.drawing().to_dict()}, lambda _: write_text(printed[form]()))
+        common.show({"name": found.name, **found.drawing().to_dict()}, lambda _: write_text(printed[form]()))
 
 
 def inspect(
-    place: Place,
+    common: CommonOptions,
     address: Annotated[
         str | None, typer.Argument(metavar="STORE", help="The store, instead of --store.", show_default=False)
     ] = None,
@@ -259,16 +259,16 @@ def inspect(
     from dspyer.inspector import inspect as serve
 
     def say(page: str) -> None:
-        place.show({"address": page}, lambda _: write(page))
+        common.show({"address": page}, lambda _: write(page))
         flush()  # a pipe may read it
 
-    place = place if address is None else place._replace(store=address)
+    common = common if address is None else common._replace(store=address)
     loaded = None
     if program is not None:
         from dspyer.cli.programs import program_on
 
-        loaded = program_on(program, place)
-    with place.archive(loaded) as archive, suppress(KeyboardInterrupt):
+        loaded = program_on(program, common)
+    with common.archive(loaded) as archive, suppress(KeyboardInterrupt):
         serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say, warn=note)
 
 
@@ -279,8 +279,8 @@ def run(
     program: Annotated[
         str, typer.Argument(metavar="MODULE:NAME", help="The program; the current folder is importable.")
     ],
-    spending: Spending,
-    place: Place,
+    spending: BudgetOptions,
+    common: CommonOptions,
     inputs: Annotated[
         str | None,
         typer.Option("--input", metavar="FILE", help="JSON object of inputs: a file, - for stdin, or the text itself."),
@@ -319,8 +319,8 @@ def run(
         if wrong := next((name for name, is_given in options.items() if is_given), None):
             raise UsageError(f"{wrong} is about a thread: give --thread")
         loaded = load_program(program)
-        return print_result(play(lambda: loaded.run(given, budget=budget), loaded), place)
-    loaded = program_on(program, place, create=True)
+        return print_result(play(lambda: loaded.run(given, budget=budget), loaded), common)
+    loaded = program_on(program, common, create=True)
     t = loaded.thread(thread)
     played = play(
         lambda: t.run(
@@ -335,14 +335,14 @@ def run(
         loaded,
         t,
     )
-    return print_result(played, place)
+    return print_result(played, common)
 
 
 def resume(
     thread: ThreadArgument,
     program: ProgramOption,
-    spending: Spending,
-    place: Place,
+    spending: BudgetOptions,
+    common: CommonOptions,
     answer: Annotated[
         list[str] | None,
         typer.Option(
@@ -361,7 +361,7 @@ def resume(
     from dspyer.cli.programs import budget_of, play, thread_of
 
     budget = budget_of(spending)
-    loaded, t = thread_of(program, thread, place)
+    loaded, t = thread_of(program, thread, common)
     asked = t.questions if answer else ()
     types = {name: (one.answer or {}).get("type") for one in asked for name in (one.key, one.id)}
     answers = parse_answers(answer or (), types) or None
@@ -372,33 +372,33 @@ def resume(
         max_resumes=max_resumes,
         allow_changed_graph=allow_changed_graph,
     )
-    return print_result(play(again, loaded, t), place)
+    return print_result(play(again, loaded, t), common)
 
 
 def rerun(
     thread: ThreadArgument,
     commit: Annotated[str, commit_argument("Version or id of a commit.")],
     program: ProgramOption,
-    spending: Spending,
-    place: Place,
+    spending: BudgetOptions,
+    common: CommonOptions,
     take_over: TakeOverOption = False,
 ) -> str:
     """Go back to a commit and repeat what came after it, as a new run."""
     from dspyer.cli.programs import budget_of, play, thread_of
 
     budget = budget_of(spending)
-    loaded, t = thread_of(program, thread, place)
+    loaded, t = thread_of(program, thread, common)
     again = lambda: t.rerun(version_of(commit), budget=budget, take_over=take_over)  # noqa: E731
-    return print_result(play(again, loaded, t), place)
+    return print_result(play(again, loaded, t), common)
 
 
-def stop(thread: ThreadArgument, program: ProgramOption, place: Place) -> None:
+def stop(thread: ThreadArgument, program: ProgramOption, common: CommonOptions) -> None:
     """Stop the run that works on a thread, in whatever process it is."""
     from dspyer.cli.programs import thread_of
 
-    _, t = thread_of(program, thread, place)
+    _, t = thread_of(program, thread, common)
     t.stop()
-    _print_thread(t, f"stopped the run of {thread}", place)
+    _print_thread(t, f"stopped the run of {thread}", common)
 
 
 # --- change threads
@@ -408,7 +408,7 @@ def copy(
     thread: ThreadArgument,
     to: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new thread.", show_default=False)],
     program: ProgramOption,
-    place: Place,
+    common: CommonOptions,
     at: Annotated[
         str | None, typer.Option("--at", metavar="COMMIT", help="Continue from this version or id, not from the end.")
     ] = None,
@@ -423,53 +423,53 @@ def copy(
     from dspyer.cli.programs import parse_patch, thread_of
 
     change = None if patch is None else parse_patch("--patch", patch)
-    _, t = thread_of(program, thread, place)
+    _, t = thread_of(program, thread, common)
     copied = t.copy(to, at=None if at is None else version_of(at), patch=change)
-    _print_thread(copied, f"copied {thread} to {to}", place)
+    _print_thread(copied, f"copied {thread} to {to}", common)
 
 
 def prune(
     thread: ThreadArgument,
     before: Annotated[str, commit_argument("Version or id; its run is the first that stays.")],
     program: ProgramOption,
-    place: Place,
+    common: CommonOptions,
     take_over: TakeOverOption = False,
 ) -> None:
     """Delete the runs of a thread before the one that a commit belongs to, and what abandoned runs left."""
     from dspyer.cli.programs import thread_of
 
-    _, t = thread_of(program, thread, place)
+    _, t = thread_of(program, thread, common)
     report = t.prune(version_of(before), take_over=take_over)
     record = {**report._asdict(), "kept": {name: list(runs) for name, runs in report.kept.items()}}
-    place.show(record, print_deleted)
+    common.show(record, print_deleted)
 
 
 def export(
     thread: ThreadArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of JSON lines.", show_default=False)],
-    place: Place,
+    common: CommonOptions,
 ) -> None:
     """Write a thread to a file, with everything that it holds. Handle the file like the store."""
     from dspyer.cli.store_access import export_thread
 
-    digest = export_thread(place, thread, file)
+    digest = export_thread(common, thread, file)
     text = f"wrote {visible(thread)} to {visible(str(file))}, digest {digest}"
-    place.show({"thread": thread, "file": str(file), "digest": digest}, lambda _: write(text))
+    common.show({"thread": thread, "file": str(file), "digest": digest}, lambda _: write(text))
 
 
 def load(
     thread: ThreadArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What export has written.", exists=True, dir_okay=False)],
-    place: Place,
+    common: CommonOptions,
 ) -> None:
     """Make a thread from an exported file. The store is created if there is none."""
     from dspyer.cli.store_access import load_thread
 
-    load_thread(place, thread, file)
+    load_thread(common, thread, file)
     text = f"loaded {visible(thread)} from {visible(str(file))}"
-    place.show({"thread": thread, "file": str(file)}, lambda _: write(text))
+    common.show({"thread": thread, "file": str(file)}, lambda _: write(text))
 
 
-def _print_thread(t: Thread, text: str, place: Place) -> None:
+def _print_thread(t: Thread, text: str, common: CommonOptions) -> None:
     shown = visible(f"{text}; its status is {t.status}")
-    place.show({"thread": t.name, "status": t.status}, lambda _: write(shown))
+    common.show({"thread": t.name, "status": t.status}, lambda _: write(shown))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dspyer.archive.archive import Archive
 from dspyer.archive.run_info import RunInfo
 from dspyer.budget import Budget
-from dspyer.cli.arguments import Place, Spending, UsageError, parse_object
+from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
 from dspyer.display.progress import progress
@@ -32,9 +32,9 @@ from dspyer.values.json import encode
 FORM = "a program is named as module:name, for example app:program"
 
 
-def program_on(name: str, place: Place, create: bool = False) -> CompiledGraph:
+def program_on(name: str, common: CommonOptions, create: bool = False) -> CompiledGraph:
     """The program at `module:name`, on the store of a command, or else on the store that it was compiled with."""
-    store = None if place.store is None else (open_or_create if create else open_existing)(place)
+    store = None if common.store is None else (open_or_create if create else open_existing)(common)
     program = load_program(name, store)
     if program._store is None:
         raise UsageError(NO_STORE)
@@ -122,9 +122,9 @@ def stdout_apart() -> Iterator[None]:
         yield
 
 
-def thread_of(program: str, name: str, place: Place) -> tuple[CompiledGraph, Thread]:
+def thread_of(program: str, name: str, common: CommonOptions) -> tuple[CompiledGraph, Thread]:
     """The program at `module:name`, and a thread of it that has begun."""
-    loaded = program_on(program, place)
+    loaded = program_on(program, common)
     t = loaded.thread(name)
     if t.status == "new":
         raise ThreadError(f"there is no thread {name!r} in {t._store.address}")
@@ -145,9 +145,9 @@ def parse_patch(option: str, text: str) -> dict[str, Any]:
         raise UsageError(f"{option}: {error}") from error
 
 
-def budget_of(spending: Spending) -> Budget | None:
+def budget_of(spending: BudgetOptions) -> Budget | None:
     """The budget with these limits; None without any."""
-    return None if spending == Spending() else Budget(**spending._asdict())
+    return None if spending == BudgetOptions() else Budget(**spending._asdict())
 
 
 class Played(NamedTuple):

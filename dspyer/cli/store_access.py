@@ -14,7 +14,7 @@ from typing import Any, cast
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
-from dspyer.cli.arguments import Place, UsageError, version_of
+from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.log.journal import CheckedStore
@@ -30,11 +30,11 @@ NO_STORE = "no store: give --store, the path of a file or postgresql://..., or s
 IN_MEMORY = "a store in memory ends with its process: give --store the path of a file"
 
 
-def open_archive(place: Place, program: Any = None) -> Archive:
+def open_archive(common: CommonOptions, program: Any = None) -> Archive:
     """The archive of a store that exists, or of a program. It is opened for reading: nothing is created or changed."""
     if program is not None:
         return Archive(program._store)
-    address, key_file, _ = place
+    address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
     if address == ":memory:":
@@ -98,9 +98,9 @@ def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encode_update(update) for name, update in patch.items()}
 
 
-def open_existing(place: Place) -> Store:
+def open_existing(common: CommonOptions) -> Store:
     """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
-    address, key_file, _ = place
+    address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
     with _opened(address, read_only=True) as reading:
@@ -111,12 +111,12 @@ def open_existing(place: Place) -> Store:
     return _opened(address, key_file, encrypted or (is_empty and _has_key(key_file)))
 
 
-def open_or_create(place: Place) -> Store:
+def open_or_create(common: CommonOptions) -> Store:
     """A store for writing, which is created if there is none; then it is encrypted if there is a key."""
     try:
-        return open_existing(place)
+        return open_existing(common)
     except StoreError:
-        address, key_file, _ = place
+        address, key_file, _ = common
         assert address is not None  # else another error has been raised
         if Path(address.removeprefix(SQLITE)).exists():
             raise
@@ -155,9 +155,9 @@ def _keys_in(file: str) -> list[str | bytes]:
     return list(keys)
 
 
-def export_thread(place: Place, thread: str, file: Path) -> str:
+def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
     """Write a thread to a file, with everything that it holds; return the digest."""
-    with open_existing(place) as store:
+    with open_existing(common) as store:
         checked = CheckedStore(store)
         row = checked.thread(thread)
         if row is None:
@@ -165,7 +165,7 @@ def export_thread(place: Place, thread: str, file: Path) -> str:
         return export(checked, row, file)
 
 
-def load_thread(place: Place, thread: str, file: Path) -> None:
+def load_thread(common: CommonOptions, thread: str, file: Path) -> None:
     """Make a thread from an exported file, in a store that is created if there is none."""
-    with open_or_create(place) as store:
+    with open_or_create(common) as store:
         load(CheckedStore(store), thread, file)

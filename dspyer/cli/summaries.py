@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dspyer.cli.arguments import Place, Record
+from dspyer.cli.arguments import CommonOptions, Record
 from dspyer.cli.terminal import (
     Cell,
     Column,
@@ -124,9 +124,9 @@ def question_text(question: Record) -> str:
     return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
 
 
-def print_result(played: Played, place: Place) -> str:
+def print_result(played: Played, common: CommonOptions) -> str:
     """A run that a command has made, with its outputs; return how it ended."""
-    place.show(played.record, _print_with_outputs)
+    common.show(played.record, _print_with_outputs)
     return played.status
 
 
