@@ -38,8 +38,7 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
-        "is_value_class module_io node_options own_call read_signature shown_type signature_of "
-        "signature_of_module"
+        "is_value_class module_io node_options own_call read_signature shown_type signature_of signature_of_module"
     ),
     "archive.archive": (
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
@@ -88,10 +87,10 @@ NOT_YET: dict[str, str] = {
     "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
     "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
