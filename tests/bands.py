@@ -98,7 +98,7 @@ NOT_YET: dict[str, str] = {
         "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),
-    "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
+    "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
     "inspector.following": "Archive ArchivedThread",
