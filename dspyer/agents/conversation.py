@@ -35,7 +35,7 @@ from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.views import indented, label, text_of
 

@@ -26,7 +26,7 @@ from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 from dspyer.scheduler.lineage import is_manual

@@ -68,8 +68,7 @@ from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import NOTHING, Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.steps import is_program
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async, is_program
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
 

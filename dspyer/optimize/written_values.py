@@ -34,7 +34,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import FinderNode
 from dspyer.nodes.router import ModuleRouter, Router
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async
 from dspyer.patch import resets
 from dspyer.runtime.run import internals_of
 from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
