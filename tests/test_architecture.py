@@ -305,7 +305,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
     "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
-    "nodes.attempt.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
+    "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
     "nodes.field_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",

@@ -36,8 +36,7 @@ from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps, execute_attempt, recording_apart, step_count, take_steps
 from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Script, Step, Within, wrapped
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, Step, Within, is_async, wrapped
 from dspyer.values.scalars import is_number, is_whole_number
 
 if TYPE_CHECKING:
