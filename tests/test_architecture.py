@@ -67,6 +67,11 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         "graph.builder",
         "dspyer.runtime.program",
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
+    **{
+        ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
+        for module in ("graph_mermaid", "graph_picture", "graph_svg")
+    },
+    ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
     ("display.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+from dspyer.extend import freeze
 from dspyer.stores.base import Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
 from dspyer.stores.content import MAX_INLINE, Content, blob_id
-from dspyer.values.freezing import freeze
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE
 """A text that is too long for its row."""
