@@ -170,7 +170,7 @@ NOT_YET: dict[str, str] = {
     "testing.store_lists": "Change ListedRun Point Row RunPlace RunQuery RunRow Store",
     "testing.store_processes": "Change Point Snapshot Store blob_id",
     "testing.store_samples": (
-        "Change Content DeletionReport MAX_INLINE Owner Point Row RunRow Store ThreadRow blob_id freeze"
+        "Change Content DeletionReport MAX_INLINE NO_EPOCHS Owner Point Row RunRow Store ThreadRow freeze"
     ),
     "testing.units": (
         "Answers Attempt AttemptHost Branch Built FakeClock Fields GraphSpec PersistentMap PriorHistory Router "
