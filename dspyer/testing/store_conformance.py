@@ -8,6 +8,7 @@ from operator import setitem
 from typing import Any, ClassVar, cast
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.extend import freeze
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content, blob_id
 from dspyer.testing.store_lists import check_lists, check_names
@@ -52,7 +53,7 @@ from dspyer.testing.store_samples import (
     try_to,
 )
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import same
 
 
 class StoreConformance:

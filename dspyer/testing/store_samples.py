@@ -14,10 +14,10 @@ from typing import Any
 from uuid import UUID
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.extend import freeze
 from dspyer.stores import Memory
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
 from dspyer.stores.content import MAX_INLINE, Content
-from dspyer.values.freezing import freeze
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE
 """A text that is too long for its row."""
