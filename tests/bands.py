@@ -164,7 +164,9 @@ NOT_YET: dict[str, str] = {
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id json same",
     "testing.store_lists": "Change ListedRun Point Row RunPlace RunQuery RunRow Store",
     "testing.store_processes": "Change Point Snapshot Store blob_id",
-    "testing.store_samples": "Change Content DeletionReport MAX_INLINE Owner Point Row RunRow Store ThreadRow blob_id",
+    "testing.store_samples": (
+        "Change Content DeletionReport MAX_INLINE NO_EPOCHS Owner Point Row RunRow Store ThreadRow"
+    ),
     "testing.units": (
         "Answers Attempt AttemptHost Branch Built FakeClock Fields GraphSpec PersistentMap PriorHistory Router "
         "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
