@@ -1,7 +1,8 @@
 """The commands: each is one method of `Archive`, of the thread that it returns, or of `Thread`.
 
 `programs` imports DSPy, and `store_access` the stores: both are imported in the functions, since `dspyer --help` must
-start at once. Options that many commands have are a group, a parameter of type `CommonOptions`, `BudgetOptions` or `ListOptions`.
+start at once. Options that many commands have are a group: a parameter of type `CommonOptions`, `BudgetOptions` or
+`ListOptions`.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def discard_output() -> None:
 
 def note(text: str) -> None:
     """Write a line for people to stderr."""
-    with suppress(OSError):  # there is no other common to say it
+    with suppress(OSError):  # there is no other place to say it
         _write_line("\n".join(visible(line) for line in text.splitlines()), sys.stderr)
 
 
