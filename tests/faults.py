@@ -463,7 +463,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="budget_counts_nested_calls_twice",
-        file="dspyer/lm/requests.py",
+        file="dspyer/lm/tap.py",
         old="(*own, *[one for one in outer if one is not spending])",
         new="(*own, *outer)",
         loss="LM calls in items of a map count twice against a budget: the run stops at half of it",

@@ -15,9 +15,6 @@ from dspyer.schema.schema import Schema
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
-ERROR_MARK = "✕"
-"""In the label of an edge, what comes before the errors that it takes."""
-
 
 @dataclass(frozen=True, slots=True)
 class GraphPicture:

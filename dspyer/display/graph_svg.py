@@ -198,7 +198,7 @@ class RunPath(NamedTuple):
         visits, taken = Counter[str](), Counter[EdgeKey]()
         ended: dict[str, str] = {}
         for step in record.steps:
-            if step.parent is not None:
+            if step.parent is not None or (step.commit is None and step.status not in OUTCOMES):
                 continue
             if step.commit is None:
                 ended.setdefault(step.node.removeprefix("join:"), OUTCOMES[step.status])  # failures come first

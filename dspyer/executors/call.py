@@ -22,8 +22,7 @@ from dspyer.layers.layer import layers_around
 from dspyer.layers.run_limits import Spends
 from dspyer.lm.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.lm.parameters import parameter_names, walk_parameters
-from dspyer.lm.requests import current_gate
-from dspyer.lm.tap import LMRecorder, prices_here, subscriber, subscribers
+from dspyer.lm.tap import LMRecorder, current_gate, prices_here, subscriber, subscribers
 from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id, rejected_copy
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request

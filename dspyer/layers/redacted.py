@@ -45,7 +45,8 @@ class Redacted(Layer):
         self.redactors: tuple[Redactor, ...] = ()
         if run is None:
             return
-        self._graph, self._in_node = run.graph, run.in_node
+        inside = run.inside
+        self._graph, self._in_node = run.graph, ("", None) if inside is None else (inside.node, inside.item)
         if run.graph.redaction is not None:
             self.own = Redactor(run.graph.redaction, dict(run.run_start.state.raw_items()))
         own = () if self.own is None else (self.own,)

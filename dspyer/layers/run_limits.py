@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dspyer.budget import Spending
 from dspyer.errors import Interrupt
 from dspyer.layers.layer import Inner, Layer, Place, Stop
-from dspyer.lm.requests import gated
+from dspyer.lm.tap import gated
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
 

@@ -19,7 +19,7 @@ from dspyer import clock
 from dspyer.clock import TimeLimit, current_limit
 from dspyer.errors import NodeTimeoutError
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.lm.requests import gated
+from dspyer.lm.tap import gated
 from dspyer.lm.tracing import execute_apart, recording_apart
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call

@@ -4,6 +4,11 @@ DSPy asks an LM to stream if the setting `send_stream` is there, and sends it ev
 DSPy's callbacks: it sees each call of a predictor begin and end, in whatever module, thread or task it is made, and
 puts a `PredictorCall` in place of `send_stream` for just this call. So no two calls share a parser, and the chunks of a
 call need no id. A stream that is there already (`dspy.streamify`) gets the same chunks as without it.
+
+A reader, one per adapter of DSPy, is given the response piece by piece, however it is cut, and shows of each field what
+is certain: joined, the pieces are a beginning of what the adapter will make of the whole response, whose rest is shown
+when the call has ended. `dspy.streaming.StreamListener` is not used: it gives the text of a JSON string with its
+escapes, ends a value at the first `[[`, and gives nothing of a field that arrives in one piece.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from inspect import unwrap
 from typing import Any, Protocol
@@ -35,21 +40,6 @@ from dspyer.redaction import OutputRedaction
 from dspyer.values.json import with_valid_text
 from dspyer.waiting import EventQueue, lend_loop, reachable_loop, take_back_loop
 
-# The texts of output fields as they arrive: readers of a response that has not ended yet, one per adapter of DSPy.
-#
-# A reader is given the response piece by piece, however it is cut, and shows of each field what is certain: joined,
-# the
-# pieces are what the adapter will make of the whole response. So white space around a value, and a line that may
-# become
-# the header of the next field, are held back. The work of `ChatText` and `XMLText` grows with the response.
-# `JSONText`
-# parses it again for each piece (2 µs per 1,000 characters).
-#
-# `dspy.streaming.StreamListener` is not used: it gives the text of a JSON string with its escapes, ends a value at
-# the
-# first `[[`, and gives nothing of a field that arrives in one piece.
-
-
 Show = Callable[[str, str, bool], None]
 """Called with a field, the next piece of its text, and whether that is the last one."""
 
@@ -63,20 +53,15 @@ class ResponseReader(Protocol):
     def feed(self, text: str) -> None:
         """Read the next piece."""
 
-    def end(self) -> None:
-        """Show what was held back: the response has ended."""
-
 
 def reader_for(
     adapter: dspy.Adapter, fields: Collection[str], show: Show, nested: TakeNested | None = None
 ) -> ResponseReader | None:
     """The reader for the responses that an adapter parses; None for a class that parses in a way of its own."""
     parse = unwrap(type(adapter).parse)
-    if parse is unwrap(dspy.JSONAdapter.parse):
-        return JSONText(fields, show, nested)
     for known, reader in _READERS:
         if parse is unwrap(known.parse):
-            return reader(fields, show)
+            return reader(GrowingValues(fields, show, nested))
     return None
 
 
@@ -85,149 +70,6 @@ def text_of_value(value: object) -> str:
     if isinstance(value, (str, dspy.Reasoning)):
         return str(value)
     return to_json(value, fallback=str).decode()
-
-
-# --- the format of `dspy.ChatAdapter`
-
-_BEFORE, _AFTER = "[[ ## ", " ## ]]"
-_NAME = re.compile(r"\w*")
-
-
-class ChatText:
-    """Reads lines. `[[ ## field ## ]]` at the start of one begins a field."""
-
-    def __init__(self, fields: Collection[str], show: Show) -> None:
-        self._left = set(fields)
-        self._show = show
-        self._line = ""  # what has not been read yet of the last line
-        self._begun = self._has_header = False  # of that line, whether its beginning has been read, and is a header
-        self._field: StrippedText | None = None
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
-        self._line += text
-        if not self._line.isprintable():  # else no line ends in it
-            *lines, last = self._line.splitlines(keepends=True)
-            bare = last.splitlines()[0]
-            if bare != last and last != bare + "\r":  # it has ended; after "\r", the "\n" of the same end may follow
-                lines.append(last)
-                last = ""
-            for line in lines:
-                self._line = line.splitlines()[0]
-                self._end_line()
-            self._line = last
-        self._read_header()
-        if self._begun or not _may_become_header(self._line.lstrip()):
-            part = self._line.removesuffix("\r")
-            self._read(part)
-            self._line, self._begun = self._line[len(part) :], True
-
-    def end(self) -> None:
-        """Show what was held back."""
-        if self._line:
-            self._line = self._line.splitlines()[0]
-            self._end_line()
-        self._begin(None)
-
-    def _end_line(self) -> None:
-        self._read_header()
-        self._read(self._line)
-        if self._field is not None and self._has_header:
-            self._field.drop_spaces()  # DSPy strips what follows a header in its line
-        self._read("\n")
-        self._line, self._begun, self._has_header = "", False, False
-
-    def _read_header(self) -> None:
-        """Begin a field if the line begins with its header."""
-        match = None if self._begun else field_header_pattern.match(self._line.strip())
-        if match is not None:
-            name = match.group(1)
-            self._begin(StrippedText(name, self._show) if name in self._left else None)
-            self._left.discard(name)
-            self._line, self._begun, self._has_header = self._line[match.end() :], True, True
-
-    def _read(self, text: str) -> None:
-        if self._field is not None:
-            self._field.add(text)
-
-    def _begin(self, field: StrippedText | None) -> None:
-        if self._field is not None:
-            self._field.end()
-        self._field = field
-
-
-def _may_become_header(line: str) -> bool:
-    if len(line) <= len(_BEFORE):
-        return _BEFORE.startswith(line)
-    if not line.startswith(_BEFORE):
-        return False
-    name, gap, rest = line[len(_BEFORE) :].partition(" ")
-    return _NAME.fullmatch(name) is not None and _AFTER.startswith(gap + rest)
-
-
-class StrippedText:
-    """The text of one field, without the white space around it: that at the end is held back until more follows."""
-
-    def __init__(self, field: str, show: Show) -> None:
-        self._field = field
-        self._show = show
-        self._begun = False
-        self._spaces = ""
-
-    def add(self, text: str) -> None:
-        """Read the next piece."""
-        if not self._begun:
-            text = text.lstrip()
-            if not text:
-                return
-            self._begun = True
-        text = self._spaces + text
-        shown = text.rstrip()
-        self._spaces = text[len(shown) :]
-        if shown:
-            self._show(self._field, shown, False)
-
-    def drop_spaces(self) -> None:
-        """Forget the white space at the end so far."""
-        self._spaces = ""
-
-    def end(self) -> None:
-        """The field has ended."""
-        self._show(self._field, "", True)
-
-
-# --- JSON
-
-
-class JSONText:
-    """Reads one JSON object, which text may precede, such as the mark of a code block."""
-
-    def __init__(self, fields: Collection[str], show: Show, nested: TakeNested | None = None) -> None:
-        self._values = GrowingValues(fields, show, nested)
-        self._text = ""
-        self._stopped = False
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
-        if self._stopped:
-            return
-        self._text = (self._text + text) if self._text else text[text.find("{") :] if "{" in text else ""
-        found = partial_json(self._text)
-        if isinstance(found, dict):
-            self._values.update(found)
-        elif self._text:
-            self._stopped = True  # no JSON; DSPy may mend it when it has ended
-
-    def end(self) -> None:
-        """Nothing is held back: the last value is complete when the prediction is."""
-
-
-def partial_json(text: str) -> Any:
-    """The value of a JSON text that may not have ended; None if it is no JSON."""
-    try:
-        return from_json(with_valid_text(text), allow_partial="trailing-strings")
-    except ValueError:
-        return None
 
 
 class GrowingValues:
@@ -261,18 +103,100 @@ class GrowingValues:
                 self._done.add(field)
 
 
-# --- the format of `dspy.XMLAdapter`
+_BEFORE, _AFTER = "[[ ## ", " ## ]]"
+_NAME = re.compile(r"\w*")
+
+
+class ChatText:
+    """Reads the format of `dspy.ChatAdapter`: `[[ ## field ## ]]` at the start of a line begins a field.
+
+    A line that may become such a header, and white space around a value, are held back.
+    """
+
+    def __init__(self, values: GrowingValues) -> None:
+        self._values = values
+        self._texts: dict[str, str] = {}
+        self._name = ""  # of the field that is read
+        self._line = ""  # what has not been read yet of the last line
+        self._begun = self._is_header = False  # of that line, whether its beginning has been read, and is a header
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        self._line += text
+        if self._line.endswith("\r"):
+            return  # the "\n" of the same end of a line may follow
+        *lines, last = f"{self._line}|".splitlines()  # the mark keeps an end of a line from being the last one
+        for line in lines:
+            self._read(line)
+            if self._name:  # DSPy strips what follows a header in its line
+                found = self._texts[self._name]
+                self._texts[self._name] = (found.rstrip() if self._is_header else found) + "\n"
+            self._begun = self._is_header = False
+        self._line = last[:-1]
+        if self._begun or not _may_become_header(self._line.lstrip()):
+            self._read(self._line)  # so that a long line is read once
+            self._line = ""
+        self._values.update({name: found.strip() for name, found in self._texts.items()})
+
+    def _read(self, part: str) -> None:
+        match = None if self._begun else field_header_pattern.match(part.strip())
+        if match is not None:
+            self._name = match[1] if match[1] not in self._texts else ""  # of several, DSPy takes the first
+            part, self._is_header = part[match.end() :], True
+        self._begun = True
+        if self._name:
+            self._texts[self._name] = self._texts.get(self._name, "") + part
+
+
+def _may_become_header(line: str) -> bool:
+    if len(line) <= len(_BEFORE):
+        return _BEFORE.startswith(line)
+    if not line.startswith(_BEFORE):
+        return False
+    name, gap, rest = line[len(_BEFORE) :].partition(" ")
+    return _NAME.fullmatch(name) is not None and _AFTER.startswith(gap + rest)
+
+
+class JSONText:
+    """Reads one JSON object, which text may precede, such as the mark of a code block.
+
+    It is parsed again for each piece: 2 µs per 1,000 characters.
+    """
+
+    def __init__(self, values: GrowingValues) -> None:
+        self._values = values
+        self._text = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        if self._stopped:
+            return
+        self._text = (self._text + text) if self._text else text[text.find("{") :] if "{" in text else ""
+        found = partial_json(self._text)
+        if isinstance(found, dict):
+            self._values.update(found)
+        elif self._text:
+            self._stopped = True  # no JSON; DSPy may mend it when it has ended
+
+
+def partial_json(text: str) -> Any:
+    """The value of a JSON text that may not have ended; None if it is no JSON."""
+    try:
+        return from_json(with_valid_text(text), allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 class XMLText:
-    """Reads elements. One that has elements in it is left to the end of the response."""
+    """Reads the elements of `dspy.XMLAdapter`. One that has elements in it is left to the end of the response."""
 
-    def __init__(self, fields: Collection[str], show: Show) -> None:
-        self._left = set(fields)
-        self._show = show
+    def __init__(self, values: GrowingValues) -> None:
+        self._values = values
+        self._texts: dict[str, str] = {}
+        self._begun: set[str] = set()
         self._depth = 0
-        self._field: StrippedText | None = None
-        self._stopped = False
+        self._name = ""  # of the field that is read
         parser = self._parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -283,35 +207,31 @@ class XMLText:
 
     def feed(self, text: str) -> None:
         """Read the next piece."""
-        if not self._stopped:
-            try:
-                self._parser.Parse(text, False)
-            except expat.ExpatError:
-                self._stopped = True
-
-    def end(self) -> None:
-        """Nothing is held back: a field ends with its element."""
+        with suppress(expat.ExpatError):  # no XML: the parser reads no further
+            self._parser.Parse(text, False)
+        self._values.update({name: found.strip() for name, found in self._texts.items()})
 
     def _start(self, name: str, _attributes: Any) -> None:
         self._depth += 1
-        if self._depth == 2 and name in self._left:  # below the root
-            self._left.discard(name)
-            self._field = StrippedText(name, self._show)
-        else:
-            self._field = None
+        self._texts.pop(self._name, None)  # an element in the field
+        self._name = (
+            name if self._depth == 2 and name not in self._begun else ""
+        )  # below the root, the first of several
+        if self._name:
+            self._begun.add(name)
+            self._texts[name] = ""
 
     def _end(self, _name: str) -> None:
         self._depth -= 1
-        if self._field is not None:
-            self._field.end()
-        self._field = None
+        self._name = ""
 
     def _data(self, text: str) -> None:
-        if self._field is not None:
-            self._field.add(text)
+        if self._name:
+            self._texts[self._name] += text
 
 
-_READERS: tuple[tuple[type[dspy.Adapter], Callable[[Collection[str], Show], ResponseReader]], ...] = (
+_READERS: tuple[tuple[type[dspy.Adapter], Callable[[GrowingValues], ResponseReader]], ...] = (
+    (dspy.JSONAdapter, JSONText),  # before the class that it is a subclass of
     (dspy.ChatAdapter, ChatText),
     (dspy.XMLAdapter, XMLText),
 )
@@ -325,16 +245,11 @@ class SubmitText:
 
     def __init__(self, fields: Collection[str], show: Show) -> None:
         self._values = GrowingValues(fields, show)
-        self._text = ""
         self._native: dict[int, list[str]] = {}  # name and arguments of each call so far
 
-    def add_text(self, text: str) -> None:
-        """Read the next piece of the JSON text of all calls."""
-        self._text += text
-        self.update(partial_json(self._text))
-
     def update(self, calls: Any) -> None:
-        """Read the calls as far as they have been parsed."""
+        """Read the calls as far as they have been parsed, or are written as JSON."""
+        calls = partial_json(calls) if isinstance(calls, str) else calls
         if isinstance(calls, dict):
             calls = calls.get("tool_calls", [calls])
         for call in calls if isinstance(calls, list) else ():
@@ -488,7 +403,7 @@ class PredictorCall:
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""
         fields = [name for name in signature.output_fields if name in self._outputs]
-        self._make_reader = partial(reader_for, adapter, fields, self._show_field, self._take_calls)
+        self._make_reader = partial(reader_for, adapter, fields, self._show, self._take_calls)
         left = {name: field.annotation for name, field in self._outputs.items() if name not in signature.output_fields}
         self._native = {name: kind for name, kind in left.items() if name == self._calls_field or _streams(kind)}
         self.begin_response()
@@ -521,13 +436,6 @@ class PredictorCall:
             index = call["index"] if isinstance(call, Mapping) else call.index
             self._submit.add_native(index, _get(function, "name"), _get(function, "arguments"))
 
-    def _show_field(self, field: str, text: str, done: bool) -> None:
-        """Shows a piece of a field's text; that of the tool calls of an agent is read for the arguments of `submit`."""
-        if field != self._calls_field:
-            self._show(field, text, done)
-        elif text:
-            self._submit.add_text(text)
-
     def _take_calls(self, field: str, value: Any) -> bool:
         """Takes the tool calls of an agent out of a parsed response."""
         if field != self._calls_field:
@@ -552,8 +460,6 @@ class PredictorCall:
 
     def end(self, prediction: dspy.Prediction) -> None:
         """Shows what is left of each field."""
-        if self._reader is not None:
-            self._reader.end()
         values = {name: value for name, value in prediction.items() if name in self._outputs}
         if self._calls_field in values:
             values.update(_final_values(values.pop(self._calls_field), self._final))

@@ -24,7 +24,7 @@ from weakref import WeakSet
 from dspyer import clock
 from dspyer.clock import OVER, current_limit
 from dspyer.errors import AttemptOverError
-from dspyer.lm.requests import current_gate
+from dspyer.lm.tap import current_gate
 from dspyer.waiting import at_fork, end_of, is_on_loop
 
 NO_TIME = 1e-9

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,14 +27,14 @@ import anyio
 import dspy
 
 from dspyer.errors import DspyerError, InputError, Interrupt, Interrupted, RunStoppedError, is_lost_work
-from dspyer.executors.call import lost
-from dspyer.graph.spec import GraphSpec, check_inputs
+from dspyer.events import Asked
+from dspyer.executors.call import ExecutorCall, lost
+from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import COMPLETIONS, SEND_STREAM
-from dspyer.lm.requests import LMRetryNotes
-from dspyer.lm.tap import LMRecorder, Subscriber, subscriber, subscribing
+from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
 from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
 from dspyer.lm.tracing import (
     Executing,
@@ -48,25 +48,26 @@ from dspyer.lm.tracing import (
 )
 from dspyer.log.execution_records import no_answer
 from dspyer.log.replay import replay
-from dspyer.nodes.answer_types import first_of
+from dspyer.nodes.attempt import first_of
 from dspyer.nodes.binding import check_resources
-from dspyer.nodes.steps import arun_script, run_script
-from dspyer.nodes.sync_async import async_bridge
+from dspyer.nodes.steps import arun_script, async_bridge, run_script
 from dspyer.patch import DELETE, diff_value, seal
 from dspyer.runtime.execution import TaskWorkers, ThreadWorkers, WorkOutcome, run_here, script, straight_paths
 from dspyer.runtime.inner_runs import check_same_inputs
-from dspyer.runtime.request import CALLED, CANCELLED, INTERRUPTED, REQUEST, Request, RunStart
+from dspyer.runtime.request import CALLED, CANCELLED, FAILED_RUNS, INTERRUPTED, REQUEST, Request, RunStart
 from dspyer.runtime.run import ATTRIBUTE as LINK
-from dspyer.runtime.run import Run, RunLink
+from dspyer.runtime.run import Run, RunLink, take_run
 from dspyer.runtime.run_log import RunLog
 from dspyer.runtime.session import Session, lm_watchers
 from dspyer.scheduler.schedule import Execution, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
-from dspyer.tracing.spans import OPENTELEMETRY, span_layers
+from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace, span_layers
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 from dspyer.waiting import cancellation_count, gives_up
+
+_NOTHING_AROUND: AbstractContextManager[None] = nullcontext()
 
 # --- sync
 
@@ -330,129 +331,196 @@ def _raise(error: BaseException) -> NoReturn:
         del error
 
 
-# `ProgramCall`: one call of a program, from its request to its result.
+# --- one call of a program, from its request to its result
 
 
-class ProgramCall:
-    """One call of a program, from its request to its result.
+def call_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> dspy.Prediction:
+    """Runs the graph of a program as the request in DSPy's settings says, and returns its outputs."""
+    request = _request_of(program, args)
+    if vars(program).get("_executor") is not None:
+        return _executor_call(program, request, inputs, is_async=False).run()
+    with request.until_ctrl_c():
+        session = _open(program, request, inputs)
+        try:
+            with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
+                drive(session, **settings_inside(session))
+        finally:
+            _close(session, request)
+        return _result(session, request)
 
-    Args:
-        program: the program.
-        args: what it was called with: there are inputs by name alone.
-        request: the request; by default that of DSPy's settings.
 
-    Attributes:
-        request: what the call was given.
-    """
+async def acall_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> dspy.Prediction:
+    """The same in async code."""
+    request = _request_of(program, args)
+    if vars(program).get("_executor") is not None:
+        return await _executor_call(program, request, inputs, is_async=True).arun()
+    session = _open(program, request, inputs)
+    try:
+        with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
+            await adrive(session, **settings_inside(session))
+    finally:
+        _close(session, request)
+    return _result(session, request)
 
-    __slots__ = ("_graph", "_program", "request")
 
-    def __init__(self, program: Any, args: tuple[Any, ...], request: Request | None = None) -> None:
-        self._program = program
-        self._graph: GraphSpec = vars(program)["_graph"]  # `__getattribute__` of a `dspy.Module` takes a microsecond
-        if args:
-            name = self._graph.inputs[0] if self._graph.inputs else "name"
-            raise InputError(f"graph {self._graph.name!r} takes its inputs by name: write program({name}=...)")
-        self.request: Request = request or dspy.settings.get(REQUEST) or Request(CALLED)
+def run_program(program: Any, inputs: Mapping[str, Any], request: Request) -> Run:
+    """Calls a program with a request, and returns its run, however it has ended."""
+    with _as_asked(program, inputs, request) as recorder:
+        program(**inputs)
+    return take_run(request.outcome, recorder)
 
-    def open(self, inputs: Mapping[str, Any]) -> Session:
-        """Checks the inputs, and makes the session."""
-        request = self.request
-        run_start = request.run_start or self._run_start(inputs)
-        layers = (*request.options.layers, *request.limits(self._graph))
-        if request.inside is None and OPENTELEMETRY in sys.modules:
-            layers = (*layers, *span_layers())
-        return self.session(run_start, layers)
 
-    def session(self, run_start: RunStart, layers: tuple[Layer, ...]) -> Session:
-        """The session of a run, with the layers of the call."""
-        request, graph = self.request, self._graph
-        resources, answer = self.resources(), request.options.answer
-        if graph.answer is not no_answer:
-            answer = first_of(answer, graph.answer)
-        session = Session(self._program, graph, run_start, request, layers, resources, answer)
-        request.outcome.sessions.append(session)
-        return session
+async def arun_program(program: Any, inputs: Mapping[str, Any], request: Request) -> Run:
+    """The same in async code."""
+    with _as_asked(program, inputs, request) as recorder:
+        await program.acall(**inputs)
+    return take_run(request.outcome, recorder)
 
-    def resources(self) -> Mapping[type, object]:
-        """The resources of the call, checked against what the nodes need."""
-        graph, own, asked = self._graph, vars(self._program)["_resources"], self.request.options.resources
-        resources = {**own, **asked} if own and asked else own or asked
-        if graph.needs_resources:
-            check_resources((*graph.nodes.values(), *graph.routers), resources)
-        return resources
 
-    def _run_start(self, inputs: Mapping[str, Any]) -> RunStart:
-        """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
-        graph, inside = self._graph, self.request.inside
-        if graph.required != inputs.keys():  # else there is nothing to find fault with
-            check_inputs(graph, inputs)
-        topology, schema = graph.topology, graph.topology.schema
-        if inside is None:
-            state = schema.initial_state(inputs, commit_id="inputs")
-            schema.check_state_limit(None, ImmutableState(), inputs, state)
-            return _new_run(topology, state)
-        commit_id = full_id(*inside.label, *inside.scope, "inputs")
-        state = schema.initial_state(
-            inputs if inside.own_inputs else schema.as_replacements(inputs, commit_id),
-            commit_id=commit_id,
-            # A wrapper of the program, or a callback of DSPy, may have given it other inputs.
-            valid={name: value for name, value in inside.valid.items() if inputs.get(name) is value},
-        )
-        run_start, records = _new_run(topology, state, inside.label), self.request.records
-        if records is None or (records.journal is None and not inside.keeps_commits):
-            schema.check_state_limit(None, ImmutableState(), inputs, state)
-            return run_start
-        run_start = run_start.to_replay()
-        kept = records.take_kept(inside.scope, inside.attempts)
-        rows = [*records.commits(inside.scope), *kept.rows]
-        if inside.own_inputs:
-            check_same_inputs(inside, records, inputs, begun=bool(rows))
-        run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
-        if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
-            schema.check_state_limit(None, ImmutableState(), inputs, state)
-        return run_start._replace(run=run, kept=kept)
+@contextmanager
+def _as_asked(program: Any, inputs: Mapping[str, Any], request: Request) -> Iterator[LMRecorder]:
+    """A block that calls a program with a request. What its run ends with is not raised: its `Run` has it."""
+    graph, outcome = vars(program)["_graph"], request.outcome
+    check_inputs_by_name(graph, inputs)
+    with dspy.context(**{REQUEST: request}), request.recording(graph) as recorder:
+        try:
+            with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
+                yield recorder
+        except asyncio.CancelledError:
+            if outcome.ended is not None:
+                outcome.cut_off = Run(*outcome.take(), recorder)
+            raise
+        except Exception as error:
+            if not outcome.ended_with(error):
+                raise
 
-    def close(self, session: Session) -> None:
-        """Appends the trace to the caller's trace, also when a node has failed."""
-        request = self.request
-        trace = session.trace(session.run, whole=request.inside is not None)
-        if trace:
-            accepted_only = self._program._accepted_only
-            append_to_trace([step for step in trace if not is_rejected(step[0])] if accepted_only else trace)
-        session.keep_commits()
-        request.outcome.ended = session.end()
 
-    def result(self, session: Session) -> dspy.Prediction:
-        """The outputs of a completed run; raises the error of any other one."""
-        request, outcome = self.request, self.request.outcome
-        ended, keeps_events = outcome.ended, request.options.keeps_events
-        assert ended is not None
-        if not keeps_events:  # no `Run` will be made of it
-            outcome.ended = None
-        if ended.error is not None:
-            request.note_failures(ended.run.failures)
-            try:
-                if is_lost_work(ended.error) and not keeps_events and request.inside is None:
-                    raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
-                raise ended.error
-            finally:
-                del ended  # the traceback refers to this frame, which should not refer to the error
-        if ended.questions:
-            direct = request.inside is None and bool(executing_id())
-            raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
-        state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
-        if outputs is None:
-            outputs = tuple(
-                [name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])]
-            )
-        prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
-        vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
-        # If the run is asked for before `_run` makes it: within a wrapper.
-        link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
-        vars(prediction)[LINK] = link
-        outcome.predicted(session.ids.run_id, prediction)
-        return prediction
+def stored_run(program: Any, request: Request) -> Run:
+    """The run that a thread has read from its store: nothing is called, nothing is written."""
+    outcome, run_start = request.outcome, request.run_start
+    assert run_start is not None
+    with request.recording(vars(program)["_graph"]) as recorder:
+        session = _session(program, request, run_start, request.options.layers)
+        for question in session.questions():
+            session.publish(Asked(question))
+        outcome.ended = session.end()
+        if session.run.ended:
+            _result(session, request)
+    return Run(*outcome.take(), recorder)
+
+
+def _request_of(program: Any, args: tuple[Any, ...]) -> Request:
+    if args:
+        graph: GraphSpec = vars(program)["_graph"]
+        name = graph.inputs[0] if graph.inputs else "name"
+        raise InputError(f"graph {graph.name!r} takes its inputs by name: write program({name}=...)")
+    request: Request = dspy.settings.get(REQUEST) or Request(CALLED)
+    return request
+
+
+def _executor_call(program: Any, request: Request, inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
+    check_inputs(vars(program)["_graph"], inputs)
+    return ExecutorCall(program, vars(program)["_executor"], request, inputs, is_async=is_async)
+
+
+def _open(program: Any, request: Request, inputs: Mapping[str, Any]) -> Session:
+    """Checks the inputs, and makes the session, with the layers of the call."""
+    graph: GraphSpec = vars(program)["_graph"]
+    run_start = request.run_start or _run_start(graph, request, inputs)
+    layers = (*request.options.layers, *request.limits(graph))
+    if request.inside is None and OPENTELEMETRY in sys.modules:
+        layers = (*layers, *span_layers())
+    return _session(program, request, run_start, layers)
+
+
+def _session(program: Any, request: Request, run_start: RunStart, layers: tuple[Layer, ...]) -> Session:
+    answer, of_graph = request.options.answer, vars(program)["_graph"].answer
+    if of_graph is not no_answer:
+        answer = first_of(answer, of_graph)
+    session = Session(program, run_start, request, layers, resources_of_call(program, request), answer)
+    request.outcome.sessions.append(session)
+    return session
+
+
+def resources_of_call(program: Any, request: Request) -> Mapping[type, object]:
+    """The resources of a call, checked against what the nodes need."""
+    graph, own, asked = vars(program)["_graph"], vars(program)["_resources"], request.options.resources
+    resources: Mapping[type, object] = {**own, **asked} if own and asked else own or asked
+    if graph.needs_resources:
+        check_resources((*graph.nodes.values(), *graph.routers), resources)
+    return resources
+
+
+def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) -> RunStart:
+    """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
+    if graph.required != inputs.keys():  # else there is nothing to find fault with
+        check_inputs(graph, inputs)
+    inside, topology, schema = request.inside, graph.topology, graph.topology.schema
+    if inside is None:
+        state = schema.initial_state(inputs, commit_id="inputs")
+        schema.check_state_limit(None, ImmutableState(), inputs, state)
+        return _new_run(topology, state)
+    commit_id = full_id(*inside.label, *inside.scope, "inputs")
+    state = schema.initial_state(
+        inputs if inside.own_inputs else schema.as_replacements(inputs, commit_id),
+        commit_id=commit_id,
+        # A wrapper of the program, or a callback of DSPy, may have given it other inputs.
+        valid={name: value for name, value in inside.valid.items() if inputs.get(name) is value},
+    )
+    run_start, records = _new_run(topology, state, inside.label), request.records
+    if records is None or (records.journal is None and not inside.keeps_commits):
+        schema.check_state_limit(None, ImmutableState(), inputs, state)
+        return run_start
+    run_start = run_start.to_replay()
+    kept = records.take_kept(inside.scope, inside.attempts)
+    rows = [*records.commits(inside.scope), *kept.rows]
+    if inside.own_inputs:
+        check_same_inputs(inside, records, inputs, begun=bool(rows))
+    run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
+    if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
+        schema.check_state_limit(None, ImmutableState(), inputs, state)
+    return run_start._replace(run=run, kept=kept)
+
+
+def _close(session: Session, request: Request) -> None:
+    """Appends the trace to the caller's trace, also when a node has failed."""
+    trace = session.trace(session.run, whole=request.inside is not None)
+    if trace:
+        accepted_only = vars(session.program).get("_accepted_only")
+        append_to_trace([step for step in trace if not is_rejected(step[0])] if accepted_only else trace)
+    session.keep_commits()
+    request.outcome.ended = session.end()
+
+
+def _result(session: Session, request: Request) -> dspy.Prediction:
+    """The outputs of a completed run; raises the error of any other one."""
+    outcome, keeps_events = request.outcome, request.options.keeps_events
+    ended = outcome.ended
+    assert ended is not None
+    if not keeps_events:  # no `Run` will be made of it
+        outcome.ended = None
+    if ended.error is not None:
+        if request.inside is None and (taker := dspy.settings.get(FAILED_RUNS)) is not None:
+            taker.append([failed.failure for failed in ended.run.failures])
+        try:
+            if is_lost_work(ended.error) and not keeps_events and request.inside is None:
+                raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
+            raise ended.error
+        finally:
+            del ended  # the traceback refers to this frame, which should not refer to the error
+    if ended.questions:
+        direct = request.inside is None and bool(executing_id())
+        raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
+    state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
+    if outputs is None:
+        outputs = tuple([name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])])
+    prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
+    vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
+    # If the run is asked for before `run_program` makes it: within a wrapper.
+    link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
+    vars(prediction)[LINK] = link
+    outcome.predicted(session.ids.run_id, prediction)
+    return prediction
 
 
 def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:

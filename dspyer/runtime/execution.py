@@ -41,8 +41,7 @@ from dspyer.nodes.function import FunctionNode, folded, given
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.router import FunctionRouter
-from dspyer.nodes.steps import Script, failure_or_questions
-from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
+from dspyer.nodes.steps import Script, acall_function, acall_module, call_function, call_module, failure_or_questions
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
 from dspyer.runtime.session import Session
@@ -323,11 +322,11 @@ def _start_script(session: Session, execution: Execution) -> Script[Transition]:
     patch = session.run_start.patch
     exits = session.graph.exits[execution.node]
     if len(exits) == 1 and isinstance(exits[0], str):
-        return Transition(patch, session.inputs, (Target(exits[0]),), None, began, perf_counter() - clock)
-    call = _call(session, execution, session.inputs)
+        return Transition(patch, session.run_start.state, (Target(exits[0]),), None, began, perf_counter() - clock)
+    call = _call(session, execution, session.run_start.state)
     call.context.delegate.over = True
     call.context.delegate.raise_if_unanswered()
-    transition = yield from _route(session, execution, call, patch, session.inputs, began, clock)
+    transition = yield from _route(session, execution, call, patch, session.run_start.state, began, clock)
     call.context.delegate.finish()
     return transition
 
@@ -422,7 +421,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     # first of the `Updates` is the input, `DELETE` for none, and those after it are what routers wrote.
     holds_values = name == START and (session.log is None or session.ids.scope)
     if holds_values and not isinstance(patch.get(field), Updates):
-        return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
+        return Updates(Replace(session.run_start.state.raw(field)) if field in patch else DELETE, update)
     return Updates(patch[field], update) if field in patch else update
 
 

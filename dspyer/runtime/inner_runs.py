@@ -19,7 +19,7 @@ from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.steps import InsideRun
 from dspyer.runtime.lineage_order import changes_of
-from dspyer.runtime.request import REQUEST, Around, CallOptions, Inside, Request
+from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
 from dspyer.runtime.run import internals_of
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
@@ -37,15 +37,12 @@ def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun
         return InsideRun(prediction, inside.inputs, changes)
     session = request.outcome.sessions[-1]
     run = session.run
-    changes = partial(changes_of, run.log, run.topology.schema, run.trunk_state, session.inputs)
-    return InsideRun(prediction, session.inputs, changes)
+    changes = partial(changes_of, run.log, run.topology.schema, run.trunk_state, session.run_start.state)
+    return InsideRun(prediction, session.run_start.state, changes)
 
 
-def request_inside(
-    attempt: Attempt,
-    key: str | None = None,
-    stop_signal: StopSignal | None = None,
-    valid: Mapping[str, Any] = NONE_VALID,
+def _request_inside(
+    attempt: Attempt, key: str | None, stop_signal: StopSignal | None, valid: Mapping[str, Any]
 ) -> Request:
     """The request for a program that a node calls: its run is a part of the run around it."""
     around = _session_of(attempt)
@@ -55,11 +52,15 @@ def request_inside(
         return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
+    outer = around.inside
     inside = Inside(
-        around=Around(around.events, attempt.node, attempt.index, around.outermost),
+        events=around.events,
+        node=attempt.node,
+        item=attempt.index,
+        outermost=around.outermost,
         scope=Address.parse(execution).inside,
-        attempts=(*(() if around.inside is None else around.inside.attempts), attempt.number),
-        keeps_commits=retried or (around.inside is not None and around.inside.keeps_commits),
+        attempts=(*(() if outer is None else outer.attempts), attempt.number),
+        keeps_commits=retried or (outer is not None and outer.keeps_commits),
         own_inputs=key is not None,
         valid=valid,
         label=around.run_start.label,
@@ -69,7 +70,7 @@ def request_inside(
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)
-    return Request(asked, inside, around.records, queue=around.events.queue, stop_signal=stop_signal)
+    return Request(asked, inside, around.records, stop_signal=stop_signal, outcome=Outcome(around.events.queue))
 
 
 def _session_of(attempt: Attempt) -> Session | None:
@@ -78,11 +79,23 @@ def _session_of(attempt: Attempt) -> Session | None:
 
 
 @contextmanager
-def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
+def part_of_run(
+    attempt: Attempt,
+    key: str | None = None,
+    stop_signal: StopSignal | None = None,
+    valid: Mapping[str, Any] = NONE_VALID,
+) -> Iterator[Request]:
     """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
 
     It also stops if the node times out, or a branch beside it has failed.
+
+    Args:
+        attempt: the attempt of the node.
+        key: the key of `ctx.call`; None for a program that is a node.
+        stop_signal: stops the runs inside.
+        valid: the inputs that need no validation.
     """
+    request = _request_inside(attempt, key, stop_signal, valid)
     around = _session_of(attempt)
     stopped_with, failed = (StopSignal(), StopSignal()) if around is None else (around.stop_signal, around.failed)
     limit = None if request.inside is None else request.inside.limit
@@ -91,12 +104,12 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
     with (
         stopped_with.on_stop(lambda reason: request.stop_signal.stop(reason, stopped_with.error)),
         failed.on_stop(lambda reason: request.stop_signal.stop(reason, failed.error)),
-        nullcontext() if limit is None else limit.signal.on_stop(request.stop),
+        nullcontext() if limit is None else limit.signal.on_stop(request.stop_signal.stop),
         dspy.context(**{REQUEST: request}),
     ):
         try:
             try:
-                yield
+                yield request
             finally:
                 _pass_on_lost_steps(attempt, request)
                 _pass_on_checks(around, request)

@@ -8,24 +8,22 @@ program, takes inputs only.
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.events import Asked, Event
-from dspyer.executors.call import ExecutorCall, check_executor, check_sent, refused
+from dspyer.executors.call import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
-from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.graph.spec import GraphSpec
 from dspyer.lm.not_public import COMPILED
 from dspyer.lm.parameters import (
     all_parameters,
+    copy_parts,
     copy_tree,
     load_parameters,
     modules_in,
@@ -33,25 +31,21 @@ from dspyer.lm.parameters import (
     walk_parameters,
     without_histories,
 )
-from dspyer.lm.source import reduce_program, source_class
+from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
 from dspyer.log.time_travel import check_thread_name
-from dspyer.nodes.answer_types import Answers
-from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.attempt import Answers, Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.steps import InsideRun
-from dspyer.runtime.drivers import ProgramCall, adrive, drive, settings_inside
-from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_inside
-from dspyer.runtime.request import REQUEST, Request, new_request
-from dspyer.runtime.run import Run, take_run
+from dspyer.runtime.drivers import acall_program, arun_program, call_program, run_program
+from dspyer.runtime.inner_runs import completed_inside, part_of_run
+from dspyer.runtime.request import new_request
+from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
 from dspyer.threads.graph_changes import Migrate, OtherGraphs
 from dspyer.threads.thread import Thread
-from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
-from dspyer.waiting import EventQueue
 
-_NOTHING_AROUND: AbstractContextManager[None] = nullcontext()
 _NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
     "ainvoke": "await program.acall(question=...), or program.arun({...}) for the whole run",
@@ -123,7 +117,7 @@ class CompiledGraph(dspy.Module):
             >>> run.status, run.prediction.loud
             ('completed', 'HEY')
         """
-        return self._run(inputs, new_request(resources, live, budget, answers=answers))
+        return run_program(self, inputs, new_request(resources, live, budget, answers=answers))
 
     async def arun(
         self,
@@ -143,7 +137,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
             'completed'
         """
-        return await self._arun(inputs, new_request(resources, live, budget, answers=answers))
+        return await arun_program(self, inputs, new_request(resources, live, budget, answers=answers))
 
     def stream(
         self,
@@ -199,7 +193,7 @@ class CompiledGraph(dspy.Module):
         """
         self._refuse_executor()
         request = new_request(resources, live, budget, tokens, answers)
-        return Events(lambda queue: self._run(inputs, request, queue), request)
+        return Events(partial(run_program, self, inputs, request), request)
 
     def astream(
         self,
@@ -224,7 +218,7 @@ class CompiledGraph(dspy.Module):
         """
         self._refuse_executor()
         request = new_request(resources, live, budget, tokens, answers)
-        return AsyncEvents(lambda queue: self._arun(inputs, request, queue), request)
+        return AsyncEvents(partial(arun_program, self, inputs, request), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
         """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
@@ -419,17 +413,7 @@ class CompiledGraph(dspy.Module):
                 loud='HEY'
             )
         """
-        if vars(self).get("_executor") is not None:
-            return self._executor_call(args, inputs, is_async=False).run()
-        call = ProgramCall(self, args)
-        with call.request.until_ctrl_c():
-            session = call.open(inputs)
-            try:
-                with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
-                    drive(session, **settings_inside(session))
-            finally:
-                call.close(session)
-            return call.result(session)
+        return call_program(self, args, inputs)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph for DSPy in async code. Await `acall`, not this; otherwise like `forward`.
@@ -441,16 +425,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(text="hey")).loud
             'HEY'
         """
-        if vars(self).get("_executor") is not None:
-            return await self._executor_call(args, inputs, is_async=True).arun()
-        call = ProgramCall(self, args)
-        session = call.open(inputs)
-        try:
-            with session.layers.running(session) if session.layers.runs else _NOTHING_AROUND:
-                await adrive(session, **settings_inside(session))
-        finally:
-            call.close(session)
-        return call.result(session)
+        return await acall_program(self, args, inputs)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """The parameters that optimizers may change, by name: not those of frozen nodes, nor of the judge of a search.
@@ -541,8 +516,10 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             shared["_executor"] = self._executor
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
-        twin.__setstate__({**copy_tree(own, memo), **shared})
-        own_signatures(twin)
+        copies, whole = copy_parts(own, memo)
+        twin.__setstate__({**copies, **shared})
+        if not whole:
+            own_signatures(twin)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -556,73 +533,16 @@ class CompiledGraph(dspy.Module):
     # --- as a node of another graph
 
     def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> InsideRun:
-        """Runs as a part of the run that `attempt` belongs to; the options are those of `request_inside`."""
-        request = request_inside(attempt, *args, **options)
-        with part_of_run(attempt, request):
+        """Runs as a part of the run that `attempt` belongs to; the options are those of `part_of_run`."""
+        with part_of_run(attempt, *args, **options) as request:
             prediction = self(**inputs)
         return completed_inside(prediction, request)
 
     async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> InsideRun:
         """The same from async code."""
-        request = request_inside(attempt, *args, **options)
-        with part_of_run(attempt, request):
+        with part_of_run(attempt, *args, **options) as request:
             prediction = await self.acall(**inputs)
         return completed_inside(prediction, request)
-
-    # --- one call
-
-    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
-        check_inputs_by_name(self._graph, inputs)
-        request, outcome = request.read_from(queue), request.outcome
-        with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
-            try:
-                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
-                    self(**inputs)
-            except Exception as error:
-                if not outcome.ended_with(error):
-                    raise
-        return take_run(outcome, recorder)
-
-    async def _arun(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
-        check_inputs_by_name(self._graph, inputs)
-        request, outcome = request.read_from(queue), request.outcome
-        with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
-            try:
-                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
-                    await self.acall(**inputs)
-            except asyncio.CancelledError:
-                if outcome.ended is not None:
-                    outcome.cut_off = Run(*outcome.take(), recorder)
-                raise
-            except Exception as error:
-                if not outcome.ended_with(error):
-                    raise
-        return take_run(outcome, recorder)
-
-    def _check_resources(self, request: Request) -> Mapping[type, object]:
-        """The resources of a call, checked against what the nodes need."""
-        return ProgramCall(self, (), request).resources()
-
-    def _executor_call(self, args: tuple[Any, ...], inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
-        """A call that the executor makes."""
-        request = ProgramCall(self, args).request
-        check_inputs(self._graph, inputs)
-        assert self._executor is not None
-        return ExecutorCall(self, self._executor, request, inputs, is_async=is_async)
-
-    def _as_stored(self, request: Request, queue: EventQueue[Event] | None = None) -> Run:
-        """The run that a thread has read from its store: nothing is called, nothing is written."""
-        call = ProgramCall(self, (), request.read_from(queue))
-        outcome = request.outcome
-        assert request.run_start is not None
-        with request.recording(self._graph) as recorder:
-            session = call.session(request.run_start, request.options.layers)
-            for question in session.questions():
-                session.publish(Asked(question))
-            outcome.ended = session.end()
-            if session.run.ended:
-                call.result(session)
-        return Run(*outcome.take(), recorder)
 
     if not TYPE_CHECKING:  # with it, a type checker would refuse the modules of the nodes as attributes
 
@@ -635,7 +555,7 @@ class CompiledGraph(dspy.Module):
 
 
 def make_program(
-    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: SourceText, store: Store | None = None
 ) -> CompiledGraph:
     """The program of a graph, with copies of the user's modules; modules that share a part still share it.
 

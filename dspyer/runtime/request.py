@@ -1,10 +1,10 @@
-"""`Request`, what a call of a program is given, and `Outcome`, what its runs leave behind."""
+"""`Request`, what a call of a program is given, with how its run begins, and `Outcome`, what its runs leave behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +22,11 @@ from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
-from dspyer.nodes.answer_types import Answers, answer_source
+from dspyer.nodes.attempt import Answers, answer_source
 from dspyer.nodes.binding import resources_of
 from dspyer.patch import Replace
 from dspyer.runtime.session_views import EarlierCommits
-from dspyer.scheduler.schedule import FailedBranch, RunState
+from dspyer.scheduler.schedule import RunState
 from dspyer.state import ImmutableState
 from dspyer.values.scalars import check_flags
 from dspyer.waiting import EventQueue, StopSignal, held_back
@@ -34,9 +34,6 @@ from dspyer.waiting import EventQueue, StopSignal, held_back
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
     from dspyer.runtime.session import Session, SessionEnd, SessionEvents
-
-
-# What a run begins with: its first state, its ids, what its call asks for, and the node that it is inside of.
 
 
 class RunStart(NamedTuple):
@@ -107,22 +104,6 @@ class RunIds(NamedTuple):
         return full_id(self.prefix + execution_id, *rest) if rest else self.prefix + execution_id
 
 
-class Around(NamedTuple):
-    """The node in which a run is, a part of the run around it.
-
-    Attributes:
-        events: the events of the run around it.
-        node: the name of the node.
-        item: the index of the item of a map in which it is; None for another node.
-        stop_signal: stops the outermost run.
-    """
-
-    events: SessionEvents
-    node: str
-    item: int | None
-    stop_signal: StopSignal
-
-
 _NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it
 
 
@@ -154,7 +135,10 @@ class Inside(NamedTuple):
     """Where a run is that is a part of the run around it: in a node that has called its program.
 
     Attributes:
-        around: that node; None for one that is called without a run, and in a worker.
+        events: those of the run around it; None in a node that is called without a run, and in a worker.
+        node: the name of the node.
+        item: the index of the item of a map in which it is; None for another node.
+        outermost: stops the outermost run.
         scope: the executions around the run, outermost first.
         attempts: the numbers of their attempts.
         keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
@@ -167,7 +151,10 @@ class Inside(NamedTuple):
         max_concurrency: that of the outermost program; None for its own.
     """
 
-    around: Around | None = None
+    events: SessionEvents | None = None
+    node: str = ""
+    item: int | None = None
+    outermost: StopSignal | None = None
     scope: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
     keeps_commits: bool = False
@@ -206,9 +193,11 @@ class Outcome:
         lost: the steps that led to nothing in the runs that workers have returned.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
         spending: the account of what all runs of the request have spent; None for no budget.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue: EventQueue[Event] | None = None) -> None:
+        self.queue = queue
         self.sessions: list[Session] = []
         self.ended: SessionEnd | None = None
         self.returned: Run | None = None
@@ -256,7 +245,6 @@ class Request:
         records: the results of effects, answers and items of earlier attempts; of a stored run, with its journal. None
             for a run that is not stored.
         run_start: the run before its first commit of this process; None to make one from the inputs.
-        queue: where the events of the outermost run wait for their reader; None for no reader.
         stop_signal: stops the runs of the request.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
@@ -265,18 +253,8 @@ class Request:
     inside: Inside | None = None
     records: ExecutionRecords | None = None
     run_start: RunStart | None = None
-    queue: EventQueue[Event] | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
     outcome: Outcome = field(default_factory=Outcome)
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the run is stored."""
-        return self.records is not None and self.records.journal is not None
-
-    def read_from(self, queue: EventQueue[Event] | None) -> Request:
-        """The same with a reader, who gets the events from a queue; None for no reader."""
-        return self if queue is None else replace(self, queue=queue)
 
     def limits(self, graph: GraphSpec) -> list[Layer]:
         """The layer that bounds a run by its budget, that of `compile` by default."""
@@ -289,19 +267,9 @@ class Request:
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
-        if self.records is not None and self.is_stored:
+        if self.records is not None and self.records.journal is not None:
             log = self.records.lm_calls = graph.lm_call_log()
         return record_lm_calls(log)
-
-    def note_failures(self, failures: Iterable[FailedBranch]) -> None:
-        """Adds the failures of a run to the list in DSPy's settings, if the run is no part of another one."""
-        taker = None if self.inside is not None else dspy.settings.get(FAILED_RUNS)
-        if taker is not None:
-            taker.append([failed.failure for failed in failures])
-
-    def stop(self, reason: str) -> None:
-        """Stops the runs of the request. May be called from any thread."""
-        self.stop_signal.stop(reason)
 
     def until_ctrl_c(self) -> held_back:
         """A block in which sync code runs the request: Ctrl-C stops it, and is raised at the end."""

@@ -205,7 +205,7 @@ class Run:
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
         self._redactor = None if session.graph.redaction is None else redacted(session).own
-        self._begin = session.inputs
+        self._begin = session.run_start.state
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         self._depth = len(session.ids.scope)

@@ -77,7 +77,7 @@ from dspyer.runtime.lineage_order import (
     uncredited,
     unfinished_branches,
 )
-from dspyer.runtime.request import FAILED_BESIDE, CallOptions, Inside, Request, RunIds, RunStart
+from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.schedule import (
@@ -98,7 +98,7 @@ from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewRead
-from dspyer.waiting import EventQueue, StopSignal
+from dspyer.waiting import StopSignal
 
 logger = logging.getLogger("dspyer")
 _lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
@@ -161,7 +161,6 @@ class Session(AttemptHost):
     def __init__(
         self,
         program: dspy.Module,
-        graph: GraphSpec,
         run_start: RunStart,
         request: Request,
         layers: tuple[Layer, ...],
@@ -170,32 +169,33 @@ class Session(AttemptHost):
     ) -> None:
         self.began = time.time(), time.perf_counter()
         self.program = program
-        self.graph = graph
+        self.graph: GraphSpec = vars(program)["_graph"]  # `__getattribute__` of a `dspy.Module` takes a microsecond
         if type(run_start.patch) is not SealedPatch:
             run_start = run_start._replace(patch=seal(run_start.patch))
         self.run_start = run_start
         self.run: RunState = run_start.run
         self.inside = inside = request.inside
+        nodes = self.graph.nodes
         self.ids = _ids_of(run_start, inside)
         self.resources = resources
         self.answer = answer
         slots = None if inside is None else inside.max_concurrency  # the outermost program decides for all runs inside
-        self.together = Together(request.options.live, slots or graph.max_concurrency)
+        self.together = Together(request.options.live, slots or self.graph.max_concurrency)
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
         self.records = records = request.records or ExecutionRecords()
-        self.log = (
-            None if records.journal is None else RunLog(run_start, records, records.journal, self.ids, graph.nodes)
-        )
-        self.kept = None if inside is None else KeptCommits(run_start, records, self.ids, graph.nodes, inside)
+        journal = records.journal
+        self.log = None if journal is None else RunLog(run_start, records, journal, self.ids, nodes)
+        self.kept = None if inside is None else KeptCommits(run_start, records, self.ids, nodes, inside)
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
         self.layers = self._layers_of(layers)
-        self.events = SessionEvents(self.layers, request.queue, request.options, inside, self.ids, self.log)
+        self.events = SessionEvents(self.layers, request, self.ids, self.log)
         if self.events.heard:
-            shapes = graph.topology.schema.field_shapes
-            self.events.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
+            topology = self.graph.topology
+            shapes = topology.schema.field_shapes
+            self.events.publish(RunStarted(run_start.run_id, topology.name, shapes, scope=self.ids.scope))
 
     def _layers_of(self, asked: Sequence[Layer]) -> RunLayers:
         """The layers of the run; all runs that have none but those of their kinds of nodes share one value."""
@@ -226,12 +226,6 @@ class Session(AttemptHost):
         return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     @property
-    def in_node(self) -> tuple[str, int | None]:
-        """The node in which the run is, and of a map the index of the item; "" and None for an outermost run."""
-        around = None if self.inside is None else self.inside.around
-        return ("", None) if around is None else (around.node, around.item)
-
-    @property
     def root(self) -> str:
         """The id of the outermost run."""
         return self.ids.root
@@ -240,11 +234,6 @@ class Session(AttemptHost):
     def label(self) -> str:
         """The name of the outermost run, in front of the ids of its questions; "" if it is not stored."""
         return self.ids.label
-
-    @property
-    def inputs(self) -> ImmutableState:
-        """The state with which the run begins."""
-        return self.run_start.state
 
     @property
     def limit(self) -> TimeLimit | None:
@@ -410,8 +399,8 @@ class Session(AttemptHost):
     @property
     def outermost(self) -> StopSignal:
         """The signal that stops the outermost run."""
-        around = None if self.inside is None else self.inside.around
-        return self.stop_signal if around is None else around.stop_signal
+        inside = self.inside
+        return self.stop_signal if inside is None or inside.outermost is None else inside.outermost
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
@@ -542,14 +531,15 @@ class Session(AttemptHost):
         self._show_failures()
         run, failures = self.run, [(failed.failure, failed.error) for failed in self.run.failures]
         failures += log.failures()
-        if self.refusal is not None and self.status == "failed" and not failures:
+        status = self.ending[0]
+        if self.refusal is not None and status == "failed" and not failures:
             # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
             places = [(one.node, one.path, one.id) for one in run.running.values()]
             places += [(entry.commit.node, entry.commit.branch, entry.commit.id) for entry in run.log[-1:]]
             node, path, execution = places[0] if places else (START, (), "")
             failure = Failure.of(self.refusal, node=node, branch=path, execution=execution)
             failures.append((failure, self.refusal))
-        return log.end_rows(run, self.status, failures)
+        return log.end_rows(run, status, failures)
 
     # --- how the run ended
 
@@ -573,13 +563,11 @@ class Session(AttemptHost):
         duration = time.perf_counter() - self.began[1]
         if self.run.failures:
             self._show_failures()
-        status = self.status
+        status, error, questions = self.ending
         if self.events.heard:
             self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
-        error: BaseException | None = None
-        questions: tuple[Question, ...] = ()
         if status != "completed":
-            error, questions = [self.layers.shown(one, ends=True) for one in (self.error(), self.questions())]
+            error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame
@@ -594,18 +582,36 @@ class Session(AttemptHost):
         return ended
 
     @property
-    def status(self) -> str:
-        """`"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
+    def ending(self) -> tuple[str, BaseException | None, tuple[Question, ...]]:
+        """The status of the run when it ends, why it is not completed, and the questions that it waits for."""
         run, log = self.run, self.log
         if log is not None and log.stopped_by_thread:
-            return "stopped"
-        if run.failures or (log is not None and log.error is not None):
-            return "failed"
+            return "stopped", RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME), ()
+        if log is not None and log.error is not None:
+            return "failed", log.error, ()
+        if run.failures:
+            return "failed", self._first_failure(), ()
         if run.ended:
-            return "completed"
+            return "completed", None, ()
         if self.refusal is not None:
-            return "failed"
-        return "interrupted" if self.questions() else "stopped"
+            return "failed", self.refusal, ()
+        if questions := self.questions():
+            return "interrupted", None, questions
+        stopped = self.stop_signal.error
+        if not isinstance(stopped, RunStoppedError):
+            stopped = RunStoppedError("", self.stop_signal.reason or "")
+        can_resume = log is not None and log.journal.thread
+        return "stopped", stopped.told(self.graph.name, CAN_RESUME if can_resume else CANNOT_RESUME), ()
+
+    def _first_failure(self) -> BaseException:
+        """The first failure in path order, with the others in its notes."""
+        first, *others = self.run.failures
+        if self.ids.scope:  # what no retry and no error edge may take must reach those of the node around the run
+            first, *others = sorted(self.run.failures, key=lambda failure: not always_raised(failure.error))
+        for other in others:
+            what = "".join(format_exception_only(other.error)).partition("\n")[0]
+            annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
+        return first.error
 
     @property
     def refusal(self) -> Exception | None:
@@ -633,30 +639,6 @@ class Session(AttemptHost):
         return any(
             not any(self.ids.local_id(branch.id) in asked for branch in group.branches) for group in self.run.ready
         )
-
-    def error(self) -> BaseException | None:
-        """Why the run is not completed: the first failure in path order, with the others in its notes."""
-        log = self.log
-        if log is not None and log.stopped_by_thread:
-            return RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME)
-        if log is not None and log.error is not None:
-            return log.error
-        if self.run.failures:
-            first, *others = self.run.failures
-            if self.ids.scope:  # what no retry and no error edge may take must reach those of the node around the run
-                first, *others = sorted(self.run.failures, key=lambda failure: not always_raised(failure.error))
-            for other in others:
-                what = "".join(format_exception_only(other.error)).partition("\n")[0]
-                annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
-            return first.error
-        status = self.status
-        if status != "stopped":
-            return self.refusal if status == "failed" else None
-        stored = log is not None and bool(log.journal.thread)
-        stopped = self.stop_signal.error
-        if not isinstance(stopped, RunStoppedError):
-            stopped = RunStoppedError("", self.stop_signal.reason or "")
-        return stopped.told(self.graph.name, CAN_RESUME if stored else CANNOT_RESUME)
 
     def trace(self, run: RunState, whole: bool = False) -> list[Any]:
         """The DSPy trace of the run; `run` has the failures, which the session drops at its end.
@@ -782,9 +764,7 @@ class SessionEvents:
 
     Args:
         layers: those of the run, through which events pass before any reader sees them.
-        queue: where the events of the outermost run wait for their reader; None for no reader.
-        asked: what the call asks for: whether a `Run` will be made, which has the events.
-        inside: where the run is, if it is a part of another one.
+        request: says where the run is, who reads its events, and whether a `Run` will be made, which has them.
         ids: the ids of the run.
         log: what a stored run has still to write; None for a run that is not stored.
 
@@ -798,22 +778,21 @@ class SessionEvents:
     def __init__(
         self,
         layers: RunLayers,
-        queue: EventQueue[Event] | None,
-        asked: CallOptions,
-        inside: Inside | None,
+        request: Request,
         ids: RunIds,
         log: RunLog | None,
     ) -> None:
+        inside = request.inside
         self.kept: list[Event] = []
-        self.queue = queue
+        self.queue = queue = request.outcome.queue
         self._layers = layers
-        self._around = around = None if inside is None else inside.around
-        self._keeps = keeps = asked.keeps_events
+        self._around = around = None if inside is None else inside.events
+        self._keeps = keeps = request.options.keeps_events
         self._root, self._scope = ids.root, ids.scope
         self._log = log
         self._limit = None if inside is None else inside.limit
         hears = keeps or queue is not None or bool(layers.events)
-        self.heard: Sequence[object] = (hears,) if hears else _watchers if around is None else around.events.heard
+        self.heard: Sequence[object] = (hears,) if hears else _watchers if around is None else around.heard
 
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
@@ -839,7 +818,7 @@ class SessionEvents:
             for watch in tuple(_watchers):
                 watch(self._root, event)
         if self._around is not None:
-            self._around.events.publish(event)
+            self._around.publish(event)
         elif self.queue is not None:
             self.queue.put(event)
             if type(event) in _AT_WILL:

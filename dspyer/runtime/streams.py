@@ -34,10 +34,10 @@ from dspyer.waiting import EventQueue, at_fork, end_of, held_back, join_loop, lo
 if TYPE_CHECKING:
     from dspyer.runtime.session import Session
 
-Work = Callable[[EventQueue[Event]], Run]
-"""Plays a run that puts its events into the queue."""
+Work = Callable[[], Run]
+"""Plays the run of a request, which puts its events into the queue of the request."""
 
-AsyncWork = Callable[[EventQueue[Event]], Awaitable[Run]]
+AsyncWork = Callable[[], Awaitable[Run]]
 
 _NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
 _NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
@@ -96,6 +96,7 @@ class Events(Iterator[Event]):
         self._work = work
         self._request = request
         self._queue: EventQueue[Event] = EventQueue()
+        request.outcome.queue = self._queue
         self._future: Future[Run] | None = None
         self._start_lock = threading.Lock()
         self._reader: threading.Thread | None = None
@@ -188,7 +189,7 @@ class Events(Iterator[Event]):
 
 def _stop(request: Request, reason: str, queue: EventQueue[Event]) -> None:
     """Stops the run of a stream that has no reader any more."""
-    request.stop(reason)
+    request.stop_signal.stop(reason)
     queue.close()  # afterwards: what waits for the reader must find the run stopped
 
 
@@ -203,7 +204,7 @@ def _start(work: Work, request: Request, queue: EventQueue[Event], future: Futur
         join_loop(loop)
         try:
             with request.stop_signal.on_stop(queue.stop_waiting_for):
-                future.set_result(context.run(work, queue))
+                future.set_result(context.run(work))
         except BaseException as error:  # noqa: BLE001 - raised by `Events.run`
             future.set_exception(error)
         finally:
@@ -234,7 +235,7 @@ _open: dict[Future[Run], Request] = {}
 def _stop_all() -> None:
     """Stops the runs of open streams when the process exits, and waits until their ends are written."""
     for request in list(_open.values()):
-        request.stop(EXITING)  # and so nothing waits for a reader any more
+        request.stop_signal.stop(EXITING)  # and so nothing waits for a reader any more
     for future in list(_open):
         future.exception()
 
@@ -273,6 +274,7 @@ class AsyncEvents(AsyncIterator[Event]):
         self._work = work
         self._request = request
         self._queue: EventQueue[Event] = EventQueue()
+        request.outcome.queue = self._queue
         self._task: asyncio.Task[Run] | None = None
         self._exhausted = False
 
@@ -523,7 +525,7 @@ def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> async
     async def play() -> Run:
         try:
             with request.stop_signal.on_stop(queue.stop_waiting_for):
-                return await work(queue)
+                return await work()
         except asyncio.CancelledError:
             outcome = request.outcome
             run, outcome.cut_off = outcome.cut_off, None

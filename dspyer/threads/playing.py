@@ -28,11 +28,11 @@ import anyio
 
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
-from dspyer.events import Event
 from dspyer.log.execution_records import run_usage, totals_at
 from dspyer.log.journal import LEASE, STOPPING, Journal, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import end_row
+from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -42,7 +42,7 @@ from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
 from dspyer.threads.start import REPLACE, AnswersByKey, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
-from dspyer.waiting import EventQueue, cancellation_count
+from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def new_play(
     if on_conflict not in ("raise", "wait"):
         raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
     check_flags(abandon=abandon, take_over=take_over)
-    thread.program._check_resources(request)
+    resources_of_call(thread.program, request)
     patience = 0.0 if on_conflict == "raise" else lock_timeout
     if key is not None:
         keyed = KeyedRun(thread, key, inputs, request, abandon)
@@ -90,7 +90,7 @@ def resumed_play(
 ) -> Play:
     """Return the play of the last run, to be resumed."""
     check_flags(take_over=take_over)
-    thread.program._check_resources(request)
+    resources_of_call(thread.program, request)
     first = partial(thread.resumed_run, answers=answers, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
 
@@ -98,7 +98,7 @@ def resumed_play(
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:
     """Return the play of a run that repeats what came after a commit."""
     check_flags(take_over=take_over)
-    thread.program._check_resources(request)
+    resources_of_call(thread.program, request)
     return Play(thread, {}, request, partial(first_write_of_rerun, thread, version), take_over)
 
 
@@ -145,21 +145,21 @@ class Play:
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 
-    def run(self, queue: EventQueue[Event] | None = None) -> Run:
-        """Play it; its events go to the queue."""
+    def run(self) -> Run:
+        """Play it."""
         program = self._thread.program
         with self._request.until_ctrl_c(), self._held() as started:
             if self._owned is None:
-                return program._as_stored(started, queue)
-            return program._run(self._inputs, started, queue)
+                return stored_run(program, started)
+            return run_program(program, self._inputs, started)
 
-    async def arun(self, queue: EventQueue[Event] | None = None) -> Run:
+    async def arun(self) -> Run:
         """Play it in async code."""
         program = self._thread.program
         async with self._aheld() as started:
             if self._owned is None:
-                return program._as_stored(started, queue)
-            return await program._arun(self._inputs, started, queue)
+                return stored_run(program, started)
+            return await arun_program(program, self._inputs, started)
 
     def stream(self) -> Events:
         """Return its events; it begins with the first one that is asked for."""

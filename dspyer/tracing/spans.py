@@ -40,15 +40,12 @@ from dspyer.events import (
     is_built_in,
     path_of_event,
 )
-from dspyer.extend import Call, Layer, Place
+from dspyer.extend import Call, Inner, Layer, Place, Script, thaw
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import FIRST, path_text, whole_execution
-from dspyer.layers.layer import Inner
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.log.rows import StoredTrace
-from dspyer.nodes.steps import Script
 from dspyer.scheduler.schedule import RunState
-from dspyer.values.frozen import thaw
 
 UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
 OPENTELEMETRY: Final = "opentelemetry.trace"
@@ -300,7 +297,7 @@ class RunSpans:
         with self._guard:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
-                attributes |= {INPUT: self._shown(session.inputs, given), INPUT_TYPE: _JSON}
+                attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
@@ -348,16 +345,17 @@ class RunSpans:
         span = self._span
         with self._guard:
             if span.is_recording():
-                status = session.status
+                status, error, _ = session.ending
                 span.set_attribute(STATUS, status)
                 if status == "failed":
-                    self._run_failed(span, session)
+                    self._run_failed(span, session.layers.shown(error, ends=True))
                 if status == "completed" and self._captures:
-                    span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
+                    span.set_attributes(
+                        {OUTPUT: self._outputs(session.run, session.run_start.state), OUTPUT_TYPE: _JSON}
+                    )
         self._end_span(span)
 
-    def _run_failed(self, span: Span, session: Any) -> None:
-        error = session.layers.shown(session.error(), ends=True)
+    def _run_failed(self, span: Span, error: BaseException) -> None:
         if self._hidden.redactors and not self._is_outermost:  # it is not redacted yet by the graphs around it
             self._set_failed(span, type(error).__name__)
         else:

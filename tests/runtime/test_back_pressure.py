@@ -361,7 +361,7 @@ def is_collected(waits: Waits) -> None:
 def is_stopped(waits: Waits) -> None:
     """By something else than its reader, who does not read."""
     stream = waits.begun()
-    stream._request.stop("a test stops it")
+    stream._request.stop_signal.stop("a test stops it")
     assert stream._future.result(PATIENCE).status == "stopped"
     assert len(values_of(list(stream))) == 3 * LIMIT, "the reader is there: nothing is dropped"
 

@@ -460,7 +460,7 @@ def test_a_stream_that_is_closed_starts_nothing_more() -> None:
     with stream:
         next(stream)
         assert reached.wait(20)
-        stream._request.stop("the test stops it")
+        stream._request.stop_signal.stop("the test stops it")
         go_on.set()
     assert calls == ["slow"]
 

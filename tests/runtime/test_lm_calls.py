@@ -295,10 +295,6 @@ def test_redacted_texts_are_stored_and_never_shown(server: OpenAIServer, tmp_pat
     for call in (run.lm_calls[0], thread.lm_calls(1)[0], plain.lm_calls(1)[0]):
         assert (call.messages, call.response) == (None, None)
         assert call.tokens > 0
-    thread.export(tmp_path / "t.jsonl")
-    exported = (tmp_path / "t.jsonl").read_text()
-    assert SECRET not in exported
-    assert '"openai/local"' in exported, "usage is shown"
     assert SECRET not in json.dumps([event.to_dict() for event in run.events])
     assert folder_text(tmp_path).count(SECRET.encode()) >= 2, "in the state, and in the prompt"
 
