@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import create_model
 
-from dspyer.errors import StateError, StoreError
+from dspyer.errors import StateError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.ids import outermost_execution
 from dspyer.log.rows import (
@@ -390,6 +390,14 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
     renamed = names.get(node, node)
     route = tuple([names.get(target, target) for target in header.route])
     return row._replace(header=replace(header, node=f"{prefix}:{renamed}" if prefix else renamed, route=route).header())
+
+
+def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:
+    """Raise `ThreadError` for a name that is no text, empty, or cannot be encoded as UTF-8."""
+    with suppress(UnicodeEncodeError):
+        if isinstance(name, str) and name.encode():
+            return
+    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: {example}")
 
 
 # --- The chain of runs behind a row

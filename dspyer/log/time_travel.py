@@ -219,14 +219,6 @@ Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
 
 
-def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:
-    """Raise `ThreadError` for a name that is no text, empty, or cannot be encoded as UTF-8."""
-    with suppress(UnicodeEncodeError):
-        if isinstance(name, str) and name.encode():
-            return
-    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: {example}")
-
-
 Bounds = tuple[Point | None, Point | None]
 """The last row of a history, and the one at which it begins if older history was pruned."""
 

@@ -26,12 +26,12 @@ from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
 from dspyer.log.reader import (
     HistoryReader,
     check_snapshot,
+    check_thread_name,
     cyclic_history,
 )
 from dspyer.log.rows import (
     is_readable,
 )
-from dspyer.log.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
 from dspyer.stores.content import Content, ReadBudget, blob_id
