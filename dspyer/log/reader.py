@@ -54,9 +54,8 @@ from dspyer.values.scalars import SCALARS
 # Snapshots: the state of a run at one of its rows, so that recovery folds only the log behind it.
 #
 # A snapshot is one body: the JSON of the state, with long texts and bytes as blobs. It is taken when a single branch
-# is
-# active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one costs
-# time, and nothing else. `recovery` reads the log from the last snapshot on.
+# is active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one
+# costs time, and nothing else. `recovery` reads the log from the last snapshot on.
 
 
 EVERY = 480
@@ -81,7 +80,7 @@ _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, StateError)
 
 
 class SinceSnapshot(NamedTuple):
-    """What was written since the last snapshot: it decides whether the next one is due.
+    """The rows written since the last snapshot, counted: they decide whether the next one is due.
 
     Attributes:
         rows: how many rows, without those of LM calls, which no state is computed of.
