@@ -18,15 +18,15 @@ from dspyer import Retry, Send
 from dspyer.agents.conversation import SUBMIT, THOUGHT, ContextFunction, Render, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
-from dspyer.extend import Call, Look, Node, Reply
+from dspyer.extend import Call, Look, Node, Reply, Script
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
-from dspyer.nodes.node import Built
+from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.steps import ModuleStep
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 from dspyer.values.json import with_valid_text
@@ -61,7 +61,8 @@ class ModeOptions(KindOptions):
         """The node, and what is wrong with it."""
         own = self.predictor
         rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
-        templates, wrong, missing = plan_templates([own], options, reads, options.who)
+        found = Flaws(options.who, problems)
+        templates = plan_templates([own], options, reads, found)
         handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
         named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
@@ -82,7 +83,7 @@ class ModeOptions(KindOptions):
             rendering=rendering,
             filled=frozenset(tool.name or "" for tool in handoffs),
         )
-        return Built(node, own, (*problems, *wrong), tuple(missing))
+        return found.built(node, own)
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""

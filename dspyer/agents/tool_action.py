@@ -16,20 +16,19 @@ from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, reducers
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
-from dspyer.extend import Call
+from dspyer.extend import Call, Script, freeze, thaw
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import last_turn
 from dspyer.nodes.binding import Binding, filled
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING
+from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, Script, arun_script, run_script
+from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
 from dspyer.patch import Updates
 from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -390,9 +389,10 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
-    planned = plan_inputs(own, options._replace(reads=hidden), who, copy=False)
+    found = Flaws(who)
+    binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
-    problems = planned.problems if not wrong else []
+    problems = found.problems if not wrong else []
     if wrong:
         problems.append(
             f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {list_names(inputs)}"
@@ -405,11 +405,11 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     same_names = {name: name for name in writes}
     sessions = has_sessions(program, hidden)
-    reads, unset = planned.binding.reading()
+    reads, unset = binding.reading()
     if sessions:
         reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-    updates = SubgraphNode(name=options.name, binding=planned.binding, gives=same_names, folds=folds)
-    action = ProgramAction(options.name, path, planned.binding, updates, sessions)
+    updates = SubgraphNode(name=options.name, binding=binding, gives=same_names, folds=folds)
+    action = ProgramAction(options.name, path, binding, updates, sessions)
     return BuiltAction(action, program, reads or {}, unset, problems=tuple(problems), fields=writes)

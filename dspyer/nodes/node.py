@@ -17,8 +17,7 @@ from typing_extensions import TypeVar
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.events import Exchange
 from dspyer.nodes.context import Context
-from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step, is_async
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
@@ -563,6 +562,31 @@ class Node:
             raise
         finally:
             call.context.delegate.over = True
+
+
+class Flaws:
+    """What is wrong with a node or a router that is built: the functions that plan its parts add to it.
+
+    Attributes:
+        who: how problems name it.
+        problems: what is wrong, each with its fix.
+        unknown: what is wrong unless a `Send` brings the missing values.
+    """
+
+    def __init__(self, who: str, problems: Iterable[str] = ()) -> None:
+        self.who = who
+        self.problems = list(problems)
+        self.unknown: list[str] = []
+
+    def without_sends(self) -> list[str]:
+        """All problems, where no `Send` can bring a missing value."""
+        self.problems += self.unknown
+        self.unknown.clear()
+        return self.problems
+
+    def built(self, node: Node | None, module: dspy.Module | None = None, **more: Any) -> Built:
+        """What was built, with what was found."""
+        return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)
 
 
 class Built(NamedTuple):

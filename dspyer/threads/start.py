@@ -25,7 +25,7 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import recover_state
+from dspyer.log.history import fold_run, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
 from dspyer.log.replay import replay
@@ -39,12 +39,11 @@ from dspyer.log.rows import (
     RowKind,
     Totals,
     first_version,
-    is_settled,
     open_row,
     row_time,
 )
 from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
-from dspyer.nodes.answer_types import check_shape, validated
+from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart
@@ -337,13 +336,12 @@ class StoredThread:
     def _folded(self, rows: RunRows) -> RunStart:
         """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
         before, first = self._state_before(rows)
-        folded = self.reader.fold(rows, before)
-        if folded.broken:
-            raise StoreError(f"thread {self.name!r}: {folded.broken}")
-        settled = [is_settled(row) for row, _ in folded.rows]
+        folded = fold_run(self.reader, rows, before)
+        if folded.run.broken:
+            raise StoreError(f"thread {self.name!r}: {folded.run.broken}")
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
-            for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
+            for index, (entry, alone) in enumerate(zip(folded.entries, folded.settled, strict=True))
         ]
         run = start(self.graph.topology, before, first)._replace(
             log=PersistentVector(log),
