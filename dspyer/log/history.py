@@ -2,7 +2,7 @@
 
 `History` is that log; it only grows. `CommitListing` is what people see of it from one row: commits in canonical order,
 with versions. A commit is *settled* if no other branch was active after it; a version counts the commits up to the last
-settled one. `history_parts` reads a part of a long history without the rest.
+settled one. The last section reads a part of a long history without the rest.
 """
 
 from __future__ import annotations

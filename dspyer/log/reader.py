@@ -55,7 +55,7 @@ from dspyer.values.scalars import SCALARS
 #
 # A snapshot is one body: the JSON of the state, with long texts and bytes as blobs. It is taken when a single branch
 # is active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one
-# costs time, and nothing else. `recovery` reads the log from the last snapshot on.
+# costs time, and nothing else. `recover_state` reads the log from the last snapshot on.
 
 
 EVERY = 480

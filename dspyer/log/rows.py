@@ -18,7 +18,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     resume    a resume, or the beginning of a rerun
     end       the end of a run, with its status
 
-A row has a header and a content, both JSON objects (see `row_codec`). Encryption leaves headers readable; what the user
+A row has a header and a content, both JSON objects (see `StoredRow`). Encryption leaves headers readable; what the user
 has written is in the content.
 
 A run has a header too (`RunRow.header`). It is written once, when the run or a further part of it is created:

@@ -61,7 +61,7 @@ from dspyer.threads.graph_changes import (
     decoder,
     fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_indexes
+from dspyer.threads.views_across_runs import EarlierRuns, recent_indexes
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -421,8 +421,8 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        previous = PreviousRuns(parents[0], row, state, first)
-        return EarlierRuns(self.graph, self.reader, self._commits_up_to, self._recent, previous)
+        listed, root = self._commits_up_to, row.root
+        return EarlierRuns(self.graph, self.reader, listed, self._recent, self.name, parents[0], root, state, first)
 
     def _commits_up_to(self, at: Point) -> CommitListing:
         return self.history.cache.up_to(at)
