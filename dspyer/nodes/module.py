@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import dspy
 from dspy import Completions
@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script
+from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -442,11 +442,13 @@ class ModuleIO:
 def module_io(module: dspy.Module) -> ModuleIO:
     """The inputs and outputs of a module.
 
-    Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of its own that names its
-    parameters replaces the inputs. Of any other class, the parameters of `forward`, and the outputs of its attribute
-    `signature`, which are unknown without one.
+    Of a compiled graph, its own. Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of
+    its own that names its parameters replaces the inputs. Of any other class, the parameters of `forward`, and the
+    outputs of its attribute `signature`, which are unknown without one.
     """
     kind = type(module)
+    if is_program(module):
+        return _of_graph(cast("Any", module).graph)
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
         found = TABLE[known](module)
@@ -456,6 +458,14 @@ def module_io(module: dspy.Module) -> ModuleIO:
     if inspect.isclass(signature) and issubclass(signature, dspy.Signature):
         return _with_forward(replace(of_signature(signature), by_products=BY_PRODUCTS, own_code=True), kind)
     return _of_forward(kind)
+
+
+def _of_graph(graph: Any) -> ModuleIO:
+    names, schema = graph.writes if graph.outputs is None else graph.outputs, graph.topology.schema
+    outputs = None if names is None else {name: value_type(schema, name) for name in names}
+    return ModuleIO(
+        dict.fromkeys(graph.inputs, Any), frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs
+    )
 
 
 def _forward_of(kind: type) -> Any:
@@ -641,11 +651,8 @@ def _is_sent(call: Call) -> bool:
 
 def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
-    graph = module.graph
-    optional = frozenset(graph.inputs) - graph.required
-    found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    wrong = Flaws(options.who)
-    binding = plan_inputs(found, options, wrong, copy=False)
+    graph, wrong = module.graph, Flaws(options.who)
+    binding = plan_inputs(module_io(module), options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}

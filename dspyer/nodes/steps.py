@@ -273,14 +273,14 @@ async def _wait(awaitable: Awaitable[T]) -> T:
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
-    if "sync" in call_modes(module) or "async" not in call_modes(module):
+    if _call_modes(module)[0]:
         return module(**inputs)
     return call_async(module.acall, inputs)
 
 
 async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from async code."""
-    if uses_acall(module):
+    if _call_modes(module)[1]:
         return await _ended(module.acall(**inputs))
     return await to_thread(module, inputs)
 
@@ -302,24 +302,14 @@ async def _ended(code: Awaitable[T]) -> T:
             forget_cancellations(before)
 
 
-def uses_acall(module: dspy.Module) -> bool:
-    """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
-    return "async" in call_modes(module)
-
-
-def call_modes(module: dspy.Module) -> frozenset[str]:
-    """How a module can be called: `"sync"`, `"async"` or both.
+def _call_modes(module: dspy.Module) -> tuple[bool, bool]:
+    """Whether a module is called by `module(...)` in sync code, and by `module.acall` in async code.
 
     Of `forward` and `aforward`, the one that comes first in the class hierarchy counts: a subclass of `dspy.Predict`
     that overrides `forward` alone inherits an `aforward` that would bypass it.
     """
     forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
-    found = []
-    if forward <= aforward and forward != _NOT_DEFINED:
-        found.append("sync")
-    if aforward <= forward and aforward != _NOT_DEFINED:
-        found.append("async")
-    return frozenset(found)
+    return forward <= aforward, aforward <= forward and aforward != _NOT_DEFINED
 
 
 def _nearness(module: dspy.Module, method: str) -> int:
