@@ -445,6 +445,7 @@ class CheckNode(FinderNode):
         """What the check is sent: the values of the `Send` that started `of`. The fix got others."""
         if node == self.of:
             return NOTHING_SENT if overlay is None else overlay
+        # The fix was sent the problems and the earlier output; the check must see what `of` saw.
         of = self.visit_at(log, head).of
         return NOTHING_SENT if of < 0 else log[of].sent or NOTHING_SENT
 
@@ -464,6 +465,7 @@ class CheckNode(FinderNode):
             return {}
         node: Node = session.graph.nodes[self.of]
         old = call.context.delegate
+        # As `of` read it, from the state before its commit: what it wrote itself is sent as the previous output.
         before = old.position if visit.of < 0 else _branch_before(session.run.log, visit.of, node)
         if before is None:
             return {}

@@ -49,8 +49,7 @@ from dspyer.values.freezing import (
 )
 from dspyer.views import CUTS
 
-# DSPy's own types as values of a state: `dspy.Tool`, which holds a function, and `dspy.Code["python"]`.
-
+# --- DSPy's own types as values of a state: `dspy.Tool`, which holds a function, and `dspy.Code["python"]`
 
 _STORED = ("name", "desc", "args", "arg_desc", "has_kwargs")
 
@@ -80,6 +79,7 @@ def _copied(tool: dspy.Tool) -> dspy.Tool:
     return tool.model_copy(update=copy.deepcopy(_facts(tool)))  # the function is that of the tool
 
 
+# A state with a tool in it can be stored; the function is found again by the node that calls it.
 register_kind(RegisteredKind(_facts, _stored_tool, _copied, dspy.Tool, unstored=attrgetter("func")))
 
 
@@ -219,6 +219,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
         )
     names = list(found.inputs)
     names += [name for name in reads or () if name not in names and (any_name or name in found.extras)]
+    # Extras come last: they are given only where `reads` or a `Send` names them.
     names += [name for name in found.extras if name not in names and name != "**"]
     fields = []
     for name in names:
@@ -258,6 +259,7 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         return dict(result.items())
     if isinstance(result, Mapping):
         return result
+    # A module that says nothing of its outputs may have none.
     if result is None and not known:
         return {}
     raise NodeOutputError(
@@ -399,6 +401,8 @@ def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: s
     for path, predictor in predictors_in(module):
         fields = predictor.signature.output_fields
         others = [name for name in fields if name not in known]
+        # DSPy fills the fields of a predictor from the turns by name: a predictor with other fields would be shown
+        # turns with holes.
         if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
             text = (
                 f"{who}: its predictor {path!r} answers in {list_names(others)}, which a turn of the node does not hold"
@@ -453,6 +457,7 @@ def module_io(module: dspy.Module) -> ModuleIO:
     if known is not None:
         found = TABLE[known](module)
         found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
+        # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
     if inspect.isclass(signature) and issubclass(signature, dspy.Signature):
@@ -569,7 +574,7 @@ TABLE: Mapping[type, ReadModule] = {
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
 
 
-# Compiled graphs as nodes of another graph.
+# --- compiled graphs as nodes of another graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -627,6 +632,8 @@ class SubgraphNode(BoundNode):
         """
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
+        # What the outer field folds goes out as updates, so that nothing is counted twice; any other field gets the
+        # new value.
         whole, as_updates = self.per_item or sent, frozenset() if sent else self.folds
         if whole or raw - as_updates:
             state = inside.inputs
@@ -636,10 +643,12 @@ class SubgraphNode(BoundNode):
         else:
             values = dict(changes)
         if self.per_item:
+            # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
+            # Of an item that declares nothing, its inputs are no results.
             values = {name: value for name, value in values.items() if name not in inputs}
         return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
 
