@@ -734,8 +734,8 @@ def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
 
 # --- which of the nodes that wait for posts goes on first, when no one else works: its loop ends, the others still wait
 
-# One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them up
-# to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each
+# One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them
+# up to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each
 # other, and the first in path order goes on. It may write what another one waits for.
 
 _CACHE_SIZE = 4096
