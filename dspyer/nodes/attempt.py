@@ -564,7 +564,7 @@ class Attempt:
         views, position = self.host.views, self.position
         field_of = partial(_read_field, overlay, None if position is None else position.state)
         parts_kind = kind_of_parts(views.schema, view.field)
-        # Nobody in the run wrote what was sent, so steps that choose by author or by visit do not apply: all of it is
+        # No node of the run wrote what was sent, so steps that choose by author or by visit do not apply: all of it is
         # new.
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])

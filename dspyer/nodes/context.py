@@ -101,7 +101,7 @@ class Waiter:
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
     """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
-    # A default was posted by nobody, and so is no entry.
+    # No node has posted a default, which so is no entry.
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 
@@ -167,7 +167,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                         source.end_wait(waiter, timed_out=True)
                         clock.get(woken, None, "live")
             # Also if the wait is broken off, by Ctrl-C for one: a waiter that stayed would be given a slot that
-            # nobody uses.
+            # no one uses.
             finally:
                 source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:

@@ -286,7 +286,7 @@ class UntilCallsEnd(NamedTuple):
                 calls.stop()
             raise
         finally:
-            # A sync function that has timed out goes on in its thread and may call programs: nobody waits for those.
+            # A sync function that has timed out goes on in its thread and may call programs: those are not waited for.
             if not attempt.left_running:
                 await calls.aclose()
             calls.raise_if_cut_off()
