@@ -316,7 +316,7 @@ def counted_parts(graph: GraphSpec) -> CountedParts:
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
-    """The facts that readers of its runs show of a graph and of those inside of it, as JSON values: `record.drawn` reads it."""
+    """Facts of a graph and of those inside of it for readers of its runs, as JSON values: `record.drawn` reads them."""
     mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
     return {
         "name": graph.name,
@@ -394,7 +394,7 @@ Exit = str | Router
 
 
 class Derived(dict[str, Any]):
-    """Values that are made of a graph when it first runs: functions, which no pickle can hold and which are made again."""
+    """Functions that are made of a graph when it first runs: no pickle can hold them, and they are made again."""
 
     __slots__ = ()
 

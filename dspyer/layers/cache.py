@@ -352,7 +352,7 @@ _CALLS_PREDICTORS = "calls modules: DSPy caches the responses of their LM calls,
 
 
 def _excluded(node: FunctionNode) -> Iterator[str]:
-    """The reasons, from the signature of a function, why its result is more than a patch, or depends on more than its key."""
+    """Reasons why the result of a function is more than a patch, or depends on more than its key."""
     binding = node.binding
     if binding.contexts:
         yield (

@@ -541,7 +541,7 @@ class RunLayers:
         return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
-        """The maker of the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
+        """The maker of the scripts of a node; `retry` and what is inside of it are around each item of a map."""
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)

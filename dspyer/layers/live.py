@@ -690,7 +690,7 @@ class NodeReads:
             reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
 
     def before(self, branch: Branch) -> Mapping[str, int]:
-        """The entries that the commits in the lineage of a branch have read. The branches of a fork have the same result."""
+        """The entries that the commits in the lineage of a branch have read. All branches of a fork have the same."""
         head, found = self.latest
         if head != branch.head:
             found = {}
