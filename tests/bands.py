@@ -137,8 +137,7 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to"
     ),
-    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
-    "runtime.program": "check_executor check_sent refused",
+    "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
