@@ -126,8 +126,7 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to"
     ),
-    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
-    "runtime.program": "check_executor check_sent refused",
+    "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
@@ -136,7 +135,7 @@ NOT_YET: dict[str, str] = {
         "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
         "Within apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps value_type without_class"
+        "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
@@ -162,6 +161,5 @@ NOT_YET: dict[str, str] = {
         "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
-    "threads.export": "ArchivedThread",
     "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

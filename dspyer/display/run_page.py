@@ -120,7 +120,7 @@ def _around(record: Record, step: RecordStep) -> dict[str, Any]:
             name: {"node": record.node(one.by or ""), "commit": one.by} for name, one in record.fields(step.id).items()
         },
         "lm_calls": [call.to_dict() for call in record.calls(step.id)],
-        "sent": {name: encoding.encode(value) for name, value in record.sent(step.id).raw_items()},
+        "sent": {name: encoding.encode(value) for name, value in step.sent.items()},
     }
 
 

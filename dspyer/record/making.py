@@ -20,7 +20,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import END, START
 from dspyer.values.freezing import freeze, same
@@ -77,6 +77,7 @@ class RecordStep:
         came: the branches that led to it.
         to: the nodes to which its branch went on.
         reason: why an LM router chose them; of an unreadable step, why it cannot be read.
+        sent: what a `Send` has brought to it, besides the state before it, frozen.
         wrote: by field, its value after the step. A join wrote what differs from its first branch; the first step, all
             that the run began with. In a graph inside of a node, whose inputs are not stored, of a field with a
             reducer what the step added.
@@ -105,6 +106,7 @@ class RecordStep:
     came: tuple[BranchPath, ...] = ()
     to: tuple[str, ...] = ()
     reason: str | None = None
+    sent: Mapping[str, Any] = FrozenDict()
     wrote: Mapping[str, Wrote] = FrozenDict()
     lm: tuple[LMCall, ...] = ()
     failed: tuple[Failure, ...] = ()
@@ -242,6 +244,8 @@ class _Maker:
             around = self._step(scope)["status"]
             self._stops(scope, commits, (), around)
         for failure in material.failed:
+            if Address.parse(failure.execution).index < 0:
+                continue  # where it was is hidden, or not known
             step = self._step(self._place(failure.execution), failure.node)
             step["failed"] = (*step.get("failed", ()), failure)
         for local in list(self._fields):
@@ -287,6 +291,13 @@ class _Maker:
         else:
             wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
         self._commit(commit.id, material.labels[commit.id], commit, wrote, entry.conflicts)
+        self._sent(commit.id, entry.parents, commit.branch)
+
+    def _sent(self, local: str, parents: tuple[int, ...], branch: BranchPath) -> None:
+        """Notes what a `Send` has brought to a step of the run's own graph."""
+        sent = sent_to(self._of.log, parents, branch) if parents else FrozenDict()
+        if sent:
+            self._fields[local]["sent"] = {name: self._shown(name, value) for name, value in sent.raw_items()}
 
     def _writer(self, index: int, name: str) -> str | None:
         """The id of the commit that a joined value is of; None for the join itself."""
@@ -430,6 +441,9 @@ class _Maker:
         step["after"] = tuple([self._fields[full_id(scope, head.id)]["id"] for head in heads.values()])
         if status == "running" and heads:
             step["started"] = max(head.ended for head in heads.values())
+        if not scope:
+            places = {entry.commit.id: index for index, entry in enumerate(self._of.log)}
+            self._sent(local, tuple([places[head.id] for head in heads.values()]), branch)
         self._order[local] = (2 if status == "failed" else 3, 0, branch, ())
         return step
 

@@ -14,14 +14,12 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.log.rows import total_cost
-from dspyer.patch import DELETE
+from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, StepQuestion, Wrote
-from dspyer.scheduler.lineage import NOTHING_SENT, LogEntry, sent_to
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
 
 FORMAT = 1
 LONGEST = 1_000
@@ -144,12 +142,6 @@ class Record:
             inside.add(step.id)
             found += step.lm
         return tuple(sorted(found, key=lambda call: call.started))
-
-    def sent(self, id: str) -> FrozenDict[str, Any]:  # noqa: A002
-        """What a `Send` has brought to a step, besides the state before it."""
-        step = self.step(id)
-        parents = tuple([self._places[parent] for parent in step.after if parent in self._places])
-        return sent_to(self._log, parents, step.branch) if parents else NOTHING_SENT
 
     @cached_property
     def _fields(self) -> dict[str, Mapping[str, Wrote]]:
@@ -314,7 +306,7 @@ class _Writer:
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:
-            return None if given is DELETE else self._value(freeze(given))
+            return None if given is DELETE else self._add(plain(encode_update(given)))
 
         return {
             "path": [str(key) for key in conflict.path],
