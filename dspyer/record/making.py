@@ -15,7 +15,7 @@ from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Qu
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
 from dspyer.log.rows import UnreadablePatch
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
@@ -573,4 +573,10 @@ def _value_of(update: Any) -> Any:
     """What an update wrote, as a value: of several for a field with a reducer all of them, in order."""
     if isinstance(update, Updates):
         return freeze([_value_of(part) for part in update.updates])
-    return update.frozen if isinstance(update, Replace) else update if update is DELETE else freeze(update)
+    if isinstance(update, Replace):
+        return update.frozen
+    if isinstance(update, Tail | Members):  # what a join made of a list, or of a set
+        return freeze(update.items if isinstance(update, Tail) else update.got)
+    if type(update) in (dict, SealedPatch):
+        return freeze({key: _value_of(part) for key, part in update.items() if part is not DELETE})
+    return update if update is DELETE else freeze(update)
