@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dspyer import __version__
 from dspyer.archive.archive import Archive
 from dspyer.display.run_file import PAGE
-from dspyer.inspector.json_answers import RefusedRequest, answered, error_response
+from dspyer.inspector.json_answers import RefusedError, answered, error_response
 from dspyer.inspector.reading import Following, Reading
 from dspyer.stores import Store, open_store
 
@@ -47,7 +47,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str]) -> Starlette:
-    """The app of `dspyer.inspector.app`; its `state` has what follows threads, and the actions if there is a program."""
+    """The app of `dspyer.inspector.app`; its `state` has the followers, and the actions if there is a program."""
     if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
         raise ValueError("token: letters, digits, '-' and '_', at least one: it is a part of an address")
     for host in hosts:
@@ -108,12 +108,12 @@ async def _other_address(known: Collection[str], request: Request, *, acts: bool
     """The answer for every other address of the API, and every other method of a known one."""
     name = request.path_params["name"]
     if name in known:
-        return RefusedRequest(405, "RequestError", f"api/{name} does not take {request.method}").response()
+        return RefusedError(405, f"api/{name} does not take {request.method}").response()
     if name == "repairs":
-        return RefusedRequest(404, "RequestError", f"repairs are found with the program. {READS}").response()
+        return RefusedError(404, f"repairs are found with the program. {READS}").response()
     if name in ACTIONS and not acts:
-        return RefusedRequest(403, "RequestError", READS).response()
-    return RefusedRequest(404, "RequestError", f"the inspector has no api/{name[:80]}").response()
+        return RefusedError(403, READS).response()
+    return RefusedError(404, f"the inspector has no api/{name[:80]}").response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -169,22 +169,22 @@ class Guard:
 
         await _passed(self._app, self._refusal, scope)(scope, receive, send_with_headers)
 
-    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RefusedRequest | None:
+    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RefusedError | None:
         hosts = _values(headers, b"host")
         if len(hosts) != 1:
-            return RefusedRequest(400, "HostError", "the request has no Host header, or several")
+            return RefusedError(400, "the request has no Host header, or several", kind="HostError")
         host = hosts[0].lower()
         name = name_of(host)
         if name not in self._hosts and not (self._any_address and _is_address(name)):
-            return RefusedRequest(
+            return RefusedError(
                 403,
-                "HostError",
                 f"the inspector is not reached under the name {name!r}: open it as {min(self._hosts)!r}, or pass the "
                 "name: app(..., hosts=[...])",
+                kind="HostError",
             )
         for origin in _values(headers, b"origin"):
             if origin.lower().partition("://")[2] != host:
-                return RefusedRequest(403, "OriginError", f"a page of {origin!r} may not ask the inspector")
+                return RefusedError(403, f"a page of {origin!r} may not ask the inspector", kind="OriginError")
         return None
 
 
@@ -199,23 +199,23 @@ class TokenGuard:
         """Pass a request on, or refuse it."""
         await _passed(self._app, self._refusal, scope)(scope, receive, send)
 
-    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> RefusedRequest | None:
+    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> RefusedError | None:
         given = [value for name, value in headers if name == TOKEN_HEADER]
         # Constant time: how long a comparison takes does not tell how much of a guess is right.
         if self._token is not None and not (len(given) == 1 and hmac.compare_digest(given[0], self._token)):
             words = "is wrong" if given else "is missing"
-            return RefusedRequest(
+            return RefusedError(
                 401,
-                "TokenError",
                 f"the token {words}: open the whole address that the inspector printed, up to its end",
+                kind="TokenError",
             )
         for site in _values(headers, b"sec-fetch-site"):
             if site not in ("same-origin", "none"):
-                return RefusedRequest(403, "OriginError", "a page of another site may not ask the inspector")
+                return RefusedError(403, "a page of another site may not ask the inspector", kind="OriginError")
         return None
 
 
-def _passed(app: ASGIApp, refusal_of: Callable[[Any], RefusedRequest | None], scope: Scope) -> ASGIApp:
+def _passed(app: ASGIApp, refusal_of: Callable[[Any], RefusedError | None], scope: Scope) -> ASGIApp:
     """What answers a request: the app, or the refusal of it."""
     refusal = refusal_of(scope["headers"]) if scope["type"] == "http" else None
     return app if refusal is None else refusal.response()
