@@ -643,5 +643,8 @@ def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
     if record is None:
         raise StateError(f"this dspyer writes no row of kind {row.kind!r}")
     record.read(row, fetch, decode)
-    ExecutionRecords().read([row], fetch, decode)
+    records = ExecutionRecords()
+    records.read([row], fetch, decode)
+    for question in records.questions.values():
+        question.to_dict()  # its values are not checked before lists show them
     calls_in(row, fetch)

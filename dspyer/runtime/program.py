@@ -17,7 +17,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.executors.call import check_executor, check_sent, refused
+from dspyer.executors import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec
 from dspyer.lm.not_public import COMPILED

@@ -504,7 +504,6 @@ class Trial(NamedTuple):
         done: whether no trial may continue it: it is a solution, or it failed.
         failure: the record of what it raised; None if it did not fail.
         whole: the fields whose new value cannot be written as a JSON merge patch.
-        closed: whether `mcts` has tried all that is below it.
     """
 
     name: str
@@ -516,7 +515,6 @@ class Trial(NamedTuple):
     done: bool
     failure: Failure | None
     whole: Mapping[str, Any] = {}
-    closed: bool = False
 
     @property
     def depth(self) -> int:
@@ -710,7 +708,7 @@ class MonteCarlo:
             count = child.visits + losses.get(child.name, 0)
             return child.value / count + self.c * math.sqrt(total / count)
 
-        for child in sorted((child for child in children if not child.closed), key=bound, reverse=True):
+        for child in sorted((child for child in children if not child.done), key=bound, reverse=True):
             if child.depth < self.depth:
                 found = self._descend(tree, child.name, child.visits, losses)
                 if found is not None:

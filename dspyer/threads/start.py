@@ -60,7 +60,7 @@ from dspyer.threads.graph_changes import (
     decoder,
     fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_indexes
+from dspyer.threads.views_across_runs import EarlierRuns, recent_indexes
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -416,8 +416,8 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        previous = PreviousRuns(parents[0], row, state, first)
-        return EarlierRuns(self.graph, self.reader, self.history.cache.up_to, self._recent, previous)
+        listed = self.history.cache.up_to
+        return EarlierRuns(self.graph, self.reader, listed, self._recent, self.name, parents[0], row.root, state, first)
 
     # --- totals
 
