@@ -99,7 +99,6 @@ NOT_YET: dict[str, str] = {
     "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
-    "inspector.following": "Archive ArchivedThread",
     "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
     "inspector.web_app": "Archive PAGE",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
@@ -135,8 +134,7 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to"
     ),
-    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
-    "runtime.program": "check_executor check_sent refused",
+    "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
@@ -146,7 +144,7 @@ NOT_YET: dict[str, str] = {
         "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Within "
         "apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps value_type without_class"
+        "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
