@@ -146,7 +146,7 @@ NOT_YET: dict[str, str] = {
         "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
         "Within apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps value_type without_class"
+        "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (

@@ -585,11 +585,8 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
     found: list[str] = []
     for part in (reward, done):
         if isinstance(part, dspy.Module):
-            if is_program(part):
-                found += sorted(cast(Any, part).graph.required)
-            else:
-                inputs = module_io(part)
-                found += [name for name in inputs.inputs if name not in inputs.optional]
+            io = module_io(part)
+            found += [name for name in io.inputs if name not in io.optional]
         elif callable(part) and not isinstance(part, type):
             own = read_signature(part, "").parameters
             # What has a default, or comes from the run itself, need not be an input.
