@@ -353,7 +353,7 @@ def converted(message: Mapping[str, Any]) -> Piece:
 
     So a turn converts only the messages that are new. No lock is needed: at worst two threads convert one message.
     """
-    # A plain message is one that a function has made for this call; nobody will ask for it again.
+    # A plain message is one that a function has made for this call, and is not asked for again.
     if not isinstance(message, FrozenDict):
         return Piece(message)
     key = id(message)

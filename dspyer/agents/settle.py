@@ -111,7 +111,7 @@ class BeginNode(Node):
             for one in unanswered_calls(state.raw("messages"))
         ]
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
-        # The model would be told "None" of an input that nobody gave.
+        # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
 

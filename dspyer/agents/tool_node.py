@@ -542,7 +542,7 @@ class ToolNode(Node):
 
     def script(self, call: Call) -> Script[Reply]:
         """Make one call of the tool."""
-        # Before anything is asked or called: nobody should approve a call that cannot be made.
+        # Before anything is asked or called: a person should not be asked about a call that cannot be made.
         args = _call_of(call)["args"]
         try:
             parsed = self._ready(call, args)
