@@ -33,7 +33,7 @@ from dspyer.lm.parameters import (
 )
 from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
-from dspyer.log.time_travel import check_thread_name
+from dspyer.log.reader import check_thread_name
 from dspyer.nodes.attempt import Answers, Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.steps import InsideRun

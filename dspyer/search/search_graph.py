@@ -581,11 +581,8 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
     found: list[str] = []
     for part in (reward, done):
         if isinstance(part, dspy.Module):
-            if is_program(part):
-                found += sorted(cast(Any, part).graph.required)
-            else:
-                inputs = module_io(part)
-                found += [name for name in inputs.inputs if name not in inputs.optional]
+            io = module_io(part)
+            found += [name for name in io.inputs if name not in io.optional]
         elif callable(part) and not isinstance(part, type):
             own = read_signature(part, "").parameters
             plain = [one.name for one in own if not one.default and one.name not in ("state", "ctx") and _is_plain(one)]

@@ -44,7 +44,7 @@ from dspyer.nodes.steps import Within, is_program
 from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
-from dspyer.schema.type_fit import fits, shown_type, value_type
+from dspyer.schema.type_fit import fits, shown_type
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.scalars import as_float, without_class
 
@@ -457,14 +457,8 @@ def build_reward(reward: object, options: NodeOptions) -> Built:
 def _rated_output(reward: dspy.Module, who: str) -> tuple[str, str]:
     """The output of a judge, or what is wrong with its outputs."""
     line = "a judge has one output, a number: dspy.Predict('question, answer -> quality: float')"
-    if is_program(reward):
-        program: Any = reward
-        names = program.graph.writes if program.graph.outputs is None else program.graph.outputs
-        schema = program.graph.topology.schema
-        kinds = {name: value_type(schema, name) if name in schema.fields else Any for name in names or ()}
-    else:
-        found = module_io(reward)
-        kinds = {name: found.type_of(name) for name in found.outputs or ()}
+    found = module_io(reward)
+    kinds = {name: found.type_of(name) for name in found.outputs or ()}
     if len(kinds) != 1:
         return "", f"{who}: its outputs are {list_names(kinds) if kinds else 'not known'}: {line}"
     [(name, kind)] = kinds.items()
