@@ -87,7 +87,6 @@ NOT_YET: dict[str, str] = {
     "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
-    "inspector.following": "Archive ArchivedThread",
     "inspector.reading": (
         "Address Archive ArchivedThread RECORD commit_answer commit_row conflicts_of cut_within execution_answer "
         "full_id part_of posts_of run_answer steps_of stops_of"
