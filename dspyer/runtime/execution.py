@@ -275,7 +275,8 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     call = _call(session, execution, execution.branch.state)
     for layer in session.layers.admitting(name):
         _admit(session, layer, call)
-    call.context.delegate.raise_if_unanswered()
+    if session.records.questions:
+        call.context.delegate.raise_if_unanswered()
     began, clock = time(), perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
     patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
@@ -291,7 +292,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
         targets = (Target(check.name, check.sent_on(session.run.log, name, execution.branch.head, execution.overlay)),)
     if targets is None:
-        targets = _known_targets(session, name, call, goto, after)
+        targets = _known_targets(session, name, goto)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, perf_counter() - clock)
     else:
@@ -320,14 +321,13 @@ def output_of(call: Call, reply: Reply) -> Output:
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of the first commit: its patch is known (`RunStart`), and only routers at `START` are called."""
     began, clock = time(), perf_counter()
-    patch = session.run_start.patch
-    exits = session.graph.exits[execution.node]
-    if len(exits) == 1 and isinstance(exits[0], str):
-        return Transition(patch, session.run_start.state, (Target(exits[0]),), None, began, perf_counter() - clock)
-    call = _call(session, execution, session.run_start.state)
+    first = session.run_start
+    if (targets := _known_targets(session, execution.node)) is not None:
+        return Transition(first.patch, first.state, targets, None, began, perf_counter() - clock)
+    call = _call(session, execution, first.state)
     call.context.delegate.over = True
     call.context.delegate.raise_if_unanswered()
-    transition = yield from _route(session, execution, call, patch, session.run_start.state, began, clock)
+    transition = yield from _route(session, execution, call, first.patch, first.state, began, clock)
     call.context.delegate.finish()
     return transition
 
@@ -356,26 +356,12 @@ def _admit(session: Session, layer: Layer, call: Call) -> None:
 # --- where the branch continues
 
 
-def _known_targets(
-    session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
-) -> tuple[Target, ...] | None:
-    """The targets if no driver is needed to find them: by a `Command`, one edge or one inline router; else None.
-
-    Most nodes have one of these: this saves them the generator of `_route`.
-    """
+def _known_targets(session: Session, name: str, goto: Sequence[str | Send] | None = None) -> tuple[Target, ...] | None:
+    """The targets if no router is asked: by a `Command`, or one edge; else None."""
     if goto is not None:
         return checked_targets(session, name, goto)
     exits = session.graph.exits[name]
-    if len(exits) != 1:
-        return None
-    exit_ = exits[0]
-    if isinstance(exit_, str):
-        return (Target(exit_),)
-    if exit_.module_name is not None:
-        return None
-    found = exit_.call(call._replace(state=after)).targets
-    first = found[0]  # a router returns declared targets only, so one name needs no check
-    return (Target(first),) if len(found) == 1 and isinstance(first, str) else checked_targets(session, name, found)
+    return (Target(exits[0]),) if len(exits) == 1 and isinstance(exits[0], str) else None
 
 
 def _route(

@@ -18,7 +18,6 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
@@ -101,7 +100,6 @@ from dspyer.views import ViewRead
 from dspyer.waiting import StopSignal
 
 logger = logging.getLogger("dspyer")
-_lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
 
 CAN_RESUME = "What it has committed is kept: continue it with thread.resume()"
 CANNOT_RESUME = "Start it again; if it is stored, program.thread('a name').run(...), it can be continued with resume()"
@@ -117,7 +115,7 @@ class ExecutionNotes:
         completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
-        trial_error: the number of the first trial that raised, and what it raised.
+        trial_error: what the first trial of a search has raised; None if it has not.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
@@ -129,7 +127,7 @@ class ExecutionNotes:
         self.lost: dict[str, list[LostSteps]] = {}
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
-        self.trial_error: tuple[int, Exception] | None = None
+        self.trial_error: Exception | None = None
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
 
@@ -490,16 +488,14 @@ class Session(AttemptHost):
             self.notes.traces[attempt.execution] = steps
 
     def hold_error(self, trial: int, error: Exception) -> None:
-        """Keeps what the first of all trials has raised that raise. May be called from any thread."""
-        with _lock:
-            if self.notes.trial_error is None or trial < self.notes.trial_error[0]:
-                self.notes.trial_error = (trial, error)
+        """Keeps what the trial with the number 0 has raised. From any thread: there is one such trial."""
+        if not trial:
+            self.notes.trial_error = error
 
     @property
     def first_trial_error(self) -> Exception | None:
         """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
-        number, error = self.notes.trial_error or (None, None)
-        return error if number == 0 else None
+        return self.notes.trial_error
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
