@@ -45,8 +45,7 @@ from dspyer.lm.parameters import parameter_names
 from dspyer.lm.tracing import Executing, executing, executing_copy
 from dspyer.log.rows import LMUsage, add_tokens, usage_of_calls
 
-# What an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows.
-
+# --- what an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows
 
 Prices = Mapping[str, tuple[float, float]]
 """US dollars per million tokens of prompts and of responses by the name of the model, as in `Budget(prices=)`."""
@@ -300,7 +299,7 @@ def subscribing(
     return found
 
 
-# `RequestGate`: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
+# --- the gate: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
 #
 # It also refuses those of sync code that was left running after its attempt had timed out: nothing bounds what they
 # would spend, and nothing they give counts.
@@ -427,8 +426,7 @@ class LMRetryNotes(Subscriber):
             mark_lm_retries(call.error, call.lm.num_retries)
 
 
-# The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only.
-
+# --- the record of a run: each LM call with the execution that made it, where DSPy counts by language model only
 
 FALLBACK = "fallback"
 """The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""

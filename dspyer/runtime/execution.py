@@ -6,6 +6,9 @@
 3. The transition: patch, state and targets, which the scheduler commits.
 
 A transition is atomic: if anything raises before it, nothing is committed.
+
+The file has, in this order, the workers that make executions for a driver, the general path of an execution (the three
+steps above), the calls of one node that run at once, and the straight path, which is the general one for plain nodes.
 """
 
 from __future__ import annotations
@@ -57,18 +60,15 @@ from dspyer.values.scalars import SCALARS
 from dspyer.waiting import gives_up, may_raise
 from dspyer.worker_threads import start_work
 
-# Concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
+# --- concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
 #
 # The pattern is that of a completion queue (Java's `ExecutorCompletionService`, for example): any number of workers,
-# one
-# consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees outcomes
-# in
-# the order in which they arrived, failures too.
+# one consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees
+# outcomes in the order in which they arrived, failures too.
 #
 # - Threads are those of `dspyer.worker_threads`: as many as there is work, used again by later runs.
 # - Each piece of work runs in a copy of the caller's context variables (PEP 567), and so with its DSPy settings, but
-# with
-#   a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
+#   with a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
 # - `wake` puts an empty outcome into the queue, so that a waiting consumer checks again which executions may start.
 
 
@@ -262,6 +262,9 @@ class TaskWorkers:
                 # raised when this returns.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait(tuple(self._tasks))
+
+
+# --- the general path
 
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
@@ -554,17 +557,16 @@ class Batch(Generic[T]):
         return results
 
 
-# The straight path: a plain node, with the way out of it, as one function from an execution to its transition.
+# --- the straight path
 #
-# Most nodes are a function or a predictor of fields alone, with nothing around them, and with one way out: an edge,
-# or a
-# router that is a field or a function of fields. What the general path (`execution`) finds out at each call of such a
+# A plain node, with the way out of it, as one function from an execution to its transition.
+#
+# Most nodes are a function or a predictor of fields alone, with nothing around them, and with one way out: an edge, or
+# a router that is a field or a function of fields. What the general path (`execution`) finds out at each call of such a
 # node, that there is no policy, no view, no resource and no question, is known when the graph is compiled. So a
-# function
-# is made that reads, calls, commits and routes. It gives the same transition, and raises the same errors.
+# function is made that reads, calls, commits and routes. It gives the same transition, and raises the same errors.
 #
-# If something surrounds the nodes of a session, all of them take the general path (`straight_paths`). The functions
-# are
+# If something surrounds the nodes of a session, all of them take the general path (`straight_paths`). The functions are
 # derived from the graph: they are made when it first runs, and no pickle holds them.
 
 

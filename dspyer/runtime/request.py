@@ -204,6 +204,7 @@ class Outcome:
         self.lost: list[Steps] = []
         self.cut_off: Run | None = None
         self.spending: Spending | None = None
+        # By run: a wrapper may call the program in several threads, and the last that ends may have failed.
         self._predictions: dict[str, dspy.Prediction] = {}
 
     def predicted(self, run_id: str, prediction: dspy.Prediction) -> None:
@@ -235,7 +236,7 @@ class Outcome:
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)  # each is one call, and equal to no other
 class Request:
     """What `run`, `stream`, a thread or an outer graph pass to the next call of a program.
 

@@ -45,11 +45,10 @@ from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
 
-# `RunLink`: what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
+# --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
 #
 # A prediction refers to its link, and the link to its run; a run refers to its prediction weakly, so that both are
-# freed
-# by their reference counts.
+# freed by their reference counts.
 
 
 ATTRIBUTE = "_dspyer_run"
@@ -102,7 +101,7 @@ class KeptPrediction:
     def of(self, run: Any) -> dspy.Prediction:
         """The prediction of `run`."""
         prediction = self._made()
-        if prediction is None:
+        if prediction is None:  # nobody has it any more: another one, with the same parts, is as good
             prediction = _prediction_of(self._parts)
             prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
             self._made = weakref.ref(prediction)
@@ -199,7 +198,7 @@ class Run:
         self.state: ImmutableState = run.trunk_state
         self.error = ended.error
         self.questions: tuple[Question, ...] = ended.questions
-        self._interrupted = (
+        self._interrupted = (  # now, since the run keeps no session, which knows whether it is stored
             Interrupted.of(self.questions, session.graph.name, session.log is not None) if self.questions else None
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
@@ -212,9 +211,10 @@ class Run:
         self._recorded = recorder is not None
         self._prediction = None if prediction is None else KeptPrediction(prediction)
         if prediction is not None and (link := link_of(prediction)) is not None:
-            link.set(self)
+            link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)
-        self._make_fields = session.make_fields
+        self._origin = session.fields_origin
+        # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
         self._first = run.first
@@ -302,7 +302,8 @@ class Run:
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph(merge={"x": "last_write_wins"}).add_edge(START, ["a", "b"]).add_edge(["a", "b"], END)
-            >>> graph = graph.add_node("a", lambda: {"x": 1}, writes=["x"]).add_node("b", lambda: {"x": 2}, writes=["x"])
+            >>> for name in ("a", "b"):
+            ...     graph = graph.add_node(name, lambda ctx: {"x": ctx.node}, writes=["x"])
             >>> run = graph.compile().run({})
             >>> [conflict.path for conflict in run.conflicts]
             [('x',)]
@@ -786,11 +787,10 @@ class Run:
 
     @cached_property
     def _fields(self) -> Fields:
-        return self._make_fields()
+        return Fields(self._origin)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What makes the fields may refer to the store of a thread, which no copy has; the fields themselves know that.
-        return {**vars(self), "_fields": self._fields, "_make_fields": None}
+        return {**vars(self), "_origin": self._origin.copied()}  # which may refer to a store that no copy has
 
     @cached_property
     def _writers(self) -> Writers:

@@ -78,7 +78,7 @@ from dspyer.runtime.lineage_order import (
 )
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.session_views import Fields, RunViews
+from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.schedule import (
     Branch,
     Execution,
@@ -242,16 +242,16 @@ class Session(AttemptHost):
     def fields(self) -> Fields:
         """The items or keys of each field with their authors, for views. Nothing is computed before a view is read."""
         if self._fields is None:
-            self._fields = self.make_fields()
+            self._fields = Fields(self.fields_origin)
         return self._fields
 
     @property
-    def make_fields(self) -> Callable[[], Fields]:
-        """Makes the fields anew, without the session."""
+    def fields_origin(self) -> FieldsOrigin:
+        """What the fields follow from, which a `Run` keeps: it keeps no session."""
         start, ids = self.run_start, self.ids
         # A run on a thread begins with updates of what the thread has.
         whole = self.log is None or bool(ids.scope)
-        return partial(Fields, self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
+        return FieldsOrigin(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
 
     # --- what a driver calls
 
