@@ -508,7 +508,7 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
                 raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
             raise ended.error
         finally:
-            del ended  # the traceback refers to this frame, which should not refer to the error
+            del ended  # of a stopped run, whose error its `Run` keeps: the traceback refers to this frame
     if ended.questions:
         direct = request.inside is None and bool(executing_id())
         raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)

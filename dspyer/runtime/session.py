@@ -286,7 +286,6 @@ class Session(AttemptHost):
                     break
                 if events:
                     self.events.publish_once_written(events)
-                del events  # the traceback of a join that failed refers to this frame
                 if execution is not None:
                     started.append(execution)
             for look in together.each_round:
@@ -551,11 +550,7 @@ class Session(AttemptHost):
         self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
-        """Publishes the end of the run, and returns how it ended.
-
-        The session keeps no exception of the run: the frames of a traceback refer to the session, and only the cyclic
-        garbage collector would free both.
-        """
+        """Publishes the end of the run, and returns how it ended."""
         duration = time.perf_counter() - self.began[1]
         if self.run.failures:
             self._show_failures()
@@ -566,14 +561,6 @@ class Session(AttemptHost):
             error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
-        del error  # its traceback may refer to this frame
-        if ended.error is not None:
-            self.run = self.run._replace(failures=())
-            if self.log is not None:
-                self.log.error = None
-                self.log.written(self.run)
-                if not self.ids.scope:
-                    self.log.journal.drop_traceback()
         self.events.kept = []
         return ended
 
