@@ -5,43 +5,40 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
+        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
         "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
         "set_apart text_of thaw"
     ),
     "agents.conversation": (
-        "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY FrozenDict FrozenList NOTHING "
-        "NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of thaw "
-        "without_none"
+        "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY Flaws FrozenDict FrozenList "
+        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of "
+        "thaw without_none"
     ),
     "agents.loop": "PROBLEMS compiled flag_problems is_program is_whole_number literals members read_signature",
     "agents.mode": (
-        "Built FORCED Filler FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
+        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
         "filled is_template names_in plan_templates set_steps_apart step_count turns_of_task warning_message "
         "warning_of with_valid_text"
     ),
     "agents.settle": (
-        "ARGS Binding Built FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
-        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls "
-        "value_in"
+        "ARGS Binding Built Flaws FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
+        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
     ),
     "agents.tool_action": (
-        "Binding FieldNames FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING NO_TEMPLATES "
-        "NodeOptions ProgramStep Script SubgraphNode Templates Updates arun_script check_names filled freeze "
-        "last_turn plan_inputs run_script selected serialize_for_json thaw to_json values_of values_of_prediction "
-        "with_valid_text"
+        "Binding FieldNames Flaws FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING "
+        "NO_TEMPLATES NodeOptions ProgramStep Script SubgraphNode Templates Updates arun_script check_names filled "
+        "freeze last_turn plan_inputs run_script selected serialize_for_json thaw to_json values_of "
+        "values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
-        "Binding Built FieldNames FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph PROBLEMS "
-        "RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
+        "Binding Built FieldNames Flaws FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph "
+        "PROBLEMS RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
         "hidden_problems is_async is_program module_io modules_text permitted plan_binding plan_templates "
-        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw "
-        "tool_message"
+        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw tool_message"
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
-        "is_value_class module_io node_options own_call read_signature shown_type signature_of "
-        "signature_of_module"
+        "is_value_class module_io node_options own_call read_signature shown_type signature_of signature_of_module"
     ),
     "archive.archive": (
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
@@ -90,10 +87,10 @@ NOT_YET: dict[str, str] = {
     "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
     "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
@@ -150,11 +147,10 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
-        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze "
-        "function_finder hidden_problems in_rollout is_program item_script module_io part_id part_script "
-        "plan_binding publish_end publish_start read_signature recorded resets shown_type step_count take_steps "
-        "thaw value_type without_class"
+        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
+        "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
+        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (

@@ -109,6 +109,17 @@ SHOWN = {
         "researcher  nothing",
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
     ],
+    "desk.py": [
+        "['read took 0.0 s']",
+        "refund(order='A-17', amount=60)? -> half of it",
+        "'write' comes next; continue? -> goes on",
+        "Dear Ada, We pay 45.00 back for the kettle. ['A-17 broke']",
+        "the reply is by ada.2/trunk:0, that of the run was by trunk:6",
+        "    read[0] (item) scripted",
+        "    refund (tool)",
+        "18 executions were timed",
+        "`reply` is 'Dear Ada, We pay 45.00 back for the kettle.', expected 'Dear Ada, no.'.",
+    ],
     "agent.py": [
         "mail(to='Ada', text='Low tide is at 09:40.",
         "work      Both at once.",

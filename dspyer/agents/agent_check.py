@@ -35,7 +35,7 @@ from dspyer.nodes.check import (
     facts_around,
     into_problems,
 )
-from dspyer.nodes.node import Built
+from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.patch import apply_value
@@ -277,7 +277,7 @@ def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
     names = (*check.inputs, *check.outputs)
     reads = {name: name for name in (*names, "messages")}
     # What is wrong with its templates is said of the mode itself.
-    templates = plan_templates([check.modes[name]], options, reads, options.who).templates
+    templates = plan_templates([check.modes[name]], options, reads, Flaws(options.who))
     finder = ReflectionFinder(
         name=options.name,
         reads=templates.all_reads(reads),

@@ -33,7 +33,7 @@ from dspyer.message_list import EMPTY, TURN, check_chat
 from dspyer.messages import ARGS, edited_text
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import NOTHING
+from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -500,12 +500,13 @@ def plan_rendering(
     if not callable(given) or is_async(given) or isinstance(given, (type, dspy.Module)):
         problem = f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
         return PlannedRendering(rendering, reads, problems=(problem,))
-    plan = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), who)
-    names, optional = plan.binding.reading()
-    problems = [*plan.problems, *plan.unknown]
-    if plan.binding.contexts or plan.binding.resources or names is None:
+    found = Flaws(who)
+    binding = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), found)
+    names, optional = binding.reading()
+    problems = found.without_sends()
+    if binding.contexts or binding.resources or names is None:
         problems.append(f"{who} gets values only: name the fields that it reads as its parameters")
     elif MESSAGES not in names.values():
         problems.append(f"{who} does not read {MESSAGES!r}: take it as a parameter and return those to show")
     reads |= dict(names or {})
-    return PlannedRendering(replace(rendering, fn=given, binding=plan.binding), reads, optional, tuple(problems))
+    return PlannedRendering(replace(rendering, fn=given, binding=binding), reads, optional, tuple(problems))

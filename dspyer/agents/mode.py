@@ -24,7 +24,7 @@ from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
-from dspyer.nodes.node import Built
+from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.templates import fill_text, is_template, names_in
@@ -61,7 +61,8 @@ class ModeOptions(KindOptions):
         """The node, and what is wrong with it."""
         own = self.predictor
         rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
-        templates, wrong, missing = plan_templates([own], options, reads, options.who)
+        found = Flaws(options.who, problems)
+        templates = plan_templates([own], options, reads, found)
         handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
         named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
@@ -82,7 +83,7 @@ class ModeOptions(KindOptions):
             rendering=rendering,
             filled=frozenset(tool.name or "" for tool in handoffs),
         )
-        return Built(node, own, (*problems, *wrong), tuple(missing))
+        return found.built(node, own)
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""

@@ -24,7 +24,7 @@ from dspyer.extend import Call, Node, Reply
 from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import Built
+from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
@@ -179,9 +179,9 @@ def plan_rule(fn: object, what: str, options: NodeOptions, problems: list[str]) 
     if not callable(fn) or isinstance(fn, type):
         problems.append(f"{what} is {fn!r}: give a function of fields")
         return None
-    plan = plan_binding(read_signature(fn, what), options, what)
-    problems += [*plan.problems, *plan.unknown]
-    binding = plan.binding
+    found = Flaws(what)
+    binding = plan_binding(read_signature(fn, what), options, found)
+    problems += found.without_sends()
     if is_async(fn):
         problems.append(f"{what} is an async function: give one that is not, since it decides by fields alone")
     if binding.contexts or binding.resources:

@@ -23,7 +23,7 @@ from dspyer.nodes.binding import Binding, filled
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING
+from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, Script, arun_script, run_script
 from dspyer.patch import Updates
@@ -390,9 +390,10 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
-    planned = plan_inputs(own, options._replace(reads=hidden), who, copy=False)
+    found = Flaws(who)
+    binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
-    problems = planned.problems if not wrong else []
+    problems = found.problems if not wrong else []
     if wrong:
         problems.append(
             f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {list_names(inputs)}"
@@ -405,11 +406,11 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     same_names = {name: name for name in writes}
     sessions = has_sessions(program, hidden)
-    reads, unset = planned.binding.reading()
+    reads, unset = binding.reading()
     if sessions:
         reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-    updates = SubgraphNode(name=options.name, binding=planned.binding, gives=same_names, folds=folds)
-    action = ProgramAction(options.name, path, planned.binding, updates, sessions)
+    updates = SubgraphNode(name=options.name, binding=binding, gives=same_names, folds=folds)
+    action = ProgramAction(options.name, path, binding, updates, sessions)
     return BuiltAction(action, program, reads or {}, unset, problems=tuple(problems), fields=writes)

@@ -66,7 +66,7 @@ from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_proble
 from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built
+from dspyer.nodes.node import NOTHING, Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
@@ -152,11 +152,12 @@ def plan_approval(
     fields = replace(
         signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
     )
-    plan = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), name)
-    problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in plan.unknown]
-    problems += [*plan.problems, *_refusals(approve, plan.binding, name)]
+    found = Flaws(name)
+    binding = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), found)
+    problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in found.unknown]
+    problems += [*found.problems, *_refusals(approve, binding, name)]
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    return ApprovalRule(approve, own, signature.takes_all, plan.binding, defaults)
+    return ApprovalRule(approve, own, signature.takes_all, binding, defaults)
 
 
 def _refusals(approve: Callable[..., object], binding: Binding, name: str) -> Iterator[str]:
@@ -535,13 +536,15 @@ class ToolNode(Node):
         others = tuple(one for one in signature.parameters if one.name not in shown)
         known = {name: field for name, field in (self.reads or {}).items() if field in self.readable}
         reads = {one.name: known[one.name] for one in others if one.name in known}
-        plan = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), self.who)
+        found = Flaws(self.who, signature.problems)
+        binding = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), found)
         taken = None if signature.takes_all or self.spec.tool.has_kwargs else frozenset(shown)
-        action = FunctionAction(fn, plan.binding, is_async(fn), taken)
-        resources = {one.name: one.kind for one in plan.binding.resources if not one.default}
+        action = FunctionAction(fn, binding, is_async(fn), taken)
+        resources = {one.name: one.kind for one in binding.resources if not one.default}
         spec = replace(self.spec, takes_key=False)
         node = replace(self, action=action, resources=resources, programs=(), spec=spec)
-        return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
+        found.without_sends()
+        return found.built(node)
 
     def script(self, call: Call) -> Script[Reply]:
         """Make one call of the tool."""
@@ -703,22 +706,21 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         advice = "Leave it out here, and give it to the tools of the program"
         problem = f"{who}: effect=True records a call, and a program has the records of its nodes. {advice}"
         return built._replace(problems=(*built.problems, problem))
-    plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
-    binding, problems = plan.binding, [*plan.problems, *plan.unknown]
+    found = Flaws(who)
+    binding = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), found)
     reads, optional = binding.reading()
     resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}
     if not isinstance(spec.target, dspy.Module):
         fix = "make the module itself a tool, agents.tool({name}, name='...')"
-        problems += hidden_problems(spec.target, who, fix)
+        found.without_sends().extend(hidden_problems(spec.target, who, fix))
         action: ToolAction = FunctionAction(spec.target, binding, is_async(spec.target))
-        return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(problems))
-    found = module_io(spec.target)
-    templates, wrong, unknown = plan_templates([spec.target], options, reads or {}, who)
+        return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(found.problems))
+    outputs = module_io(spec.target).outputs
+    templates = plan_templates([spec.target], options, reads or {}, found)
     writes = () if spec.writes is None else tuple(options.writes or ())
-    outputs = None if found.outputs is None else tuple(found.outputs)
-    action = ModuleAction(path, who, outputs, writes, binding, templates)
-    problems += [*wrong, *unknown]
-    return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, tuple(problems))
+    action = ModuleAction(path, who, None if outputs is None else tuple(outputs), writes, binding, templates)
+    problems = tuple(found.without_sends())
+    return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, problems)
 
 
 MODULE = "module"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +34,7 @@ from dspyer.graph.spec import (
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
+from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
@@ -578,10 +580,9 @@ class Graph:
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )
-        text = source_text(self._options, nodes, self._edges, self._error_edges)
-        return make_program(
-            with_redaction(graph, redact, modules.values()), modules, text, None if store is None else open_store(store)
-        )
+        graph = with_redaction(graph, redact, modules.values())
+        text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
+        return make_program(graph, modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"

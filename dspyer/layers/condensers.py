@@ -17,7 +17,7 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.function import folded, given
 from dspyer.nodes.module import module_io, values_of_prediction
-from dspyer.nodes.node import Call, Node, Output, Reply
+from dspyer.nodes.node import Call, Flaws, Node, Output, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.patch import DELETE, Replace, each_update
@@ -164,7 +164,8 @@ def plan_condenser(
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
     options = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
-    templates, problems, unknown = plan_templates([module], options, {}, f"{who} of {field!r}")
+    wrong = Flaws(f"{who} of {field!r}")
+    templates = plan_templates([module], options, {}, wrong)
     condenser = Condenser(
         name=name,
         node=node,
@@ -174,7 +175,7 @@ def plan_condenser(
         entry_kind="" if several else kind,
         templates=templates,
     )
-    return condenser, [*problems, *unknown]
+    return condenser, wrong.without_sends()
 
 
 def _kind(schema: Schema, field: str) -> str:

@@ -10,11 +10,13 @@ import copy
 import copyreg
 import functools
 import logging
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import dspy
 from dspy import AdapterParseError, SignatureMeta
+from pydantic.fields import FieldInfo
 
 from dspyer.errors import InputError, suggestion
 from dspyer.lm.not_public import COMPILED, TRACE, Parameter
@@ -364,6 +366,7 @@ class PredictorTemplate:
 
 
 _TAG = "dspyer_node"
+_FIELDS = "__pydantic_fields__"
 _TOKEN = "__dspyer_token__"  # a dunder name: pydantic makes private attributes of names with one underscore
 
 
@@ -435,17 +438,20 @@ def _untagged(extra: dict[Any, Any]) -> dict[Any, Any]:
 def _subclass(
     base: type[dspy.Signature], instructions: str, extras: dict[str, dict[str, Any]], token: object
 ) -> type[dspy.Signature]:
-    namespace = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": instructions,
-        _TOKEN: token,
-        "model_config": {"defer_build": True},  # copies are made by the thousand, and none is instantiated
-    }
-    own: type[dspy.Signature] = NodeSignatureMeta(base.__name__, (base,), namespace)
-    for name, field in own.model_fields.items():
-        field.json_schema_extra = FieldExtra(extras[name])
-    return own
+    fields = {name: _copy_of_field(field, extras[name]) for name, field in base.model_fields.items()}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": instructions}
+    # Only as an abstract class: pydantic would collect the fields again, and prepare to validate. That takes ten times
+    # as long, copies are made by the thousand, and what they have besides their fields is that of the base.
+    own: Any = ABCMeta.__new__(NodeSignatureMeta, base.__name__, (base,), {**names, _TOKEN: token, _FIELDS: fields})
+    return cast("type[dspy.Signature]", own)
+
+
+def _copy_of_field(field: FieldInfo, extra: dict[str, Any]) -> FieldInfo:
+    twin = FieldInfo.__new__(type(field))
+    for name in FieldInfo.__slots__:  # four times as fast as `copy.copy`
+        setattr(twin, name, getattr(field, name))
+    twin.json_schema_extra = FieldExtra(extra)
+    return twin
 
 
 def _reduce(own: type[dspy.Signature]) -> str | tuple[Any, ...]:
@@ -569,14 +575,33 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
 # --- copies
 
 
+def copy_parts(parts: dict[str, Any], memo: dict[int, Any]) -> tuple[dict[str, Any], bool]:
+    """Copies the attributes of a program, and gives the copies of its predictors Signature classes of their own.
+
+    Also whether that is all: a signature without the path of its predictor gets it from `own_signatures`.
+    """
+    found, whole = _parts(parts), True
+    copies = _copied(parts, found, memo)
+    for part in found:
+        if isinstance(part, dspy.Predict):
+            if _tag(part.signature) is None:
+                whole = False
+            else:
+                memo.get(id(part), part).signature = _own(part.signature, "", False)
+    return copies, whole
+
+
 def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     """Copies modules and other attributes together, so that a part that two of them share is shared by their copies.
 
     A part that cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that
     case copy each attribute alone, so that one predictor becomes two. `memo` is that of `copy.deepcopy`.
     """
-    leaves = _leaves(modules)
-    histories = [vars(leaf).get("history") for leaf in leaves if isinstance(leaf, dspy.BaseLM)]
+    return _copied(modules, _parts(modules), memo)
+
+
+def _copied(modules: dict[str, Any], parts: list[Any], memo: dict[int, Any]) -> dict[str, Any]:
+    histories = [vars(part).get("history") for part in parts if isinstance(part, dspy.BaseLM)]
     memo.update({id(history): [] for history in histories if history})  # the copy of an LM begins with none, as in DSPy
     known = dict(memo)
     try:
@@ -584,7 +609,9 @@ def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 - whatever a third-party object raises when it is copied
         memo.clear()
         memo.update(known)
-        for value in leaves:
+        for value in parts:
+            if isinstance(value, HOLDING):
+                continue
             try:
                 copy.deepcopy(value, dict(known))
             except Exception:  # noqa: BLE001 - the same as above: this one is shared
@@ -598,13 +625,32 @@ def without_histories(program: ProgramT) -> ProgramT:
     The program itself if there is no history to leave out.
     """
     memo: dict[int, Any] = {}
-    for value in _leaves(program):
+    for value in _parts(program, programs=True):
         if isinstance(value, dspy.BaseLM) and value.history:
             memo[id(value)] = twin = copy.copy(value)
             twin.history = []
     return copy.deepcopy(program, memo) if memo else program
 
 
-def _leaves(value: object) -> list[Any]:
-    """All values in modules and plain containers that are no modules or plain containers themselves."""
-    return [part for _, part in walk(value) if not isinstance(part, HOLDING)]
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def _parts(value: object, programs: bool = False) -> list[Any]:
+    """What `walk` finds but texts and numbers, without paths; not what is in graphs, which copy that themselves.
+
+    Each copy of a program makes it, so it is as short as it can be.
+    """
+    seen, found, ahead = set[int](), list[Any](), [value]
+    while ahead:
+        value = ahead.pop()
+        if type(value) in _ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        found.append(value)
+        if isinstance(value, (list, tuple)):
+            ahead += value
+        elif isinstance(value, dict):
+            ahead += value.values()
+        elif isinstance(value, dspy.Module) and (programs or not hasattr(type(value), "_dspyer_program")):
+            ahead += [part for name, part in vars(value).items() if name not in RECORDS]
+    return found

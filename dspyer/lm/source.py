@@ -10,6 +10,7 @@ import ast
 import functools
 import hashlib
 import inspect
+import linecache
 import re
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import dspy
 from pydantic import BaseModel
@@ -36,7 +38,31 @@ _classes_lock = threading.Lock()
 # --- a class with a given source text
 
 
-def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleType]:
+class SourceText:
+    """The text of a program's class, which is written when it is first asked for: most programs are never asked.
+
+    Pickled it is the text and its key, by which the process that made it finds its class again.
+    """
+
+    __slots__ = ("_text", "_write", "key")
+
+    def __init__(self, write: Callable[[], str] | None, key: str = "", text: str = "") -> None:
+        self._write = write
+        self._text = text
+        self.key = key or uuid4().hex
+
+    def __str__(self) -> str:
+        write = self._write
+        if write is not None:
+            self._text = write()
+            self._write = None  # only now: another thread may ask meanwhile
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceText, (None, self.key, str(self))
+
+
+def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> type[ModuleType]:
     """Makes a subclass of `base` for which `inspect.getsource` gives `text`, which is the text of a class of that name.
 
     All programs with the same name and text share one class for as long as one of them lives. They are pickled with
@@ -51,15 +77,16 @@ def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleTyp
         <BLANKLINE>
     """
     name = class_name(name)
+    key = base, name, text if isinstance(text, str) else text.key
     with _classes_lock:
-        known = _classes.get((base, name, text))
+        known = _classes.get(key)
         if known is not None:
             return known
-        module = _text_module(base, name, text)
+        module = _text_module(base, name, text, key[2])
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
         new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
-        _classes[base, name, text] = new
+        _classes[key] = new
         sys.modules[module.__name__] = module  # where `inspect.getsource` looks for the module of a class
         weakref.finalize(new, _remove_module, module).atexit = False
         return new
@@ -77,7 +104,7 @@ def class_name(name: str) -> str:
     return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
 
 
-def _new_instance(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
+def _new_instance(base: type[dspy.Module], name: str, text: str | SourceText) -> dspy.Module:
     kind: Any = source_class(name, base, text)
     return kind.__new__(kind)
 
@@ -85,15 +112,15 @@ def _new_instance(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
 class _TextLoader:
     """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str | SourceText) -> None:
         self.text = text
 
     def get_source(self, _module: str) -> str:
-        return self.text
+        return str(self.text)
 
 
-def _text_module(base: type, name: str, text: str) -> types.ModuleType:
-    identity = f"{base.__module__}.{base.__qualname__}\n{text}"
+def _text_module(base: type, name: str, text: str | SourceText, key: str) -> types.ModuleType:
+    identity = f"{base.__module__}.{base.__qualname__}\n{key}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
@@ -104,6 +131,7 @@ def _text_module(base: type, name: str, text: str) -> types.ModuleType:
 def _remove_module(module: types.ModuleType) -> None:
     if sys.modules.get(module.__name__) is module:  # not that of a later class with the same text
         del sys.modules[module.__name__]
+        linecache.cache.pop(str(module.__file__), None)  # each program has a file name of its own
 
 
 # --- a graph as text

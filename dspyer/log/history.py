@@ -8,19 +8,23 @@ settled one. `history_parts` reads a part of a long history without the rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit, MergedConflict
-from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
+from dspyer.ids import FIRST, Address, commit_name, full_id, is_within, outermost_execution
 from dspyer.log.reader import (
     EVERY,
     PRUNED,
+    UNKNOWN,
     HistoryReader,
     LoadedSnapshot,
+    OwnCommit,
     RunAncestry,
     RunRows,
     SinceSnapshot,
@@ -35,6 +39,7 @@ from dspyer.log.reader import (
     rows_of_part,
     rows_through,
     with_map_results,
+    with_opening,
 )
 from dspyer.log.rows import (
     COMMITS,
@@ -45,13 +50,16 @@ from dspyer.log.rows import (
     first_version,
     is_settled,
 )
+from dspyer.patch import Replace, apply, seal
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, Writers
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.sql import DAMAGED
 from dspyer.values.frozen import FrozenDict
+from dspyer.values.persistent import PersistentMap
 from dspyer.values.scalars import KeyPath
 
 # --- One log
@@ -163,77 +171,213 @@ class History:
         known = {index for at in left_runs for index in self.runs[at].log_indexes}
         return len({index for run in right_runs for index in run.log_indexes[: run.settled_count]} - known)
 
-    def add(self, run_rows: RunRows, root: Point | None = None) -> None:
-        """Add a run whose parents were added, or what is behind a snapshot of a run.
+    def add(
+        self, run_rows: RunRows, root: Point | None = None, before: tuple[ImmutableState, str] | None = None
+    ) -> None:
+        """Fold a run whose parents were added, or what is behind a snapshot of a run, to commits with their states.
 
-        Rows that it shares with a run in the log, which it continues, are in the log already.
+        `before` is the state before a run whose parents were not added, and why it cannot be read; "" if it can.
+
+        The first commit that cannot be read, and those after it, have an `UnreadablePatch` and the state of their
+        parent. Rows that it shares with a run in the log, which it continues, are in the log already.
         """
         parents = tuple([parent for parent in run_rows.parents if parent in self.runs])
-        before = [self.runs[parent].trunk_index for parent in parents]
+        trunks = [self.runs[parent].trunk_index for parent in parents]
+        trunk_index = trunks[0] if trunks else None
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
-        first, snapshot = first_version(run_rows.run), run_rows.snapshot
-        rows = zip(run_rows.rows, run_rows.points, strict=True)
-        opened = next(((row, point) for row, point in rows if row.kind == RowKind.OPEN), None)
+        state, broken = before or (self.state(trunk_index), broken)
+        first, snapshot, settled = first_version(run_rows.run), run_rows.snapshot, 0
+        heads = [index for index in trunks if index is not None]
+        run = _AddedRun(run_rows, self.reader.schema_by_row(run_rows), state, heads, [], [])
+        commits = list(run_rows.own_commits())
         if snapshot is not None:
             first += snapshot.content.commit_index
-            if snapshot.at == root:
-                content = snapshot.content._replace(commit=full_id(run_rows.labels[root.run], PRUNED))
-                run_rows = run_rows._replace(snapshot=snapshot._replace(content=content))
             if snapshot.at not in self.roots:
                 self.snapshot_at = snapshot.at
-        folded = self.reader.fold(run_rows, self.state(before[0] if before else None), broken)
-        own = folded.rows
-        if snapshot is not None:
-            own.insert(0, (run_rows.rows[0], run_rows.points[0]))
-        elif opened is not None and folded.entries:
-            # The open row and the first commit row are one commit, and its point is that of the open row: a manual
-            # commit had this point already before its run was resumed, when there was no commit row.
-            self.ends_open = not own
-            own[:1] = [(own[0][0] if own else opened[0], opened[1])]
-        indexes: list[int] = []
-        for (row, point), entry in zip(own, folded.entries, strict=True):
+            self._add_snapshot(run, snapshot, root)
+            settled = 1
+        else:
+            commits = self._from_opening(run_rows, commits)
+        for row, point, header in commits:
             index = self._index_of.get(point)
             if index is None:
-                heads = [indexes[parent] for parent in entry.parents] or [head for head in before if head is not None]
-                index = len(self.log)
-                name = entry.commit.id
-                if snapshot is None or indexes:
-                    name = full_id(run_rows.labels.get(point.run, point.run), name)
-                self.log.append(self._in_log(entry, name, row, heads, indexes))
-                self.points.append(point)
-                self.steps.append(entry.commit.step)
-                self.settled.append(is_settled(row))
-                self._index_of[point] = index
-            elif entry.commit.route != self.log[index].commit.route:
-                # A manual commit that was read before its run was resumed: its route was not known then.
-                known, now = self.log[index], entry.commit
-                found = changed(known.commit, route=now.route, reason=now.reason)
-                self.log[index] = known._replace(commit=found, sends=entry.sends)
-                self.settled[index] = is_settled(row)
-            indexes.append(index)
-        trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
+                index = self._fold(run, row, point, header, broken)
+            elif header.route != self.log[index].commit.route:
+                self._set_route(index, row, header)
+            patch = self.log[index].commit.patch
+            broken = broken or (patch.error if isinstance(patch, UnreadablePatch) else "")
+            run.ids.append(header.id)
+            run.indexes.append(index)
+            settled = len(run.indexes) if header.settled and not broken else settled
+        trunk_index = run.indexes[settled - 1] if settled else trunk_index
         last = next(reversed(self.runs.values()), None)
-        self.is_line &= not folded.broken and (snapshot is not None or parents == run_rows.parents)
+        self.is_line &= not broken and (snapshot is not None or parents == run_rows.parents)
         self.is_line &= last is None or first == last.first + last.settled_count
         fingerprints = frozenset(run_rows.fingerprints.values())
         self.runs[run_rows.points[-1]] = LoggedRun(
-            first, parents, tuple(indexes), folded.last_settled + 1, trunk_index, folded.broken, fingerprints
+            first, parents, tuple(run.indexes), settled, trunk_index, broken, fingerprints
         )
 
-    def _in_log(self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int]) -> LogEntry:
-        """Return an entry of a run with ids and indexes of the whole log."""
-        commit = changed(
-            entry.commit,
-            id=name,
-            parents=tuple([self.log[head].commit.id for head in heads]),
-            step=1 + max([self.log[head].commit.step for head in heads], default=-1),
-        )
-        here = len(indexes)
-        winners = {path: len(self.log) if at == here else indexes[at] for path, at in entry.winners.items()}
-        # Of a merge of threads, a part of a history lacks one side.
-        if row.kind == RowKind.MERGE and len(heads) > 1 and not isinstance(commit.patch, UnreadablePatch):
-            winners = CommitRow.read(row, self.reader.fetch, self.reader.decode).winner_indexes(self.log)
-        return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
+    def _from_opening(self, run_rows: RunRows, commits: list[OwnCommit]) -> list[OwnCommit]:
+        """Return the commits of a whole run, the first of which is in its open row, too.
+
+        Its point is that of the open row: a manual commit had this point already before its run was resumed, when there
+        was no commit row.
+        """
+        rows = zip(run_rows.rows, run_rows.points, strict=True)
+        row, at = next(((row, at) for row, at in rows if row.kind == RowKind.OPEN), (None, None))
+        if row is None or at is None:
+            return commits
+        opening = None
+        with suppress(Exception):  # what the first commit needs of it is read again, and says what is wrong
+            opening = self.reader.opening([row])
+        if commits:
+            self.ends_open = False
+            commits[0] = (commits[0][0], at, commits[0][2])
+        elif opening is not None and opening.node != "START":
+            self.ends_open = True
+            commits = [(row, at, CommitRow(id=FIRST, node=opening.node, step=0, visit=1))]
+        return commits
+
+    def _add_snapshot(self, run: _AddedRun, snapshot: LoadedSnapshot, root: Point | None) -> None:
+        """Add the state of a snapshot as a commit that has the whole of it as its patch."""
+        row, at, name = run.rows.rows[0], run.rows.points[0], snapshot.content.commit
+        if root is not None and snapshot.at == root:
+            name = full_id(run.rows.labels[root.run], PRUNED)
+        index = self._index_of.get(at)
+        if index is None:
+            state = snapshot.content.state
+            patch = seal({field: Replace(value) for field, value in state.raw_items()})
+            commit = Commit(name, None, PRUNED, (), 1, 0, patch, self._ids(run.heads))
+            index = self._append(LogEntry(commit, state, tuple(run.heads), _NO_COUNTS), at, is_settled(row))
+        run.ids.append(name)
+        run.indexes.append(index)
+
+    def _fold(self, run: _AddedRun, row: Row, at: Point, header: CommitRow, broken: str) -> int:
+        """Add a commit of a run, and return its index; `broken` says why one before it cannot be read."""
+        heads, state = run.indexes[-1:] or run.heads, run.state
+        name = full_id(run.rows.labels.get(at.run, at.run), header.id)
+        try:
+            if header.parents:  # as indexes among the commits of the run, of which a snapshot has left out some
+                offset = 0 if run.rows.snapshot is None else run.rows.snapshot.content.commit_index
+                heads = [run.indexes[parent - offset] for parent in header.parents]
+            if run.indexes:
+                state = self.log[heads[0]].state
+            if not broken:
+                return self._append(self._entry(run, row, header, name, heads, state), at, is_settled(row))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others stay readable
+            which = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: "
+            broken = str(error) if header.node == UNKNOWN else f"{which}{error}"
+        # One of an unknown author is shown after the commit before it.
+        step = self.steps[run.indexes[-1]] + 1 if header.node == UNKNOWN and run.indexes else header.step
+        lost = replace(header, step=step, patch=UnreadablePatch(broken), reason=None, failure=None, failed=())
+        commit = self.reader.commit(lost, name, self._ids(heads))
+        return self._append(LogEntry(commit, state, tuple(heads), _NO_COUNTS), at, is_settled(row))
+
+    def _entry(
+        self, run: _AddedRun, row: Row, header: CommitRow, name: str, heads: list[int], state: ImmutableState
+    ) -> LogEntry:
+        reader, schema = self.reader, run.schema_at(row)
+        if header.node == UNKNOWN:
+            CommitRow.of(row)  # raises what is wrong with it
+        record = header.filled(row, reader.fetch, reader.decode)
+        if record.patch is None or row.kind == RowKind.OPEN:
+            opening = reader.opening(run.rows.rows)
+            record = with_opening(record, opening) if opening else replace(record, patch=FrozenDict())
+        commit = reader.commit(record, name, self._ids(heads))
+        if row.kind in (RowKind.JOIN, RowKind.MERGE):
+            after = apply(state, record.made)
+            commit = schema.with_sizes(commit, state, record.made, after, folded=False)
+            winners = self._winners(run, record, heads)
+            return LogEntry(commit, after, tuple(heads), _NO_COUNTS, winners, record.plain_conflicts())
+        patch = record.patch or {}
+        after = schema.replay(state, patch, record.made)
+        commit = schema.with_sizes(commit, state, patch, after)
+        return LogEntry(commit, after, tuple(heads), _NO_COUNTS, sends=record.sent)
+
+    def _winners(self, run: _AddedRun, record: CommitRow, heads: list[int]) -> dict[KeyPath, int]:
+        """Return by path the commit whose value a join, or a merge of threads, has kept."""
+        here = len(self.log)
+        if record.kind == RowKind.MERGE:  # of which a part of a history lacks one side
+            return record.winner_indexes(here, lambda at: self.log[at].commit.id) if len(heads) > 1 else {}
+        found = record.winner_indexes(len(run.ids), run.ids.__getitem__)
+        return {path: here if at == len(run.ids) else run.indexes[at] for path, at in found.items()}
+
+    def _set_route(self, index: int, row: Row, header: CommitRow) -> None:
+        """Note where a manual commit led that was read before its run was resumed: its route was not known then."""
+        with suppress(Exception):  # a resume, which needs the content, says what is wrong with it
+            header.filled(row, self.reader.fetch, self.reader.decode)
+        known = self.log[index]
+        commit = changed(known.commit, route=header.route, reason=header.reason)
+        self.log[index] = known._replace(commit=commit, sends=header.sent)
+        self.settled[index] = is_settled(row)
+
+    def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
+        return tuple([self.log[index].commit.id for index in indexes])
+
+    def _append(self, entry: LogEntry, at: Point, settled: bool) -> int:
+        """Add an entry, with the step of its commit in the whole log, and return its index."""
+        step = 1 + max([self.log[parent].commit.step for parent in entry.parents], default=-1)
+        self._index_of[at] = index = len(self.log)
+        self.log.append(entry._replace(commit=changed(entry.commit, step=step)))
+        self.points.append(at)
+        self.steps.append(entry.commit.step)
+        self.settled.append(settled)
+        return index
+
+
+class FoldedRun(NamedTuple):
+    """The commits of one run, in the order of writing, with ids and indexes within the run.
+
+    Attributes:
+        entries: the commits.
+        points: the row of each.
+        settled: whether no other branch was active after it, for each.
+        run: the run as a log has it.
+        trunk_state: the last state at which a single branch was active.
+    """
+
+    entries: list[LogEntry]
+    points: list[Point]
+    settled: list[bool]
+    run: LoggedRun
+    trunk_state: ImmutableState
+
+
+def fold_run(reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> FoldedRun:
+    """Fold one run alone; `state` is that before it, and `broken` says why it cannot be read."""
+    history = History(reader)
+    history.add(run_rows._replace(labels=dict.fromkeys(run_rows.labels, "")), before=(state, broken))
+    run = history.runs[run_rows.points[-1]]
+    log = [
+        entry._replace(commit=changed(entry.commit, step=step))
+        for entry, step in zip(history.log, history.steps, strict=True)
+    ]
+    trunk_state = state if run.trunk_index is None else log[run.trunk_index].state
+    return FoldedRun(log, history.points, history.settled, run, trunk_state)
+
+
+class _AddedRun(NamedTuple):
+    """A run while it is added to a log.
+
+    Attributes:
+        rows: its rows.
+        schema_at: returns the schema that folds a row.
+        state: the state that it continues from.
+        heads: the log indexes of the commits that it continues from.
+        ids: the local ids of its commits so far.
+        indexes: their log indexes.
+    """
+
+    rows: RunRows
+    schema_at: Callable[[Row], Schema]
+    state: ImmutableState
+    heads: list[int]
+    ids: list[str]
+    indexes: list[int]
+
+
+_NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
 
 
 # --- Commits inside a node
@@ -258,7 +402,7 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         parents = before if header.parents is None else header.parents
         name = full_id(run_rows.labels.get(point.run, point.run), header.execution)
         record = header.filled(row, reader.fetch, reader.decode)
-        siblings.append(changed(reader.commit(record, [siblings[parent].id for parent in parents]), id=name))
+        siblings.append(reader.commit(record, name, [siblings[parent].id for parent in parents]))
     return [
         commit
         for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10

@@ -25,21 +25,19 @@ from pydantic import create_model
 
 from dspyer.errors import StateError, StoreError
 from dspyer.events import Commit
-from dspyer.ids import FIRST, outermost_execution
+from dspyer.ids import outermost_execution
 from dspyer.log.rows import (
     COMMITS,
     CommitRow,
     EndRow,
     OpenRow,
     RowKind,
-    UnreadablePatch,
     fingerprint_id,
     run_label,
 )
-from dspyer.patch import Replace, apply, seal
+from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
 from dspyer.reducers import BUILT_IN, Reducer, built_in
-from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -51,7 +49,6 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.json import TAG
-from dspyer.values.persistent import PersistentMap
 from dspyer.values.scalars import SCALARS
 
 # Snapshots: the state of a run at one of its rows, so that recovery folds only the log behind it.
@@ -196,6 +193,10 @@ PAGE = 16
 # --- Rows of one run
 
 
+OwnCommit = tuple[Row, Point, CommitRow]
+"""A row of a commit of a run, not of a graph inside its nodes, with its place and its header."""
+
+
 class RunRows(NamedTuple):
     """One run of a thread, with all its parts.
 
@@ -228,7 +229,7 @@ class RunRows(NamedTuple):
         end = ending_row(reversed(self.rows))
         return None if end is None else EndRow.of(end).status
 
-    def own_commits(self) -> Iterator[tuple[Row, Point, CommitRow]]:
+    def own_commits(self) -> Iterator[OwnCommit]:
         """Yield the rows of its own commits, without those of graphs inside its nodes and that of the snapshot."""
         first = int(self.snapshot is not None)
         for row, point in zip(self.rows[first:], self.points[first:], strict=True):
@@ -240,7 +241,7 @@ class RunRows(NamedTuple):
 def own_commit(row: Row) -> CommitRow | None:
     """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes.
 
-    A header that cannot be read is that of an unknown author: `HistoryReader.fold` says why, and names the row.
+    A header that cannot be read is that of an unknown author: `History.add` says why, and names the row.
     """
     header = commit_header(row) if row.kind in COMMITS else None
     return None if header is None or header.scope else header
@@ -483,35 +484,11 @@ def rows_of_part(run: RunRow, rows: Sequence[Row], snapshot: LoadedSnapshot | No
     return RunRows(run, run.parents, tuple(rows), points, labels, fingerprints, snapshot)
 
 
-# --- Folding rows to commits and states
-
-
-class FoldedRun(NamedTuple):
-    """The commits of a run, each with its state, in the order of writing.
-
-    Attributes:
-        entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
-            their parent.
-        before: the state before them.
-        rows: the row of each, without that of a snapshot, and of a manual commit that only the open row has.
-        last_settled: the index of the last readable one after which a single branch was active; -1 for none.
-        broken: why one cannot be read; "" if all can.
-    """
-
-    entries: list[LogEntry]
-    before: ImmutableState
-    rows: list[tuple[Row, Point]]
-    last_settled: int
-    broken: str = ""
-
-    @property
-    def trunk_state(self) -> ImmutableState:
-        """The last state at which a single branch was active."""
-        return self.entries[self.last_settled].state if self.last_settled >= 0 else self.before
+# --- Reading commits
 
 
 class HistoryReader:
-    """Folds the rows of runs with a schema.
+    """Reads the rows of runs with a schema.
 
     Args:
         store: the store.
@@ -529,55 +506,6 @@ class HistoryReader:
         self.schema = schema
         self.decode = decode
         self._earlier_schemas: dict[str, Schema] = {}
-
-    def fold(self, run_rows: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
-        """Return the commits of a run with their states.
-
-        Those behind a snapshot begin with a commit that has the whole state as its patch.
-
-        Args:
-            run_rows: the run.
-            before: the state that it continues from.
-            broken: why that state cannot be read; then no commit of the run can.
-        """
-        opening = None
-        with suppress(Exception):  # `_entry` reads it again for the first commit, which then is unreadable
-            opening = self.opening(run_rows.rows)
-        schema_at = self.schema_by_row(run_rows)
-        entries: list[LogEntry] = []
-        rows: list[tuple[Row, Point]] = []
-        last_settled = -1
-        offset = 0
-        if run_rows.snapshot is not None:
-            before, offset, name = run_rows.snapshot.content
-            patch = seal({field: Replace(value) for field, value in before.raw_items()})
-            entries.append(LogEntry(Commit(name, None, PRUNED, (), 1, 0, patch, ()), before, (), _NO_COUNTS))
-            last_settled = 0
-        for index, (row, point, header) in enumerate(run_rows.own_commits(), len(entries)):
-            rows.append((row, point))
-            parents: tuple[int, ...] = (index - 1,) if index else ()
-            if header.parents is not None:
-                parents = tuple([parent - offset for parent in header.parents])
-            if not broken:
-                try:
-                    entry = self._entry(row, header, parents, entries, before, opening, run_rows, schema_at(row))
-                except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others stay readable
-                    which = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: "
-                    broken = str(error) if header.node == UNKNOWN else f"{which}{error}"
-                else:
-                    last_settled = index if header.settled else last_settled
-            if broken:
-                state = entries[parents[0]].state if parents else before
-                # One of an unknown author is shown after the commit before it.
-                step = entries[-1].commit.step + 1 if header.node == UNKNOWN and entries else header.step
-                lost = replace(header, step=step, patch=UnreadablePatch(broken), reason=None, failure=None, failed=())
-                commit = self.commit(lost, [entries[parent].commit.id for parent in parents])
-                entry = LogEntry(commit, state, parents, _NO_COUNTS)
-            entries.append(entry)
-        if not entries and opening is not None and opening.node != "START":
-            entries.append(self._manual_opening(opening, before, run_rows))
-            last_settled = 0
-        return FoldedRun(entries, before, rows, last_settled, broken)
 
     def opening(self, rows: Iterable[Row]) -> OpenRow | None:
         """Return the open row of a run, which has the author and the patch of its first commit; None without one."""
@@ -604,50 +532,12 @@ class HistoryReader:
         }
         return lambda row: self.schema_of(fingerprints[id(row)])
 
-    def _entry(
-        self,
-        row: Row,
-        header: CommitRow,
-        parents: tuple[int, ...],
-        entries: list[LogEntry],
-        before: ImmutableState,
-        opening: OpenRow | None,
-        run_rows: RunRows,
-        schema: Schema,
-    ) -> LogEntry:
-        if header.node == UNKNOWN:
-            CommitRow.of(row)  # raises what is wrong with it
-        record = header.filled(row, self.fetch, self.decode)
-        if record.patch is None:
-            opening = opening or self.opening(run_rows.rows)  # which raises what is wrong with it
-            record = _opened(record, opening) if opening else replace(record, patch=FrozenDict())
-        state = entries[parents[0]].state if parents else before
-        commit = self.commit(record, [entries[parent].commit.id for parent in parents])
-        if row.kind in (RowKind.JOIN, RowKind.MERGE):
-            after = apply(state, record.made)
-            commit = schema.with_sizes(commit, state, record.made, after, folded=False)
-            # Those of a merge of threads are in other runs: `History` finds them.
-            winners = record.winner_indexes(entries) if row.kind == RowKind.JOIN else {}
-            return LogEntry(commit, after, parents, _NO_COUNTS, winners, record.plain_conflicts())
-        patch = record.patch or {}
-        after = schema.replay(state, patch, record.made)
-        commit = schema.with_sizes(commit, state, patch, after)
-        return LogEntry(commit, after, parents, _NO_COUNTS, sends=record.sent)
-
-    def _manual_opening(self, opening: OpenRow, before: ImmutableState, run_rows: RunRows) -> LogEntry:
-        """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
-        patch, schema = opening.patch or {}, self.schema_of(run_rows.fingerprint)
-        record = _opened(CommitRow(id=FIRST, node=opening.node, step=0, visit=1), opening)
-        after = schema.replay(before, patch, opening.made)
-        commit = schema.with_sizes(self.commit(record, ()), before, patch, after)
-        return LogEntry(commit, after, (), _NO_COUNTS)
-
     @staticmethod
-    def commit(record: CommitRow, parents: Iterable[str]) -> Commit:
-        """Return a commit as users see it, without version, from its row and the ids of its parents."""
+    def commit(record: CommitRow, name: str, parents: Iterable[str]) -> Commit:
+        """Return a commit as users see it, without version, from its row, its id and those of its parents."""
         started, duration = record.seconds
         return Commit(
-            record.id,
+            name,
             None,
             record.node,
             record.branch,
@@ -665,13 +555,10 @@ class HistoryReader:
         )
 
 
-def _opened(record: CommitRow, opening: OpenRow) -> CommitRow:
+def with_opening(record: CommitRow, opening: OpenRow) -> CommitRow:
     """Return a run's first commit with the patch of its open row; a manual one has the time at which it was made."""
     times = record.times if opening.created is None else (opening.created, 0)
     return replace(record, patch=opening.patch, made=opening.made, times=times)
-
-
-_NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
 
 
 # --- Cutting a run at one of its commits

@@ -56,7 +56,7 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
-from dspyer.scheduler.lineage import Log, LogEntry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import CHANGED, DAMAGED
@@ -483,15 +483,14 @@ class CommitRow(CommitContent):
         """Return the conflicts as users see them."""
         return tuple([_with_values(conflict, thaw) for conflict in self.conflicts])
 
-    def winner_indexes(self, log: Log) -> dict[KeyPath, int]:
-        """Return the winners as indexes of a log, of which this commit is the next one."""
+    def winner_indexes(self, count: int, id_of: Callable[[int], str]) -> dict[KeyPath, int]:
+        """Return the winners as indexes among the commits before it, of which `id_of` gives the ids, and itself."""
         found: dict[KeyPath, int] = {}
-        index, own = len(log), self.id
         for path, winner in self.winners.items():
-            places = (at for at in range(index - 1, -1, -1) if log[at].commit.id == winner)
-            place = index if winner == own else next(places, None)
+            places = (at for at in range(count - 1, -1, -1) if id_of(at) == winner)
+            place = count if winner == self.id else next(places, None)
             if place is None:
-                raise StoreError(f"commit {own} has a value of commit {winner!r}, which is not in the log before it")
+                raise StoreError(f"commit {self.id} has a value of {winner!r}, which is not in the log before it")
             found[path] = place
         return found
 

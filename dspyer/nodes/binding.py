@@ -38,7 +38,7 @@ from dspyer.nodes.field_access import (
     form_problems,
     unknown_field_text,
 )
-from dspyer.nodes.node import NOTHING, Call, Node
+from dspyer.nodes.node import NOTHING, Call, Flaws, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Step, Within
 from dspyer.scheduler.lineage import written_key
@@ -166,26 +166,13 @@ def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextM
     return context
 
 
-class Planned(NamedTuple):
-    """The templates of a node, with what is wrong.
-
-    Attributes:
-        templates: the templates.
-        problems: what is wrong, each with its fix.
-        unknown: what is wrong unless a `Send` brings the missing values.
-    """
-
-    templates: Templates = NO_TEMPLATES
-    problems: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-def plan_templates(modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, who: str) -> Planned:
+def plan_templates(
+    modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
+) -> Templates:
     """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
     reads = None if names_read is None else names_read.values()
     names: dict[str, None] = {}
     written: list[tuple[tuple[str, ...], str]] = []  # what texts of the user name, and where
-    problems: list[str] = []
     inside = False
     brought: set[str] = set()  # by a `Send`, or a problem
     for own, computed in options.computed.items():
@@ -207,14 +194,14 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, names_read: 
         # Instructions that an optimizer wrote before are text: braces in them need not be fields.
         if not getattr(module, COMPILED, False):
             written.append((named, "in its instructions"))
-        problems += _cannot(module, known, who) if known else ()
+        found.problems += _cannot(module, known, found.who) if known else ()
+    for named, where in written:
+        found.unknown += unknown_names(named, where, options, found.who)
     fields = frozenset(name for name in names if not name.startswith(RUN))
     may = None if reads is None else frozenset(reads) | fields | options.overlay | brought
     typed = [name for named, _ in written for name in named if name in fields.difference(reads or (), options.overlay)]
     typed += [view.field for view in options.views.values()]
-    unknown = [problem for named, where in written for problem in unknown_names(named, where, options, who)]
-    templates = Templates(tuple(names), may, inside, tuple(of_views.items()), tuple(typed))
-    return Planned(templates, tuple(problems), tuple(unknown))
+    return Templates(tuple(names), may, inside, tuple(of_views.items()), tuple(typed))
 
 
 def is_known(name: str, options: NodeOptions) -> bool:
@@ -479,39 +466,25 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
 # --- the plan, made once when the graph is built: which rule fits each parameter
 
 
-class Plan(NamedTuple):
-    """A binding with what is wrong with it.
-
-    Attributes:
-        binding: the plan.
-        problems: what is wrong, each with its fix.
-        unknown: what is wrong unless an overlay brings the missing values.
-    """
-
-    binding: Binding
-    problems: list[str]
-    unknown: list[str]
-
-
-def plan_binding(signature: FunctionSignature, options: NodeOptions, who: str) -> Plan:
-    """Decide what each parameter of a function gets; `who` names its node or router in errors."""
-    planner = _Planner(signature, options, who)
+def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaws) -> Binding:
+    """Decide what each parameter of a function gets."""
+    planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
         planner.place(parameter)
     planner.check()
-    return Plan(planner.binding, planner.problems, planner.unknown)
+    return planner.binding
 
 
 class _Planner:
-    def __init__(self, signature: FunctionSignature, options: NodeOptions, who: str) -> None:
-        self.signature, self.options, self.who = signature, options, who
+    def __init__(self, signature: FunctionSignature, options: NodeOptions, found: Flaws) -> None:
+        self.signature, self.options, self.who = signature, options, found.who
         self.schema, self.reads = options.schema, options.reads
-        self.problems: list[str] = list(signature.problems)
-        self.unknown: list[str] = []
+        self.problems, self.unknown = found.problems, found.unknown
+        self.problems += signature.problems
         fields = self.reads
         if fields is not None:
             fields = {name: field for name, field in fields.items() if name not in options.computed}
-        self.binding = Binding(who, reads=fields, schema=self.schema, takes_all=signature.takes_all)
+        self.binding = Binding(self.who, reads=fields, schema=self.schema, takes_all=signature.takes_all)
 
     def place(self, parameter: Parameter) -> None:
         """Add one parameter to the binding; the first rule that fits decides."""

@@ -17,7 +17,7 @@ from dspyer.nodes.field_access import check_names
 from dspyer.nodes.function import bound_modules, build_function, goto_of, module_problems, permitted
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module, build_subgraph
-from dspyer.nodes.node import Built, Call, Command, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Command, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_program, wrapped
 from dspyer.nodes.sync_async import is_async
@@ -60,24 +60,28 @@ class KindNode(BoundNode):
 def build_kind(given: Node, options: NodeOptions) -> Built:
     """A node of a kind of the user's own, and what is wrong with it."""
     who, kind, reads = options.who, type(given).__name__, options.reads
-    problems = module_problems(options.modules, who)
-    problems += [
+    found = Flaws(who, module_problems(options.modules, who))
+    found.problems += [
         f"{who}: modules binds the program {name!r}, and a script calls modules alone: make it a node, or call it in a "
         "function, with `ctx.call`"
         for name, module in options.modules.items()
         if is_program(module)
     ]
     if options.views or options.computed or any(name != field for name, field in (reads or {}).items()):
-        problems.append(f"{who}: {kind} reads fields by their own names, call.read('field'): give {kind}(reads=[...])")
+        found.problems.append(
+            f"{who}: {kind} reads fields by their own names, call.read('field'): give {kind}(reads=[...])"
+        )
     if is_async(given.script):
-        problems.append(f"{who}: {kind}.script is async: write a plain `def` with `yield`, which serves async runs too")
-    problems += check_names(options.writes or {}, "writes", who, own=None, schema=options.output_schema)
-    unknown = check_names(reads or {}, "reads", who, own=None, schema=options.schema, overlay=options.overlay)
+        found.problems.append(
+            f"{who}: {kind}.script is async: write a plain `def` with `yield`, which serves async runs too"
+        )
+    found.problems += check_names(options.writes or {}, "writes", who, own=None, schema=options.output_schema)
+    found.unknown += check_names(reads or {}, "reads", who, own=None, schema=options.schema, overlay=options.overlay)
     # A script may leave out what is not set, and yet the graph must set it.
     fields = [FieldParameter(name, name, True, True, name not in options.overlay) for name in reads or ()]
     binding = Binding(who, tuple(fields), takes_all=reads is None, schema=options.schema)
     own, _ = binding.reading()
-    templates, wrong, missing = plan_templates(options.modules.values(), options, own, who)
+    templates = plan_templates(options.modules.values(), options, own, found)
     unset = {} if own is None else {"optional": templates.optional_fields(own, frozenset())}
     made = copy.copy(given)
     for fact, value in (("name", options.name), ("who", who), ("modules", None)):
@@ -91,8 +95,7 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
         layers=given.layers,
         made=made,
     )
-    module: dspy.Module | None = bound_modules(options) if options.modules else None
-    return Built(node, module, (*problems, *wrong), (*unknown, *missing))
+    return found.built(node, bound_modules(options) if options.modules else None)
 
 
 def build_node(options: NodeOptions) -> Built:

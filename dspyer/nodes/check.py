@@ -26,7 +26,7 @@ from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_program
 from dspyer.nodes.sync_async import is_async
@@ -123,44 +123,36 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
             "a list of problems, a class of pydantic's BaseModel, or a module with an output `problems: list[str]`"
         )
         return Built(None, None, (text,))
-    plan = plan_binding(read_signature(check, options.who, "a list of problems"), options, options.who)
+    found = Flaws(options.who)
+    signature = read_signature(check, options.who, "a list of problems")
+    binding = plan_binding(signature, options, found)
     fix = (
         f"make the module itself the check, with an output `problems: list[str]`, add_check({options.name!r}, {{name}})"
     )
-    hidden = hidden_problems(check, options.who, fix)
-    return function_finder(check, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
+    found.problems += hidden_problems(check, options.who, fix)
+    return found.built(function_finder(check, binding, options, into))
 
 
-def function_finder(
-    fn: Callable[..., object],
-    binding: Binding,
-    options: NodeOptions,
-    into: str,
-    problems: tuple[str, ...],
-    unknown: tuple[str, ...] = (),
-) -> Built:
-    """A node that calls a bound function, and what is wrong with it. Its reply has the result at `into`."""
+def function_finder(fn: Callable[..., object], binding: Binding, options: NodeOptions, into: str) -> FunctionNode:
+    """A node that calls a bound function. Its reply has the result at `into`."""
     facts, writes = binding.facts(), {into: into}
-    node = FunctionNode(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
-    return Built(node, None, problems, unknown)
+    return FunctionNode(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
 
 
 def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Built:
-    schema = options.schema
+    schema, found = options.schema, Flaws(options.who)
     known = [name for name in model.model_fields if schema.accepts_any_key or name in schema.fields]
-    unknown = tuple(
+    needed = [name for name, info in model.model_fields.items() if info.is_required()]
+    found.unknown += [
         f"{options.who}: the field {name!r} of {model.__name__} {unknown_field_text(name, schema)}"
-        for name, info in model.model_fields.items()
-        if name not in known and info.is_required()
-    )
+        for name in needed
+        if name not in known
+    ]
     # Each may be unset in a run: then the model says that it is missing. What it requires must have a writer, or be an
     # input: no correction gives it.
     parameters = tuple([FieldParameter(name, name, True, True) for name in known])
-    binding = Binding(options.who, parameters, schema=schema)
-    built = function_finder(ModelCheck(model), binding, options, into, (), unknown)
-    needed = {name for name in known if model.model_fields[name].is_required()}
-    node = built.node
-    return built if node is None else built._replace(node=replace(node, optional=node.optional - needed))
+    node = function_finder(ModelCheck(model), Binding(options.who, parameters, schema=schema), options, into)
+    return found.built(replace(node, optional=node.optional.difference(needed)))
 
 
 def _output_problems(module: dspy.Module, who: str) -> list[str]:

@@ -18,7 +18,7 @@ from dspyer.lm.source import modules_text, reduce_program, source_class
 from dspyer.nodes.binding import BoundNode, filled, plan_binding, plan_templates
 from dspyer.nodes.callables import hidden_problems, literals, members, mentions, read_signature
 from dspyer.nodes.field_access import FieldNames, check_names, unknown_outputs_text
-from dspyer.nodes.node import Built, Call, Command, Goto, Node, Reply, Send
+from dspyer.nodes.node import Built, Call, Command, Flaws, Goto, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, OpenCalls, Script, Step, is_program, questions_in
 from dspyer.nodes.sync_async import is_async
@@ -325,32 +325,29 @@ _DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", COMPILED}
 
 def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     """A node of a function, method, partial or callable object, sync or async, and what is wrong with it."""
+    found = Flaws(options.who)
     signature = read_signature(fn, options.who)
-    plan = plan_binding(signature, options, options.who)
+    binding = plan_binding(signature, options, found)
     declared = declared_result(signature.returns, options.schema)
-    writes, problems = _writes(options, declared.writes, bool(plan.binding.contexts))
-    problems = [*plan.problems, *problems, *module_problems(options.modules, options.who)]
+    writes = _writes(options, declared.writes, bool(binding.contexts), found)
+    found.problems += module_problems(options.modules, options.who)
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
-    problems += hidden_problems(fn, options.who, fix)
-    reads, _ = plan.binding.reading()
-    templates, wrong, missing = plan_templates(options.modules.values(), options, reads, options.who)
-    problems += wrong
+    found.problems += hidden_problems(fn, options.who, fix)
+    templates = plan_templates(options.modules.values(), options, binding.reading()[0], found)
     goto = tuple(dict.fromkeys((*options.goto, *declared.goto)))
     node = FunctionNode(
         name=options.name,
-        **plan.binding.facts(templates),
+        **binding.facts(templates),
         writes=writes,
         goto=goto,
         sends=bool(goto) and mentions(fn, Send),
         fn=fn,
         asynchronous=is_async(fn),
         per_item=options.map is not None,
-        programs=tuple(
-            [name for name, module in options.modules.items() if plan.binding.contexts and is_program(module)]
-        ),
+        programs=tuple([name for name, module in options.modules.items() if binding.contexts and is_program(module)]),
     )
-    return Built(node, bound_modules(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
+    return found.built(node, bound_modules(options) if options.modules else None)
 
 
 def bound_modules(options: NodeOptions) -> NodeModules | None:
@@ -361,21 +358,21 @@ def bound_modules(options: NodeOptions) -> NodeModules | None:
     return kind(**options.modules)
 
 
-def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
-    """The fields that a function writes, by `writes=` or else its return annotation; and what is wrong with them.
+def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool, found: Flaws) -> FieldNames | None:
+    """The fields that a function writes, by `writes=` or else its return annotation.
 
     A function with a parameter `ctx` may post more than it returns, so `writes` may name more than its annotation.
     """
-    if options.writes is not None:
-        own = None if posts else declared
-        return options.writes, check_names(options.writes, "writes", options.who, own=own, schema=options.output_schema)
-    if declared is None:
-        return None, []
-    if declared and not options.output_schema.accepts_any_key and not set(declared) & set(options.output_schema.fields):
-        return None, [f"{options.who}: its return annotation {unknown_outputs_text(declared, options.output_schema)}"]
-    writes = {name: name for name in declared}
-    who = f"{options.who}, by its return annotation"
-    return writes, check_names(writes, "writes", who, own=None, schema=options.output_schema)
+    writes, own, who, schema = options.writes, None if posts else declared, found.who, options.output_schema
+    if writes is None:
+        if declared is None:
+            return None
+        if declared and not schema.accepts_any_key and not set(declared) & set(schema.fields):
+            found.problems.append(f"{who}: its return annotation {unknown_outputs_text(declared, schema)}")
+            return None
+        writes, own, who = {name: name for name in declared}, None, f"{who}, by its return annotation"
+    found.problems += check_names(writes, "writes", who, own=own, schema=schema)
+    return writes
 
 
 def module_problems(modules: Mapping[str, Any], who: str) -> list[str]:

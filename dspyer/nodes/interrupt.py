@@ -27,7 +27,7 @@ from dspyer.nodes.binding import (
 )
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_access import unknown_field_text
-from dspyer.nodes.node import Built, Call, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
@@ -95,34 +95,34 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
 
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
-    problems: list[str] = []
+    found = Flaws(options.who)
     fields: list[str] = []
     text: Callable[..., object]
     if isinstance(asked.question, str):
         fields = [name for name in names_in(asked.question) if not name.startswith(RUN)]
-        unknown = unknown_names(fields, "in its question", options, options.who)
+        found.unknown += unknown_names(fields, "in its question", options, options.who)
         parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
         text = partial(_filled_question, asked.question)
     elif callable(asked.question):
-        plan = plan_binding(read_signature(asked.question, options.who), options, options.who)
-        binding, unknown, text = plan.binding, plan.unknown, asked.question
-        problems += plan.problems
+        text = asked.question
+        binding = plan_binding(read_signature(text, options.who), options, found)
         if is_async(text):
-            problems.append(f"{options.who}: its question is an async function: give one that is not")
+            found.problems.append(f"{options.who}: its question is an async function: give one that is not")
     else:
         problem = f"{options.who}: its question is {brief(asked.question)}: give a text, or a function of fields"
         return Built(None, None, (problem,))
-    problems += _answer_problems(asked, options)
-    node = InterruptNode(
-        name=options.name,
-        **binding.facts(Templates(typed=tuple(fields))),
-        writes={} if asked.into is None else {asked.into: asked.into},
-        text=text,
-        answer_types={options.name: asked.answer},
-        into=asked.into,
+    found.problems += _answer_problems(asked, options)
+    return found.built(
+        InterruptNode(
+            name=options.name,
+            **binding.facts(Templates(typed=tuple(fields))),
+            writes={} if asked.into is None else {asked.into: asked.into},
+            text=text,
+            answer_types={options.name: asked.answer},
+            into=asked.into,
+        )
     )
-    return Built(node, None, tuple(problems), tuple(unknown))
 
 
 def _filled_question(question: str, /, **fields: Any) -> str:

@@ -22,7 +22,7 @@ from dspyer.errors import NodeOutputError, StateError, brief, list_names, sugges
 from dspyer.hints import without_none
 from dspyer.lm.parameters import predictors_in
 from dspyer.messages import turn_message, turns_in, warning_message
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, Plan, filled, plan_templates, warning_of
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_templates, warning_of
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_access import (
     FieldNames,
@@ -32,7 +32,7 @@ from dspyer.nodes.field_access import (
     is_conversation,
     unknown_field_text,
 )
-from dspyer.nodes.node import SENT, Built, Call, Look, Reply
+from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script
 from dspyer.patch import DELETE
@@ -137,13 +137,14 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
     found = module_io(module)
     register_dspy_types([*found.inputs.values(), *(found.outputs or {}).values()])
-    planned = plan_inputs(found, options, options.who)
-    turns, own_writes, turn_problems = plan_turns(module, found, options)
-    gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
-    templates, wrong, missing = plan_templates([module], options, planned.binding.reading()[0], options.who)
+    wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
+    binding = plan_inputs(found, options, wrong)
+    turns, own_writes = plan_turns(module, found, options, wrong)
+    gives = plan_writes(found, options._replace(writes=own_writes), type(module).__name__, wrong)
+    templates = plan_templates([module], options, binding.reading()[0], wrong)
     node = ModuleNode(
         name=options.name,
-        **planned.binding.facts(templates),
+        **binding.facts(templates),
         writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
         known=found.outputs is not None,
         gives=gives,
@@ -153,74 +154,69 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     )
     kinds = {name: found.type_of(name) for name in gives or ()}
     fix = "declare the type in the signature (... -> {name}: {kind}), or change the field"
-    problems += _type_problems(kinds, gives, options, fix)
-    problems = [
-        *(f"{options.who}: {problem}" for problem in found.problems),
-        *planned.problems,
-        *problems,
-        *wrong,
-        *turn_problems,
-    ]
+    _compare_types(kinds, gives, options, fix, wrong)
     if options.modules:
-        problems.append(f"{options.who}: modules={{...}} binds modules to a function; this node is a module itself")
+        wrong.problems.append(
+            f"{options.who}: modules={{...}} binds modules to a function; this node is a module itself"
+        )
     if options.goto:
-        problems.append(
+        wrong.problems.append(
             f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
         )
-    types = None if gives is None else list(kinds.values())
-    return Built(node, module, tuple(problems), (*planned.unknown, *missing), types=types)
+    return wrong.built(node, module, types=None if gives is None else list(kinds.values()))
 
 
-def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
-    """The fields that get the outputs: by `writes=`, or else the fields of the same names; and what is wrong."""
-    schema = options.output_schema
+def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) -> FieldNames | None:
+    """The fields that get the outputs: by `writes=`, or else the fields of the same names."""
+    schema, who = options.output_schema, wrong.who
     outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
     if options.writes is not None:
-        return options.writes, check_names(options.writes, "writes", who, own=outputs, schema=schema)
+        wrong.problems += check_names(options.writes, "writes", who, own=outputs, schema=schema)
+        return options.writes
     if found.outputs is not None:
         names = {name: name for name in found.outputs}
-        problems = [
+        wrong.problems += [
             f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
             if not schema.accepts_any_key and name not in schema.fields
         ]
-        return names, problems
-    if schema.accepts_any_key:
-        return None, []
-    fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
-    line = f"add_node({options.name!r}, ..., writes={fields!r})"
-    problem = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
-    return None, [problem]
+        return names
+    if not schema.accepts_any_key:
+        fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
+        line = f"add_node({options.name!r}, ..., writes={fields!r})"
+        text = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
+        wrong.problems.append(text)
+    return None
 
 
-def _type_problems(kinds: Mapping[str, Any], gives: FieldNames | None, options: NodeOptions, fix: str) -> list[str]:
-    """Outputs whose types can never be written to their fields; `fix` has `{name}` and the field's type as `{kind}`."""
-    problems = []
+def _compare_types(
+    kinds: Mapping[str, Any], gives: FieldNames | None, options: NodeOptions, fix: str, wrong: Flaws
+) -> None:
+    """Find outputs whose types can never be written to their fields; `fix` has `{name}`, and the type as `{kind}`."""
     for name, field in (gives or {}).items():
-        if name in kinds and (wrong := misfit(options.output_schema, field, kinds[name])):
+        if name in kinds and (text := misfit(options.output_schema, field, kinds[name])):
             kind = shown_type(update_type(options.output_schema, field)) if "{kind}" in fix else ""
-            problems.append(f"{options.who}: its output {name!r} {wrong}: {fix.format(name=name, kind=kind)}")
-    return problems
+            wrong.problems.append(f"{wrong.who}: its output {name!r} {text}: {fix.format(name=name, kind=kind)}")
 
 
 # --- inputs
 
 
-def plan_inputs(found: ModuleIO, options: NodeOptions, who: str, copy: bool = True) -> Plan:
+def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool = True) -> Binding:
     """Decide where each input of a module comes from: the field of its name, or what `reads` says.
 
     With `copy` it gets plain copies, as a module must; a graph gets frozen values.
     """
     any_name = "**" in found.extras
     own = None if any_name else (*found.inputs, *found.extras)
-    reads, schema = options.reads, options.schema
-    problems: list[str] = []
-    unknown: list[str] = []
+    reads, schema, who = options.reads, options.schema, wrong.who
     if reads is not None:
-        problems += check_names(reads, "reads", who, own=own, schema=schema, overlay=options.not_fields)
+        wrong.problems += check_names(reads, "reads", who, own=own, schema=schema, overlay=options.not_fields)
     elif any_name and not found.inputs:
-        problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
+        wrong.problems.append(
+            f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]"
+        )
     names = list(found.inputs)
     names += [name for name in reads or () if name not in names and (any_name or name in found.extras)]
     names += [name for name in found.extras if name not in names and name != "**"]
@@ -231,7 +227,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, who: str, copy: bool = Tr
             view, kind = options.views.get(name), found.inputs.get(name, Any)
             form = form_of(kind) if copy or form_of(kind) != "values" else "frozen"
             if view is not None:
-                problems += form_problems(view, kind, name, schema, who)
+                wrong.problems += form_problems(view, kind, name, schema, who)
             readable, computed = reads[name] not in options.not_fields, options.computed.get(name)
             # A view of an unset field is empty, which is no error. A history is made of the turns of the node.
             entry = FieldParameter(name, reads[name], copy, default or view is not None, readable, view, form, computed)
@@ -240,10 +236,10 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, who: str, copy: bool = Tr
         readable = name in found.inputs and reads is None and name not in options.overlay
         readable = readable and (schema.accepts_any_key or name in schema.fields)
         if not readable and not default and name not in options.overlay:  # a `Send` may bring it
-            unknown.append(_unknown_input(name, options, who))
+            wrong.unknown.append(_unknown_input(name, options, who))
         fields.append(FieldParameter(name, name, copy, default, readable))
     rest = copy if any_name else None
-    return Plan(Binding(who, tuple(fields), rest=rest, schema=schema), problems, unknown)
+    return Binding(who, tuple(fields), rest=rest, schema=schema)
 
 
 def _unknown_input(name: str, options: NodeOptions, who: str) -> str:
@@ -338,16 +334,10 @@ def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> d
     return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
 
 
-class PlannedTurns(NamedTuple):
-    """The turns of a node, the rest of its `writes` option, and what is wrong."""
-
-    turns: Turns
-    writes: FieldNames | None
-    problems: tuple[str, ...] = ()
-
-
-def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> PlannedTurns:
-    """Decide which of the node's writes are its turn, and which of its inputs are its history."""
+def plan_turns(
+    module: dspy.Module, found: ModuleIO, options: NodeOptions, wrong: Flaws
+) -> tuple[Turns, FieldNames | None]:
+    """Decide which of the node's writes are its turn, and which of its inputs its history; also the other writes."""
     outputs = found.outputs or {}
     names = dict(options.writes or {})
     turns = {
@@ -359,24 +349,24 @@ def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> Pl
     histories = tuple(name for name in options.views if found.inputs.get(name) is dspy.History)
     missing = tuple(name for name in options.views if name not in found.inputs and _is_own(name, options))
     if not turns and not histories and not missing:
-        return PlannedTurns(NO_TURNS, options.writes)
+        return NO_TURNS, options.writes
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
     planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning)
-    problems = [
+    wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
         for name in missing
     ]
-    problems += [
+    wrong.problems += [
         f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
         "function call it and return the message"
         for field in turns.values()
         if found.outputs is None
     ]
     if histories:
-        problems += _history_problems(module, found, planned, options.who)
-    return PlannedTurns(planned, writes, tuple(problems))
+        wrong.problems += _history_problems(module, found, planned, options.who)
+    return planned, writes
 
 
 def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
@@ -654,9 +644,10 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
     graph = module.graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    planned = plan_inputs(found, options, options.who, copy=False)
-    binding = planned.binding if graph.closed else replace(planned.binding, rest=False)
-    writes, problems = _plan_writes(graph, options)
+    wrong = Flaws(options.who)
+    binding = plan_inputs(found, options, wrong, copy=False)
+    binding = binding if graph.closed else replace(binding, rest=False)
+    writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}
     gives = writes
     if options.writes is None and writes is not None and options.map is None:
@@ -665,7 +656,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
-    templates, wrong, missing = plan_templates((), options, reads, options.who)
+    templates = plan_templates((), options, reads, wrong)
     node = SubgraphNode(
         name=options.name,
         **binding.facts(templates),
@@ -678,9 +669,8 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
     inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
     raw = {name: update_type(inner, name) for name in kinds if name in node.folds and inner.reducer(name) is not None}
-    problems += _type_problems(kinds | raw, gives, options, "give both fields one type, or say writes={{...}}")
-    types = [kinds.get(name, Any) for name in gives or ()]
-    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing), types=types)
+    _compare_types(kinds | raw, gives, options, "give both fields one type, or say writes={{...}}", wrong)
+    return wrong.built(node, module, types=[kinds.get(name, Any) for name in gives or ()])
 
 
 def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
@@ -696,23 +686,23 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
     )
 
 
-def _plan_writes(graph: Any, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
+def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:
     """The fields that it declares to write: by `writes=`, or else its outputs that are fields of the outer state."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
         known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.also)))
-        return options.writes, check_names(options.writes, "writes", options.who, own=known, schema=schema)
+        wrong.problems += check_names(options.writes, "writes", wrong.who, own=known, schema=schema)
+        return options.writes
     if own is None:
-        return (None if schema.accepts_any_key else _fields(schema.fields, schema)), []
+        return None if schema.accepts_any_key else _fields(schema.fields, schema)
     writes = _fields(own, schema)
     if own and not writes:
-        problem = (
-            f"{options.who}: the graph gives {list_names(own)}, and none of these is a field of the state "
+        wrong.problems.append(
+            f"{wrong.who}: the graph gives {list_names(own)}, and none of these is a field of the state "
             f"({list_names(schema.fields)}): say where its results go, as writes={{{own[0]!r}: 'a field'}}"
         )
-        return {}, [problem]
-    return writes, []
+    return writes
 
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:

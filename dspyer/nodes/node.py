@@ -565,6 +565,31 @@ class Node:
             call.context.delegate.over = True
 
 
+class Flaws:
+    """What is wrong with a node or a router that is built: the functions that plan its parts add to it.
+
+    Attributes:
+        who: how problems name it.
+        problems: what is wrong, each with its fix.
+        unknown: what is wrong unless a `Send` brings the missing values.
+    """
+
+    def __init__(self, who: str, problems: Iterable[str] = ()) -> None:
+        self.who = who
+        self.problems = list(problems)
+        self.unknown: list[str] = []
+
+    def without_sends(self) -> list[str]:
+        """All problems, where no `Send` can bring a missing value."""
+        self.problems += self.unknown
+        self.unknown.clear()
+        return self.problems
+
+    def built(self, node: Node | None, module: dspy.Module | None = None, **more: Any) -> Built:
+        """What was built, with what was found."""
+        return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)
+
+
 class Built(NamedTuple):
     """A node, or the reasons why it cannot be built.
 

@@ -20,7 +20,7 @@ from dspyer.nodes.callables import gives_literals_alone, hidden_problems, litera
 from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.function import check_target
 from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import Built, Call, Command, Decision, Goto, Send
+from dspyer.nodes.node import Built, Call, Command, Decision, Flaws, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
@@ -192,62 +192,55 @@ _HOW_TO_DECLARE = "add it to the path map"
 
 
 def routes_of(
-    path_map: PathMap | None, declared: Sequence[object], who: str, complete: bool = True, unset: bool = False
-) -> tuple[Routes | None, list[str]]:
-    """The targets of a router, None if they are unknown, and what is wrong with them.
+    path_map: PathMap | None, declared: Sequence[object], found: Flaws, complete: bool = True, unset: bool = False
+) -> Routes | None:
+    """The targets of a router, None if they are unknown.
 
     `path_map` has targets by label, or is a list of names. `declared` are the labels in the type of what the router
     returns, empty for unknown; `complete` says that it can return nothing else, `unset` that it may also return None,
     which needs no target.
     """
+    who = found.who
     if path_map is None:
         names = tuple(name for name in declared if isinstance(name, str))
-        if not names or len(names) < len(declared):
-            labels = f" for {list_names(declared)}" if declared else ""
-            fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
-            return None, [f"{who} does not say where it may go: give it a path map{labels}: {fix}"]
-        return Routes({}, tuple(dict.fromkeys(names))), []
+        if names and len(names) == len(declared):
+            return Routes({}, tuple(dict.fromkeys(names)))
+        labels = f" for {list_names(declared)}" if declared else ""
+        fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
+        found.problems.append(f"{who} does not say where it may go: give it a path map{labels}: {fix}")
+        return None
     if isinstance(path_map, str):
-        return None, [f"{who}: the path map {path_map!r} is one name: write [{path_map!r}]"]
+        found.problems.append(f"{who}: the path map {path_map!r} is one name: write [{path_map!r}]")
+        return None
     if not isinstance(path_map, Mapping):
         path_map = {name: name for name in path_map}
-    problems: list[str] = []
     labels_of: dict[Any, tuple[str, ...]] = {}
     for label, target in path_map.items():
         given: Sequence[Any] = target if isinstance(target, (list, tuple)) else (target,)
         names = tuple([name for name in given if isinstance(name, str)])
         if not names or len(names) < len(given):
-            problems.append(
+            found.problems.append(
                 f"{who}: the path map sends {label!r} to {brief(target)}: give the name of a node, or a list of names"
             )
         labels_of[label] = names
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
-        problems.append(f"{who}: the path map is empty: give it at least one target")
+        found.problems.append(f"{who}: the path map is empty: give it at least one target")
     certain = [label for label in labels_of if label is not None or not unset]
-    problems += _uncovered(certain, targets, declared, who, complete)
-    return Routes(labels_of, targets), problems
-
-
-def _uncovered(
-    labels: Sequence[Any], targets: Sequence[str], declared: Sequence[object], who: str, complete: bool
-) -> list[str]:
-    """Labels without a target, and entries of the path map that no label can reach."""
-    if not declared:
-        return []
-    problems = [
-        f"{who} may give {label!r}, which the path map does not have: add {{{label!r}: 'a node'}}."
-        f"{suggestion(label, labels)}"
-        for label in declared
-        if label not in labels and label not in targets
-    ]
-    problems += [
-        f"{who} never gives {label!r}, which the path map has; it gives {list_names(declared)}: remove it."
-        f"{suggestion(label, declared)}"
-        for label in labels
-        if complete and label not in declared
-    ]
-    return problems
+    if declared:  # labels without a target, and entries of the path map that no label can reach
+        found.problems += [
+            f"{who} may give {label!r}, which the path map does not have: add {{{label!r}: 'a node'}}."
+            f"{suggestion(label, certain)}"
+            for label in declared
+            if label not in certain and label not in targets
+        ]
+        found.problems += [
+            f"{who} never gives {label!r}, which the path map has; it gives {list_names(declared)}: remove it."
+            f"{suggestion(label, declared)}"
+            for label in certain
+            if complete and label not in declared
+        ]
+    return Routes(labels_of, targets)
 
 
 # --- building
@@ -291,23 +284,20 @@ class RouterOptions(NamedTuple):
 
 def build_router(options: RouterOptions, schema: Schema) -> Built:
     """A router with its module, and what is wrong with it; no router if its targets are not known."""
-    route = options.route
+    route, found = options.route, Flaws(options.who)
     if isinstance(route, dspy.Module):
-        return _build_module_router(route, options, schema)
-    problems = []
+        return _build_module_router(route, options, schema, found)
     if options.name is not None or options.writes is not None:
-        problems.append(
+        found.problems.append(
             f"{options.who}: name= and writes= are for routers that are modules; this one is {brief(route)}"
         )
     if isinstance(route, str):
-        built = _build_field_router(route, options, schema)
-    elif callable(route):
-        built = _build_function_router(route, options, schema)
-    else:
-        fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
-        problem = f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}"
-        built = Built(None, None, (problem,))
-    return built._replace(problems=(*problems, *built.problems))
+        return found.built(_build_field_router(route, options, schema, found))
+    if callable(route):
+        return found.built(_build_function_router(route, options, schema, found))
+    fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
+    found.problems.append(f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}")
+    return found.built(None)
 
 
 def _names(part: object) -> Iterable[object]:
@@ -320,83 +310,71 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
 
-def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> Built:
-    who = options.who
+def _build_field_router(field: str, options: RouterOptions, schema: Schema, found: Flaws) -> Router | None:
     if not schema.accepts_any_key and field not in schema.fields:
-        return Built(
-            None, None, (f"{who}: {field!r} {unknown_field_text(field, schema)} A router that is a string is a field.",)
-        )
+        text = f"{field!r} {unknown_field_text(field, schema)} A router that is a string is a field."
+        found.problems.append(f"{found.who}: {text}")
+        return None
     kind = None if schema.accepts_any_key else schema.fields[field].annotation
-    by = f"{who} by the field {field!r}"
+    found.who = f"{options.who} by the field {field!r}"
     complete, unset = _declares_literals(kind)
-    routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
+    routes = routes_of(options.path_map, literals(kind), found, complete, unset)
     if routes is None:
-        return Built(None, None, tuple(problems))
-    facts = Binding(by, (FieldParameter(field, field, copy=False, default=False),)).facts()
-    return Built(FunctionRouter(name=options.source, **facts, routes=routes, fn=value_of_field), None, tuple(problems))
+        return None
+    facts = Binding(found.who, (FieldParameter(field, field, copy=False, default=False),)).facts()
+    return FunctionRouter(name=options.source, **facts, routes=routes, fn=value_of_field)
 
 
-def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> Built:
+def _build_function_router(
+    fn: Callable[..., object], options: RouterOptions, schema: Schema, found: Flaws
+) -> Router | None:
     who = options.who
-    problems = []
     if is_async(fn):
-        problems.append(
+        found.problems.append(
             f"{who} is async: a router is a plain, pure function; await in a node, and route by what it wrote"
         )
     signature = read_signature(fn, who)
-    plan = plan_binding(signature, NodeOptions(options.source, schema), who)
-    declared = literals(signature.returns)
-    routes, more = routes_of(options.path_map, declared, who, complete=gives_literals_alone(signature.returns))
-    problems += [*plan.problems, *plan.unknown, *more]
+    binding = plan_binding(signature, NodeOptions(options.source, schema), found)
+    found.without_sends()
+    complete = gives_literals_alone(signature.returns)
+    routes = routes_of(options.path_map, literals(signature.returns), found, complete)
     fix = (
         "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
         "route by the field that it wrote"
     )
-    problems += hidden_problems(fn, who, fix.format(source=options.source))
+    found.problems += hidden_problems(fn, who, fix.format(source=options.source))
     if routes is None:
-        return Built(None, None, tuple(problems))
-    router = FunctionRouter(name=options.source, **plan.binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
-    return Built(router, None, tuple(problems))
+        return None
+    return FunctionRouter(name=options.source, **binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
 
 
-def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> Built:
+def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema, found: Flaws) -> Built:
     who, name = options.who, options.name or f"{options.source}_router"
-    found = module_io(module)
-    flaws = [f"{who}: {problem}" for problem in found.problems]
-    choices = {output: literals(kind) for output, kind in (found.outputs or {}).items() if literals(kind)}
+    io = module_io(module)
+    outputs = io.outputs or {}
+    found.problems += [f"{who}: {problem}" for problem in io.problems]
+    choices = {output: literals(kind) for output, kind in outputs.items() if literals(kind)}
     if len(choices) != 1:
         have = f"{len(choices)} Literal outputs ({list_names(choices)})" if choices else "no Literal output"
-        problem = (
+        found.problems.append(
             f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
-        return Built(None, None, (*flaws, problem))
+        return found.built(None)
     ((label, declared),) = choices.items()
-    known = () if found.own_code and options.path_map is not None else declared
-    complete, unset = _declares_literals((found.outputs or {})[label])
-    routes, problems = routes_of(options.path_map, known, who, complete, unset)
-    written, more = _router_writes(options.writes, label, who)
-    own = (*(found.outputs or {}), *found.by_products)
-    problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
-    planned = plan_inputs(found, NodeOptions(name, schema), who)
-    reads, _ = planned.binding.reading()
-    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads, who)
-    problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
+    known = () if io.own_code and options.path_map is not None else declared
+    routes = routes_of(options.path_map, known, found, *_declares_literals(outputs[label]))
+    written: FieldNames = {label: options.writes} if isinstance(options.writes, str) else {}
+    if not written:
+        names, problems = name_map(options.writes, "writes", who)
+        written, found.problems = names or {}, [*found.problems, *problems]
+    found.problems += check_names(written, "writes", who, own=(*outputs, *io.by_products), schema=schema)
+    own = NodeOptions(name, schema)
+    binding = plan_inputs(io, own, found)
+    templates = plan_templates([module], own, binding.reading()[0], found)
+    found.without_sends()
     if routes is None:
-        return Built(None, module, tuple(problems))
-    router = ModuleRouter(
-        name=options.source,
-        **planned.binding.facts(templates),
-        routes=routes,
-        writes=written,
-        module_name=name,
-        label=label,
-    )
-    return Built(router, module, tuple(problems))
-
-
-def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:
-    if isinstance(writes, str):
-        return {label: writes}, []
-    written, problems = name_map(writes, "writes", who)
-    return written or {}, problems
+        return found.built(None, module)
+    facts = binding.facts(templates)
+    router = ModuleRouter(name=options.source, **facts, routes=routes, writes=written, module_name=name, label=label)
+    return found.built(router, module)

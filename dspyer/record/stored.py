@@ -13,7 +13,7 @@ from dspyer.events import Commit, LMCall, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in, run_usage
-from dspyer.log.history import recover_state, runs_back
+from dspyer.log.history import fold_run, recover_state, runs_back
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
@@ -34,9 +34,7 @@ from dspyer.log.rows import (
     QuestionRow,
     RowKind,
     drawing_id,
-    first_version,
     is_readable,
-    is_settled,
     run_label,
 )
 from dspyer.log.time_travel import ThreadReader
@@ -180,8 +178,8 @@ def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = N
     for run in read_runs(reader.store, [row.head], row.root):
         before = next((ends[parent] for parent in run.parents if parent in ends), Before())
         rows = _from_root(reader, run, row.root)
-        folded = reader.fold(rows, *before)
-        ends[rows.points[-1]] = Before(folded.trunk_state, folded.broken)
+        folded = fold_run(reader, rows, *before)
+        ends[rows.points[-1]] = Before(folded.trunk_state, folded.run.broken)
         yield record_of_rows(reader, thread, rows, rows.status or "crashed", None, redactor, before)
 
 
@@ -357,7 +355,7 @@ class _Reading:
         record = header.filled(row, self._reader.fetch, self._reader.decode)
         if row.kind == RowKind.JOIN:
             record = replace(record, patch=record.made)
-        self.inside[header.execution] = self._reader.commit(record, [siblings[one] for one in parents])
+        self.inside[header.execution] = self._reader.commit(record, header.id, [siblings[one] for one in parents])
         siblings.append(header.id)
 
     def questions(self) -> list[StepQuestion]:
@@ -367,21 +365,17 @@ class _Reading:
     def log(self, before: Before) -> tuple[list[LogEntry], dict[str, str]]:
         """The commits of the run's own graph in canonical order, and what begins the global id of each."""
         rows = self._rows
-        folded = self._reader.fold(rows, *before)
-        points, first = [point for _, point in folded.rows], first_version(rows.run)
-        settled = [is_settled(row) for row, _ in folded.rows]
-        if len(points) < len(folded.entries):  # it begins at a snapshot, or with a manual commit that has no row yet
-            points.insert(0, rows.points[0])
-            settled.insert(0, True)
-        if rows.snapshot is not None:
-            first += rows.snapshot.content.commit_index
+        if not rows.rows:
+            return [], {}
+        folded = fold_run(self._reader, rows, *before)
+        first = folded.run.first
         entries: list[LogEntry] = []
         labels: dict[str, str] = {}
-        for index, (entry, point, alone) in enumerate(zip(folded.entries, points, settled, strict=True)):
+        for index, (entry, point, alone) in enumerate(zip(*folded[:3], strict=True)):
             commit = entry.commit
             if rows.snapshot is not None and not index:
                 commit = changed(commit, id=PRUNED)
-            version = first + index if alone and index <= folded.last_settled else None
+            version = first + index if alone and index < folded.run.settled_count else None
             labels[commit.id] = rows.labels.get(point.run, point.run)
             entries.append(entry._replace(commit=changed(commit, version=version)))
         return canonical_order(entries, first), labels

@@ -23,6 +23,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.lm.not_public import COMPILED
 from dspyer.lm.parameters import (
     all_parameters,
+    copy_parts,
     copy_tree,
     load_parameters,
     modules_in,
@@ -30,7 +31,7 @@ from dspyer.lm.parameters import (
     walk_parameters,
     without_histories,
 )
-from dspyer.lm.source import reduce_program, source_class
+from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
 from dspyer.log.time_travel import check_thread_name
 from dspyer.nodes.answer_types import Answers
@@ -517,8 +518,10 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             shared["_executor"] = self._executor
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
-        twin.__setstate__({**copy_tree(own, memo), **shared})
-        own_signatures(twin)
+        copies, whole = copy_parts(own, memo)
+        twin.__setstate__({**copies, **shared})
+        if not whole:
+            own_signatures(twin)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -555,7 +558,7 @@ class CompiledGraph(dspy.Module):
 
 
 def make_program(
-    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: SourceText, store: Store | None = None
 ) -> CompiledGraph:
     """The program of a graph, with copies of the user's modules; modules that share a part still share it.
 

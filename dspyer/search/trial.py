@@ -39,7 +39,7 @@ from dspyer.nodes.map import (
     recorded,
 )
 from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, MapOptions
+from dspyer.nodes.node import Built, Flaws, MapOptions
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, Within, is_program
 from dspyer.patch import apply_value, each_update, resets
@@ -479,12 +479,13 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
     if not callable(fn) or isinstance(fn, type):
         what = "a function of fields" if into != REWARD else "a function of fields, or a module with one number"
         return Built(None, None, (f"{options.who} is {brief(fn)}, of type {type(fn).__name__}: give {what}",))
-    plan = plan_binding(read_signature(fn, options.who), options, options.who)
+    found = Flaws(options.who)
+    binding = plan_binding(read_signature(fn, options.who), options, found)
     fix = "give the module itself as the reward, reward={name}"
     if into != REWARD:
         fix = "let the module of the search write a field that this function reads"
-    hidden = hidden_problems(fn, options.who, fix)
-    return function_finder(fn, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
+    found.problems += hidden_problems(fn, options.who, fix)
+    return found.built(function_finder(fn, binding, options, into))
 
 
 # The tree of a search as its policy sees it: trials by name, in the order in which they were chosen.

@@ -8,7 +8,6 @@ optimizers that add demonstrations or better instructions improve it, as they wo
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import math
@@ -35,8 +34,8 @@ class NearestLM(TextLM):
 
     For a `Literal`, `Enum` or `bool` field the demonstrations vote, the most similar ones with the most weight (by word
     stems, pairs of stems and pieces of words); instructions and descriptions that mention a value count too. Other
-    texts are copied from the nearest demonstration or from the sentences of the inputs. Asked for instructions, as
-    optimizers do, it lists the words that are typical of each value in the examples of the prompt.
+    texts are copied from the nearest demonstration or from the sentences of the inputs. Asked for instructions as GEPA
+    does, it lists the words that are typical of each value in the examples of the prompt.
 
     The same prompt gets the same answer. Another `rollout_id` or candidate at a temperature above 0 may get another
     one, the same in every process.
@@ -156,11 +155,8 @@ class _Answer:
         return self.build(field, field.schema or {}, field.schema or {}, 0)
 
     def text(self, field: PromptField) -> str:
-        if "prefix" in field.name:
-            return "Answer:"
-        instruction = text_from_examples(self.prompt, field, self.seed)
-        if instruction:
-            return instruction
+        if _INSTRUCTION.search(field.name):
+            return write_instruction(self.prompt, self.seed)
         given = self.given(field)
         if given and self.similarity[self.nearest] >= _COPY_FROM:
             return given
@@ -232,27 +228,12 @@ class _Answer:
         return self.text(PromptField(field.name, "str", field.description, "text"))
 
     def build_object(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
-        properties = dict(schema.get("properties", {}))
-        free = schema.get("additionalProperties")
-        if not properties and free:
-            inner = free if isinstance(free, Mapping) else {}
-            properties = dict.fromkeys(self.names(), inner)
         if depth >= _MAX_DEPTH:
             return {}
-        fields = {name: PromptField(field.name if free else name, "", field.description, "text") for name in properties}
-        return {name: self.build(fields[name], inner, root, depth + 1) for name, inner in properties.items()}
-
-    def names(self) -> list[str]:
-        """The keys of an open mapping: the items of the last input that is a list of names."""
-        for text in reversed(list(self.prompt.inputs.values())):
-            if text.startswith("["):
-                try:
-                    items = json.loads(text)
-                except ValueError:
-                    continue
-                if items and all(isinstance(item, str) and len(item) <= 60 for item in items):
-                    return list(items)
-        return []
+        return {
+            name: self.build(PromptField(name, "", field.description, "text"), inner, root, depth + 1)
+            for name, inner in schema.get("properties", {}).items()
+        }
 
 
 # --- which allowed value fits: votes of the demonstrations, and what the prompt says about each value
@@ -371,24 +352,18 @@ Example = tuple[tuple[str, str], ...]  # (field, value) pairs
 WordLists = dict[str, dict[str, list[str]]]  # field -> value -> words that are typical of the value
 
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
-_OBSERVATIONS = re.compile(r"observation|description|summary", re.IGNORECASE)
-# The forms in which optimizers show examples and earlier attempts: COPRO's attempts with scores, lists of words that
-# this LM wrote in an earlier round, `name: value` lines, and reprs of `dspy.Example`.
-_ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
-_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)
-_PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
-_REPR = re.compile(r"Example\((\{.*?\})\) \(input_keys=", re.DOTALL)
+_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)  # what an earlier round wrote
 _LEADS = (
     "Read the whole input before you decide.",
     "Decide by what the writer wants to happen next, not by single words.",
     "Compare the input with the words listed for each value and give the value that fits best.",
     "Weigh every sentence, the last one most.",
 )
+_CURRENT = ("basic_instruction", "current_instruction", "instruction")  # the inputs with the instruction so far
 _VALUE_LENGTH = 30  # characters; longer values are texts, not labels
 _LEARNED = 12  # words per value that an instruction lists
 _USUAL_LENGTH = 5  # of words; much longer ones are rare and help little
 _KEPT = 24  # words per value after several rounds
-_OBSERVED = 60  # words per value in observations, from which an instruction is made later
 
 
 def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
@@ -410,32 +385,15 @@ def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
     return [source[number] for number in sorted(order[:count])]
 
 
-def text_from_examples(prompt: Prompt, field: PromptField, seed: str = "") -> str:
-    """The text of a field that asks for an instruction, or for observations on examples; empty for any other field."""
-    if _INSTRUCTION.search(field.name):
-        return write_instruction(prompt, seed)
-    return write_observations(prompt) if _OBSERVATIONS.search(field.name) else ""
-
-
 def write_instruction(prompt: Prompt, seed: str = "") -> str:
     """An instruction made from the prompt: the current one, and lists of the words that are typical of each value."""
-    base = _current_instruction(prompt)
+    base = next((prompt.inputs[name] for name in _CURRENT if name in prompt.inputs), "")
     plain = "\n".join(line for line in base.splitlines() if not _LISTED.match(line)).strip()
     lead = _LEADS[int(hash_fraction(f"lead|{seed}") * len(_LEADS))]
-    lines = [plain] if plain else []
-    if lead not in plain:
-        lines.append(lead)
+    lines = [text for text in (plain, "" if lead in plain else lead) if text]
     keep = _LEARNED + int(hash_fraction(f"keep|{seed}") * 5) - 2
     learned = characteristic_words(list(examples_in(prompt)), keep)
     return "\n".join([*lines, *_list_lines(_merge_lists(listed_words(prompt), learned, _KEPT))])
-
-
-def write_observations(prompt: Prompt) -> str:
-    """Observations: the typical words in two or more examples, or else those of earlier observations; may be empty."""
-    examples = list(examples_in(prompt))
-    learned = characteristic_words(examples, _OBSERVED) if len(examples) > 1 else {}
-    lines = _list_lines(learned or listed_words(prompt))  # words listed before are not repeated: they would count twice
-    return "\n".join(["Each value is told by words of its own.", *lines]) if lines else ""
 
 
 def _list_lines(lists: WordLists) -> list[str]:
@@ -496,37 +454,15 @@ def listed_words(prompt: Prompt) -> WordLists:
 
 
 def examples_in(prompt: Prompt) -> Iterator[Example]:
-    """The examples in the inputs of a prompt: as JSON, as reprs of `dspy.Example`, or as `name: value` lines."""
+    """The examples that GEPA shows in the inputs of a prompt."""
     for text in prompt.inputs.values():
-        if text.startswith("[{"):
-            yield from _json_examples(text)
-        elif _REPR.search(text):
-            yield from _repr_examples(text)
-        else:
-            yield from _line_examples(text)
-    shown: dict[str, str] = {}
-    for text in prompt.inputs.values():
-        for name, value in _flat_object(text).items():
-            shown.setdefault(name, str(value))
-    if len(shown) > 1:
-        yield tuple(shown.items())
-
-
-def _flat_object(text: str) -> Mapping[str, object]:
-    """A JSON object without objects or lists in it, empty for any other text."""
-    if not text.startswith("{"):
-        return {}
-    try:
-        found = _mapping(json.loads(text))
-    except ValueError:
-        return {}
-    return {} if any(isinstance(value, dict | list) for value in found.values()) else found
+        yield from _json_examples(text)
 
 
 def _json_examples(text: str) -> Iterator[Example]:
     """The examples in the JSON in which GEPA shows them, with the outputs corrected by the feedback."""
     try:
-        shown = json.loads(text)
+        shown = json.loads(text) if text.startswith("[{") else []
     except ValueError:
         return
     graded = [item for item in shown if isinstance(item, dict) and isinstance(item.get("Inputs"), dict)]
@@ -558,33 +494,6 @@ def _corrected(value: str, feedback: str, known: set[str]) -> str:
     return other or ("" if objects else value)
 
 
-def _repr_examples(text: str) -> Iterator[Example]:
-    for shown in _REPR.findall(text):
-        try:
-            values = ast.literal_eval(shown)
-        except (ValueError, SyntaxError):
-            continue
-        yield tuple((str(name), str(value)) for name, value in values.items())
-
-
-def _line_examples(text: str) -> Iterator[Example]:
-    """The examples in blocks of `name: value` lines; a repeated name begins the next example."""
-    pairs: dict[str, str] = {}
-    last = ""
-    for line in text.splitlines():
-        match = _PREFIXED.match(line)
-        if match:
-            last = match.group(1).lower().replace(" ", "_")
-            if last in pairs:
-                yield tuple(pairs.items())
-                pairs = {}
-            pairs[last] = match.group(2)
-        elif last and line.strip() and not line.startswith(("Input Fields", "Output Fields", "====")):
-            pairs[last] += f"\n{line}"
-    if len(pairs) > 1:
-        yield tuple(pairs.items())
-
-
 def _label_fields(examples: Sequence[Example]) -> list[str]:
     """The fields whose values are short and repeated, as far as a few examples show that."""
     values: dict[str, list[str]] = {}
@@ -600,17 +509,6 @@ def _label_fields(examples: Sequence[Example]) -> list[str]:
         and not all(value.isdigit() for value in found)
         and (len(found) < 3 or len(set(found)) < len(found))
     ]
-
-
-def _current_instruction(prompt: Prompt) -> str:
-    for name, text in prompt.inputs.items():
-        attempts = _ATTEMPT.findall(text)
-        if attempts:
-            best: str = max(attempts, key=lambda attempt: float(attempt[1]))[0]
-            return best
-        if name in ("basic_instruction", "current_instruction", "instruction"):
-            return text
-    return ""
 
 
 def _merge_lists(old: WordLists, new: WordLists, keep: int) -> WordLists:
@@ -643,23 +541,8 @@ def _prose(text: str) -> str:
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|\n+")
-_SUFFIXES = (
-    "ations",
-    "ation",
-    "ments",
-    "ment",
-    "ings",
-    "ing",
-    "edly",
-    "ions",
-    "ion",
-    "ied",
-    "ies",
-    "ed",
-    "es",
-    "ly",
-    "s",
-)
+# A common English ending, the longest that leaves four letters.
+_ENDING = re.compile(r"(?<=....)(?:ations?|ments?|ings?|edly|ions?|ied|ies|ed|es|ly|s)$")
 _STOP_WORDS = """
     a about after again all already also although always am an and any are as at be because been before being both but
     by can could did do does doing done down each either else even ever every few for from further get gets getting got
@@ -688,11 +571,7 @@ def content_words(text: str) -> list[str]:
 @lru_cache(maxsize=8192)
 def stem(word: str) -> str:
     """A word without common English endings, if four letters remain: a crude suffix-stripping stemmer."""
-    word = word.removesuffix("'s")
-    for suffix in _SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= 4:
-            word = word[: -len(suffix)]
-            break
+    word = _ENDING.sub("", word.removesuffix("'s"))
     if len(word) > 4 and word[-1] == word[-2]:
         word = word[:-1]
     return word.rstrip("ei") if len(word) > 4 else word

@@ -144,7 +144,7 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     run_start, migration = thread.rebuild_adapted(prefix.run, records, adapt=names is not None)
     part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
-    blobs = NO_BLOBS if names is None else thread.compatibility.graph_blobs
+    blobs = NO_BLOBS if names is None else thread.compatibility.fingerprint.blobs
     rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
@@ -245,7 +245,7 @@ def _run_of_one(
     update, _ = _validated(schema, adapted.state, patch, author, commit_id, new_thread=not parents)
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     content = CommitContent(update, made=schema.made(head.state, schema.replay(head.state, update), update))
-    blobs, now = thread.compatibility.graph_blobs, time.time()
+    blobs, now = thread.compatibility.fingerprint.blobs, time.time()
     if node is not None:
         return _run_with(thread, head, parents, head.next_version, open_row(node, content, now, blobs), "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)

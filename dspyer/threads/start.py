@@ -25,7 +25,7 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import recover_state
+from dspyer.log.history import fold_run, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
 from dspyer.log.replay import replay
@@ -39,7 +39,6 @@ from dspyer.log.rows import (
     RowKind,
     Totals,
     first_version,
-    is_settled,
     open_row,
     row_time,
 )
@@ -263,7 +262,7 @@ class StoredThread:
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
-        rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
+        rows = [open_row(START, content, graph_blobs=self.compatibility.fingerprint.blobs)]
         records = ExecutionRecords()
         records.read((), self.reader.fetch, self.reader.decode)
         records.totals_before = self._totals_at(head, last_row)
@@ -307,7 +306,7 @@ class StoredThread:
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
-        blobs = NO_BLOBS if names is None else self.compatibility.graph_blobs
+        blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
         rows = [AnswerRow(*key, frozen, at=row_time()).row() for key, frozen in given.items()]
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
@@ -337,13 +336,12 @@ class StoredThread:
     def _folded(self, rows: RunRows) -> RunStart:
         """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
         before, first = self._state_before(rows)
-        folded = self.reader.fold(rows, before)
-        if folded.broken:
-            raise StoreError(f"thread {self.name!r}: {folded.broken}")
-        settled = [is_settled(row) for row, _ in folded.rows]
+        folded = fold_run(self.reader, rows, before)
+        if folded.run.broken:
+            raise StoreError(f"thread {self.name!r}: {folded.run.broken}")
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
-            for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
+            for index, (entry, alone) in enumerate(zip(folded.entries, folded.settled, strict=True))
         ]
         run = start(self.graph.topology, before, first)._replace(
             log=PersistentVector(log),
@@ -479,7 +477,7 @@ class StoredThread:
 
     def _graph_header(self) -> dict[str, Any]:
         made_by = self.compatibility.fingerprint
-        header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
+        header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing}
         return {**header, "named": True} if self.graph.named else header
 
     def _own_header(self, head: ThreadHead) -> dict[str, Any]:

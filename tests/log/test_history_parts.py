@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
+from dspyer.log.history import History
 from dspyer.log.journal import Heads
-from dspyer.log.reader import AT_END, EVERY, HistoryReader, latest_snapshot
+from dspyer.log.reader import AT_END, EVERY, latest_snapshot
 from dspyer.log.time_travel import ThreadReader
 from dspyer.stores import Memory, SQLite, Store, open_store
 from dspyer.stores.base import Point, Row
@@ -390,13 +391,13 @@ def test_a_step_reads_few_blocks_of_a_long_run_with_forks(monkeypatch: pytest.Mo
     thread.run({"old": 1}).raise_error()
     there, last = Archive(store).thread("t"), thread.history()[-1]
     folds: list[int] = []
-    fold = HistoryReader.fold
+    add = History.add
 
-    def counted(reader: HistoryReader, rows: Any, *rest: Any) -> Any:
+    def counted(history: History, rows: Any, *rest: Any) -> None:
         folds.append(len(rows.rows))
-        return fold(reader, rows, *rest)
+        add(history, rows, *rest)
 
-    monkeypatch.setattr(HistoryReader, "fold", counted)
+    monkeypatch.setattr(History, "add", counted)
     assert there.commit(last.id).blame["old"].node == "START"
     first, folds[:] = len(folds), []
     assert there.commit(last.parents[0]).blame["old"].node == "START"

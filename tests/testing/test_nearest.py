@@ -59,14 +59,9 @@ def share_right(program: Any, examples: list[Any]) -> float:
 
 
 def shown(count: int, seed: int = 0) -> Any:
-    program = dspy.Predict(fresh(Sort))
+    program = dspy.Predict(Sort)
     program.demos = random.Random(seed).sample(EXAMPLES["train"], count)
     return program
-
-
-def fresh(signature: Any) -> Any:
-    """A signature class of its own: InferRules writes into the class that it is given."""
-    return signature.with_instructions(signature.instructions)
 
 
 def right(example: Any, found: Any, trace: Any = None) -> bool:
@@ -89,7 +84,7 @@ def test_more_demonstrations_give_better_answers() -> None:
 
 
 def test_useful_instructions_give_better_answers() -> None:
-    plain, guided = dspy.Predict(fresh(Sort)), dspy.Predict(Sort.with_instructions(GUIDE))
+    plain, guided = dspy.Predict(Sort), dspy.Predict(Sort.with_instructions(GUIDE))
     assert share_right(plain, EXAMPLES["dev"]) + 0.1 < share_right(guided, EXAMPLES["dev"]) < 0.8
 
 
@@ -294,7 +289,7 @@ def test_a_program_is_saved_with_it(tmp_path: Path) -> None:
     program = shown(4)
     program.set_lm(NearestLM(temperature=0.2))
     program.save(tmp_path / "program.json")
-    loaded = dspy.Predict(fresh(Sort))
+    loaded = dspy.Predict(Sort)
     loaded.load(tmp_path / "program.json", allow_unsafe_lm_state=True)
     assert isinstance(loaded.lm, NearestLM)
     text = EXAMPLES["dev"][0].text
@@ -329,60 +324,22 @@ def bootstrap(student: Any, train: list[Any], _: list[Any]) -> Any:
     return optimizer.compile(student, trainset=train)
 
 
-def mipro(student: Any, train: list[Any], dev: list[Any]) -> Any:
-    optimizer = dspy.MIPROv2(metric=right, auto="light", num_threads=1, max_labeled_demos=0, max_bootstrapped_demos=0)
-    return optimizer.compile(student, trainset=train, valset=dev[:48])
-
-
 def gepa(student: Any, train: list[Any], dev: list[Any]) -> Any:
     optimizer = dspy.GEPA(metric=graded, max_metric_calls=120, reflection_lm=NearestLM(), reflection_minibatch_size=16)
     return optimizer.compile(student, trainset=train, valset=dev[:16])
 
 
-def simba(student: Any, train: list[Any], _: list[Any]) -> Any:
-    optimizer = dspy.SIMBA(metric=right, bsize=16, num_candidates=3, max_steps=1, max_demos=4, num_threads=1)
-    return optimizer.compile(student, trainset=train)
-
-
-def rules(student: Any, train: list[Any], dev: list[Any]) -> Any:
-    optimizer = dspy.InferRules(metric=right, num_candidates=1, num_rules=6, num_threads=1)
-    return optimizer.compile(student, trainset=train, valset=dev)
-
-
-def copro(student: Any, train: list[Any], _: list[Any]) -> Any:
-    optimizer = dspy.COPRO(metric=right, breadth=3, depth=2)
-    return optimizer.compile(student, trainset=train[:20], eval_kwargs={"num_threads": 1})
-
-
 @pytest.mark.slow("an optimizer of DSPy each, whose scores are compared")
 @pytest.mark.parametrize(
     ("optimize", "gain"),
-    [(bootstrap, 0.08), (mipro, 0.08), (gepa, 0.05), (rules, 0.08), (simba, -0.1), (copro, -0.1)],
+    [(bootstrap, 0.08), (gepa, 0.05)],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_optimizers_change_the_score_by_at_least_their_gain(optimize: Any, gain: float) -> None:
-    untuned = dspy.Predict(fresh(Sort))
-    tuned = optimize(dspy.Predict(fresh(Sort)), EXAMPLES["train"], EXAMPLES["dev"])
+    untuned = dspy.Predict(Sort)
+    tuned = optimize(dspy.Predict(Sort), EXAMPLES["train"], EXAMPLES["dev"])
     before, after = (share_right(program, EXAMPLES["test"][:48]) for program in (untuned, tuned))
     assert before + gain < after < 0.8
-
-
-def test_an_instruction_lists_the_words_that_are_typical_of_each_value() -> None:
-    examples = [
-        dspy.Example(text=text, mood=mood).with_inputs("text")
-        for text, mood in [
-            ("the cup is won", "glad"),
-            ("won the cup twice", "glad"),
-            ("a funeral again", "sad"),
-            ("the funeral of a friend", "sad"),
-        ]
-    ]
-    found = dspy.Predict("examples, basic_instruction -> proposed_instruction")(
-        examples=str(examples), basic_instruction="Tell the mood."
-    ).proposed_instruction
-    assert found.startswith("Tell the mood.")
-    assert '- mood "glad": cup, won' in found
-    assert '- mood "sad": funeral' in found
 
 
 def test_reflection_corrects_labels_by_the_feedback() -> None:

@@ -158,9 +158,7 @@ TABLE: list[Any] = [
     pytest.param(OLD, {"schema": Limited}, ["field 'n': int -> int, Ge(ge=0)"], id="a constraint"),
     pytest.param(OLD, {"schema": renamed_note()}, ["Note.by is new"], id="a field of a class"),
     pytest.param(OLD, {"write": "look"}, ["node 'write' reads 'q' -> 'n', 'q'"], id="what a node reads"),
-    pytest.param(
-        OLD, {"merge": {"q": "last_write_wins"}}, ["merge policy of 'q': none -> last_write_wins"], id="a merge policy"
-    ),
+    pytest.param(OLD, {"merge": {"q": "last_write_wins"}}, ["merge policy of 'q' is new"], id="a merge policy"),
     pytest.param(
         {"more": mapped("sizes")},
         {"more": mapped("lengths")},
@@ -174,7 +172,7 @@ TABLE: list[Any] = [
         ["in the graph of node 'sub': node 'one' is gone", "in the graph of node 'sub': node 'two' is new"],
         id="inside of a node",
     ),
-    pytest.param(OLD, {"schema": None}, ["the state has no schema any more"], id="no schema"),
+    pytest.param(OLD, {"schema": None}, ["the schema of the state is gone"], id="no schema"),
 ]
 
 
