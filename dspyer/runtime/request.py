@@ -223,11 +223,6 @@ class Outcome:
         ended = self.ended or self.returned
         return None if ended is None else ended.error
 
-    def take_returned(self) -> Run | None:
-        """Removes the run that a worker has returned."""
-        returned, self.returned = self.returned, None
-        return returned
-
     def ended_with(self, error: BaseException) -> bool:
         """Whether `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
         ended = self.ended or self.returned

@@ -130,16 +130,6 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     return found if isinstance(found, RunLink) else None
 
 
-def has_no_run(prediction: object) -> NoReturn:
-    """Raises the error for a prediction without a run."""
-    if not isinstance(prediction, dspy.Prediction):
-        raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
-    raise LookupError(
-        "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from the fields "
-        "of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
-    )
-
-
 def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
     """The items of each execution of a map."""
     totals: dict[str, int] = {}
@@ -260,8 +250,13 @@ class Run:
             'add'
         """
         link = link_of(prediction)
+        if link is None and not isinstance(prediction, dspy.Prediction):
+            raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
         if link is None:
-            has_no_run(prediction)
+            raise LookupError(
+                "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from the "
+                "fields of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
+            )
         run: Run = link.run(prediction)
         return run
 
@@ -833,7 +828,8 @@ class Run:
 
 def take_run(outcome: Outcome, recorder: LMRecorder | None) -> Run:
     """The last run of a request, which had ended: made here, or returned by a worker."""
-    return outcome.take_returned() or Run(*outcome.take(), recorder)
+    returned, outcome.returned = outcome.returned, None
+    return returned or Run(*outcome.take(), recorder)
 
 
 class Counts(NamedTuple):
