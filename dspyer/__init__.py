@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dspyer.layers.conversations import Conversations
     from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
-    from dspyer.nodes.attempt import LiveEntry, Peer
-    from dspyer.nodes.context import Context
+    from dspyer.nodes.attempt import Peer
+    from dspyer.nodes.context import Context, LiveEntry
     from dspyer.nodes.node import Command, Send
     from dspyer.nodes.options import Cache
     from dspyer.patch import DELETE, Replace
@@ -107,8 +107,8 @@ _HOMES = {
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
-    "dspyer.nodes.context": ("Context",),
-    "dspyer.nodes.attempt": ("LiveEntry", "Peer"),
+    "dspyer.nodes.context": ("Context", "LiveEntry"),
+    "dspyer.nodes.attempt": ("Peer",),
     "dspyer.nodes.node": ("Command", "Send"),
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),

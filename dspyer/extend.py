@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dspyer.events import Event
-from dspyer.layers.layer import Layer, NewRow, Place, Stop, replies, using
+from dspyer.layers.layer import Inner, Layer, NewRow, Place, Stop, replies, using
 from dspyer.nodes.node import Call, Look, Node, Output, Reply
-from dspyer.nodes.steps import wrapped
+from dspyer.nodes.steps import Script, wrapped
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
 
-__all__ = ["Call", "Event", "Layer", "Look", "NewRow", "Node", "Output", "Place", "Reply", "Stop"]
-__all__ += ["replies", "using", "wrapped"]
+__all__ = ["Call", "Event", "Inner", "Layer", "Look", "NewRow", "Node", "Output", "Place", "Reply", "Script", "Stop"]
+__all__ += ["freeze", "replies", "thaw", "using", "wrapped"]

@@ -5,36 +5,36 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
-        "Schema Script TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
-        "set_apart text_of thaw"
+        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS "
+        "Repair Schema TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
+        "set_apart text_of"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY Flaws FrozenDict FrozenList "
-        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of "
-        "thaw without_none"
+        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature "
+        "text_of without_none"
     ),
     "agents.loop": "PROBLEMS compiled flag_problems is_program is_whole_number literals members read_signature",
     "agents.mode": (
-        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions Script TRACE TURN call_ids fill_text "
+        "Built FORCED Filler Flaws FrozenList KindOptions ModuleStep NodeOptions TRACE TURN call_ids fill_text "
         "filled is_template names_in plan_templates set_steps_apart step_count turns_of_task warning_message "
         "warning_of with_valid_text"
     ),
     "agents.settle": (
-        "ARGS Binding Built Flaws FrozenList KindOptions NodeOptions RequestedCall Script freeze is_async is_manual "
-        "last_turn plan_binding read_signature same task_message text_of thaw tool_message unanswered_calls value_in"
+        "ARGS Binding Built Flaws FrozenList KindOptions NodeOptions RequestedCall is_async is_manual last_turn "
+        "plan_binding read_signature same task_message text_of tool_message unanswered_calls value_in"
     ),
     "agents.tool_action": (
         "Binding FieldNames Flaws FrozenDict FrozenList FunctionStep InsideRun ModuleIO ModuleStep NOTHING "
-        "NO_TEMPLATES NodeOptions ProgramStep Script SubgraphNode Templates Updates arun_script check_names filled "
-        "freeze last_turn plan_inputs run_script selected serialize_for_json thaw to_json values_of "
-        "values_of_prediction with_valid_text"
+        "NO_TEMPLATES NodeOptions ProgramStep SubgraphNode Templates Updates arun_script check_names filled "
+        "last_turn plan_inputs run_script selected serialize_for_json to_json values_of values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "Binding Built FieldNames Flaws FunctionSignature KindOptions NOTHING NodeModules NodeOptions OfGraph "
-        "PROBLEMS RESERVED_KEYS Schema Script asks_module build_finder check_names found_problems freeze giving "
-        "hidden_problems is_async is_program module_io modules_text permitted plan_binding plan_templates "
-        "problem_texts read_signature refusal_text reject_steps source_class step_count steps_since thaw tool_message"
+        "PROBLEMS RESERVED_KEYS Schema asks_module build_finder check_names found_problems giving hidden_problems "
+        "is_async is_program module_io modules_text permitted plan_binding plan_templates problem_texts "
+        "read_signature refusal_text reject_steps source_class step_count steps_since tool_message"
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
@@ -98,7 +98,7 @@ NOT_YET: dict[str, str] = {
         "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
         "with_own_adapters"
     ),
-    "graph.spec": "ERROR_MARK GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
+    "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
     "inspector.following": "Archive ArchivedThread",
@@ -110,34 +110,32 @@ NOT_YET: dict[str, str] = {
         "adapter_fallback_scope adapter_message_call arun_script clock estimate_tokens is_number is_whole_number "
         "prepare responses_asked retry_after run_script token_counts"
     ),
-    "migrate.channels": (
-        "CopyOnRead FrozenList SCALARS Updates classes_in freeze is_rebuildable mentions message_list thaw"
-    ),
+    "migrate.channels": "CopyOnRead FrozenList SCALARS Updates classes_in is_rebuildable mentions message_list",
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (
-        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text thaw value_of_run"
+        "Goto RecordKey SENT Schema accepts attribute_problems check_name find_resource refusal_text value_of_run"
     ),
     "migrate.graph_edges": "used_objects",
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of table_lines",
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
-        "Attempt Hasher INPUT_KEYS Inner LogEntry REQUEST Request Script Session SessionEnd Steps "
-        "apart_from_earlier append_to_trace check_inputs execute_attempt internals_of outermost_execution "
-        "recording step_count take_run take_steps thaw"
+        "Attempt Hasher INPUT_KEYS LogEntry REQUEST Request Session SessionEnd Steps apart_from_earlier "
+        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count "
+        "take_run take_steps"
     ),
-    "optimize.field_metric": "GraphSpec freeze internals_of outermost_execution same thaw",
-    "optimize.gepa": "FailedPrediction gepa_compile internals_of same thaw",
+    "optimize.field_metric": "GraphSpec internals_of outermost_execution same",
+    "optimize.gepa": "FailedPrediction gepa_compile internals_of same",
     "optimize.gepa_adapter": (
         "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
         "walk walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
-    "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program thaw",
+    "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program",
     "optimize.written_values": (
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
-        "read_signature resets sent_to thaw"
+        "read_signature resets sent_to"
     ),
     "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
     "runtime.program": "check_executor check_sent refused",
@@ -147,10 +145,10 @@ NOT_YET: dict[str, str] = {
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Script "
-        "Within apply_value as_float build_module build_subgraph each_update execute_item fits freeze function_finder "
+        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
+        "Within apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps thaw value_type without_class"
+        "publish_start read_signature recorded resets shown_type step_count take_steps value_type without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
@@ -166,11 +164,11 @@ NOT_YET: dict[str, str] = {
         "ToolCallDelta ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
-    "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id freeze json same",
+    "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id json same",
     "testing.store_lists": "Change ListedRun Point Row RunPlace RunQuery RunRow Store",
     "testing.store_processes": "Change Point Snapshot Store blob_id",
     "testing.store_samples": (
-        "Change Content DeletionReport MAX_INLINE Owner Point Row RunRow Store ThreadRow blob_id freeze"
+        "Change Content DeletionReport MAX_INLINE NO_EPOCHS Owner Point Row RunRow Store ThreadRow"
     ),
     "testing.units": (
         "Answers Attempt AttemptHost Branch Built FakeClock Fields GraphSpec PersistentMap PriorHistory Router "
@@ -179,7 +177,5 @@ NOT_YET: dict[str, str] = {
     ),
     "threads.export": "ArchivedThread",
     "threads.thread_stats": "Stats stored_stats",
-    "tracing.spans": (
-        "FIRST GraphSpec Inner Redacted RunState Script StoredTrace path_text redacted thaw whole_execution"
-    ),
+    "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

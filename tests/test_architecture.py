@@ -67,6 +67,11 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         "graph.builder",
         "dspyer.runtime.program",
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
+    **{
+        ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
+        for module in ("graph_mermaid", "graph_picture", "graph_svg")
+    },
+    ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
     ("display.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",
@@ -300,7 +305,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
     "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
-    "nodes.attempt.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
+    "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
     "nodes.field_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",

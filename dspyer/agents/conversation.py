@@ -26,7 +26,7 @@ from dspy import ToolCallResults
 
 from dspyer import Entry, View
 from dspyer.errors import InputError, NodeOutputError, annotate, brief
-from dspyer.extend import Call
+from dspyer.extend import Call, thaw
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import EMPTY, TURN, check_chat
@@ -35,8 +35,8 @@ from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.sync_async import is_async
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.nodes.steps import is_async
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.views import indented, label, text_of
 
 SUBMIT = "submit"

@@ -18,7 +18,7 @@ from dspyer import Retry, Send
 from dspyer.agents.conversation import SUBMIT, THOUGHT, ContextFunction, Render, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
-from dspyer.extend import Call, Look, Node, Reply
+from dspyer.extend import Call, Look, Node, Reply, Script
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
@@ -26,7 +26,7 @@ from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
 from dspyer.nodes.node import Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.steps import ModuleStep
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 from dspyer.values.json import with_valid_text

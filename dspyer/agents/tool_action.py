@@ -16,7 +16,7 @@ from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, reducers
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
-from dspyer.extend import Call
+from dspyer.extend import Call, Script, freeze, thaw
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import last_turn
 from dspyer.nodes.binding import Binding, filled
@@ -25,11 +25,10 @@ from dspyer.nodes.function import values_of
 from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, Script, arun_script, run_script
+from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
 from dspyer.patch import Updates
 from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.json import to_json, with_valid_text
 
 

@@ -55,7 +55,7 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
-from dspyer.extend import Call, Look, Node, Reply
+from dspyer.extend import Call, Look, Node, Reply, Script, freeze, thaw
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.messages import tool_message
@@ -68,12 +68,9 @@ from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import NOTHING, Built, Flaws
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.steps import Script, is_program
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async, is_program
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import thaw
 
 # The approval of a tool call: who asks, the question, and the answer.
 

@@ -26,8 +26,7 @@ from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
-from dspyer.nodes.steps import is_program
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import is_async, is_program
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
 from dspyer.values.scalars import flag_problems

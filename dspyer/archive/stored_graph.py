@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dspyer.display.graph_mermaid import draw_mermaid
-from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
+from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.errors import StoreError
 from dspyer.events import FieldShape
 from dspyer.log.rows import drawing_id, fingerprint_id
 from dspyer.policies import Policies
 from dspyer.record.drawn import Checked, Mapped
-from dspyer.scheduler.topology import Edge, Topology
+from dspyer.scheduler.topology import ERROR_MARK, Edge, Topology
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import RunRow, Store
 

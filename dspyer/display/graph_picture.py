@@ -12,9 +12,6 @@ from dspyer.scheduler.topology import END, START, Edge, Topology
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
-ERROR_MARK = "✕"
-"""In the label of an edge, what comes before the errors that it takes."""
-
 
 @dataclass(frozen=True, slots=True)
 class GraphPicture:

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer import Run
+from dspyer import Failure, Run
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.extend import Call, Layer, using
-from dspyer.failure import Failure
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import with_own_adapters
 from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing

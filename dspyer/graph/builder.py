@@ -36,7 +36,7 @@ from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import Choose, Recorded, check_recorded
-from dspyer.nodes.answer_types import Answers, answer_source
+from dspyer.nodes.attempt import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
 from dspyer.nodes.interrupt import InterruptOptions

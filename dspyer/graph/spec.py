@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.display.graph_mermaid import draw_mermaid
-from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
-from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense, Condensers
@@ -31,7 +28,7 @@ from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.record.drawn import Checked, Mapped
 from dspyer.redaction import Redact, Redaction, redacted_policies
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
@@ -39,7 +36,8 @@ from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
 
 if TYPE_CHECKING:
-    from dspyer.layers.handlers import ErrorEdge
+    from dspyer.display.graph_picture import GraphPicture
+    from dspyer.display.graph_svg import GraphDrawing
 
 
 # The options and edges that a `Graph` was given, and the checks that can be made before it is compiled.
@@ -597,6 +595,10 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
+        from dspyer.display.graph_mermaid import (
+            draw_mermaid,
+        )  # as below: a program that draws nothing loads no drawings
+
         return draw_mermaid(self.picture)
 
     def to_svg(self) -> str:
@@ -611,10 +613,14 @@ class GraphSpec:
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """
+        from dspyer.display.graph_svg import draw_svg
+
         return draw_svg(self.picture)
 
     def drawing(self) -> GraphDrawing:
         """The picture as data: nodes and edges with their positions."""
+        from dspyer.display.graph_svg import draw_graph
+
         return draw_graph(self.picture)
 
     def _repr_svg_(self) -> str:
@@ -626,6 +632,8 @@ class GraphSpec:
     @property
     def picture(self) -> GraphPicture:
         """What drawings show of the graph."""
+        from dspyer.display.graph_picture import GraphPicture
+
         looks = {name: node.look[:2] for name, node in self.nodes.items()}
         return GraphPicture(self.topology, edge_labels(self), looks)
 

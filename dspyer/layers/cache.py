@@ -43,8 +43,7 @@ from dspyer.nodes.callables import names_of, plain_function, used_objects
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import Script, arun_script, run_script
-from dspyer.nodes.sync_async import blocked_loops
+from dspyer.nodes.steps import Script, arun_script, blocked_loops, run_script
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.schema.schema import Schema
 from dspyer.values import json as encoding

@@ -18,8 +18,7 @@ from dspyer.events import Commit, Event
 from dspyer.failure import Failure
 from dspyer.log.rows import RECORDS, LayerRow, StoredRow
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
-from dspyer.nodes.steps import Script
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, is_async
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.json import is_valid_text

@@ -33,7 +33,8 @@ from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Pos
 from dspyer.ids import Address
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.rows import PostRow
-from dspyer.nodes.attempt import Attempt, EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.context import EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, each_update, update_size

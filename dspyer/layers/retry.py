@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, cast
-
-from tenacity import RetryCallState, Retrying, wait_random_exponential
-from tenacity.retry import retry_base
-from tenacity.wait import wait_base
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias, cast
 
 from dspyer import clock
 from dspyer.errors import (
@@ -38,9 +36,11 @@ from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps, execute_attempt, recording_apart, step_count, take_steps
 from dspyer.log.execution_records import RecordKey
 from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Script, Step, Within, wrapped
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, Step, Within, is_async, wrapped
 from dspyer.values.scalars import is_number, is_whole_number
+
+if TYPE_CHECKING:
+    from tenacity.wait import wait_base
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
 """What accepts an exception: its type, or a predicate."""
@@ -55,7 +55,8 @@ def check_on(on: object, option: str) -> None:
             raise TypeError(
                 f"{option}(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
             )
-        if isinstance(one, retry_base):
+        tenacity = sys.modules.get("tenacity")  # who has a condition of it has imported it: it takes 20 ms
+        if tenacity is not None and isinstance(one, tenacity.retry_base):
             raise TypeError(
                 f"{option}(on={type(one).__name__}(...)) is a condition of tenacity, which is not asked about an "
                 "exception: give the exception type itself, or a function error -> bool"
@@ -92,7 +93,22 @@ def retry_after(error: BaseException) -> float:
 
 # Full jitter: a pause between 0 and the exponential bound. Clients that failed together do not return together.
 # Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
-_FULL_JITTER: Final = wait_random_exponential(multiplier=0.5, max=60)
+_FIRST_BOUND: Final = 0.5
+_LONGEST_BOUND: Final = 60.0
+
+
+def _full_jitter(attempt: int) -> float:
+    return random.uniform(0, min(_FIRST_BOUND * 2 ** min(attempt - 1, 16), _LONGEST_BOUND))  # more would overflow
+
+
+def _asked_pause(wait: wait_base, attempt: int, error: BaseException) -> float:
+    """What a wait strategy of tenacity says."""
+    from tenacity import RetryCallState, Retrying
+
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = attempt
+    state.set_exception((type(error), error, error.__traceback__))
+    return float(wait(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +204,8 @@ class Retry(Layer):
         least = retry_after(error)
         if least > self.max_wait:
             return None  # a fallback, or a resume later, is better than a long sleep in a thread
-        state = RetryCallState(Retrying(), None, (), {})
-        state.attempt_number = attempt
-        state.set_exception((type(error), error, error.__traceback__))
-        return max(least, min(least + float((self.wait or _FULL_JITTER)(state)), self.max_wait))
+        pause = _full_jitter(attempt) if self.wait is None else _asked_pause(self.wait, attempt, error)
+        return max(least, min(least + pause, self.max_wait))
 
     @property
     def note(self) -> str:

@@ -10,15 +10,15 @@ import copy
 import copyreg
 import functools
 import logging
-from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 import dspy
 from dspy import AdapterParseError, SignatureMeta
 from pydantic.fields import FieldInfo
 
 from dspyer.errors import InputError, suggestion
+from dspyer.hints import bare_subclass
 from dspyer.lm.not_public import COMPILED, TRACE, Parameter
 from dspyer.templates import fill_text, is_template, names_in
 
@@ -440,10 +440,8 @@ def _subclass(
 ) -> type[dspy.Signature]:
     fields = {name: _copy_of_field(field, extras[name]) for name, field in base.model_fields.items()}
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": instructions}
-    # Only as an abstract class: pydantic would collect the fields again, and prepare to validate. That takes ten times
-    # as long, copies are made by the thousand, and what they have besides their fields is that of the base.
-    own: Any = ABCMeta.__new__(NodeSignatureMeta, base.__name__, (base,), {**names, _TOKEN: token, _FIELDS: fields})
-    return cast("type[dspy.Signature]", own)
+    own: type[dspy.Signature] = bare_subclass(base, {**names, _TOKEN: token, _FIELDS: fields}, NodeSignatureMeta)
+    return own
 
 
 def _copy_of_field(field: FieldInfo, extra: dict[str, Any]) -> FieldInfo:

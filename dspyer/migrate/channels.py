@@ -51,6 +51,7 @@ from typing_extensions import ReadOnly
 
 from dspyer import DELETE, ImmutableState, Replace, message_list, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, brief
+from dspyer.extend import freeze, thaw
 from dspyer.migrate.internals import (
     add_message_batches,
     data_channels,
@@ -63,8 +64,8 @@ from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.patch import Updates
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.values.freezing import classes_in, freeze, is_rebuildable
-from dspyer.values.frozen import CopyOnRead, FrozenList, thaw
+from dspyer.values.freezing import classes_in, is_rebuildable
+from dspyer.values.frozen import CopyOnRead, FrozenList
 from dspyer.values.scalars import SCALARS
 
 # The reducers of LangGraph's channels as reducers of dspyer.

@@ -41,6 +41,7 @@ from dspyer.errors import (
     list_names,
 )
 from dspyer.events import NodeFailed
+from dspyer.extend import thaw
 from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.layers.retry import accepts
 from dspyer.log.execution_records import RecordKey
@@ -51,7 +52,6 @@ from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
-from dspyer.values.frozen import thaw
 
 # The names to which LangGraph's code goes, as targets of dspyer.
 

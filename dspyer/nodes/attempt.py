@@ -1,4 +1,4 @@
-"""One attempt of a node's execution: what `ctx` does. Effects, questions, views, posts, live fields, items of a map.
+"""One attempt of a node's execution: its effects, its questions and their answers, what it has read and posted.
 
 An *execution* is one call of a node in one branch: its commit has the execution's id. Each call of the node within it
 is an *attempt*. Within a process only a retry policy makes a second one; after a crash or a question a resume makes
@@ -12,23 +12,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
 from dataclasses import field as made
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
-from queue import SimpleQueue
+from inspect import isroutine
 from threading import Lock, RLock
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
+from jsonschema import Draft202012Validator
+from jsonschema.validators import extend
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import to_json
 
-from dspyer import clock
 from dspyer.clock import OVER, TimeLimit
 from dspyer.errors import (
     AnswerError,
@@ -39,79 +41,38 @@ from dspyer.errors import (
     NodeOutputError,
     StateError,
     brief,
-    list_names,
-    suggestion,
 )
-from dspyer.events import BranchPath, Doing, Emitted, Event, Question, own_copy
+from dspyer.events import BranchPath, Emitted, Event, Question, own_copy
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
-from dspyer.ids import part_id, whole_execution
+from dspyer.ids import id_prefix, part_id, whole_execution
 from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.log.rows import DraftRow, EffectRow, ItemRow
-from dspyer.nodes.answer_types import schema_of, validated
+from dspyer.nodes.callables import members
 from dspyer.nodes.field_access import (
     ViewSource,
-    author_problems,
     chosen_plainly,
-    fields_of_then,
     kind_of_parts,
-    view_problems,
 )
-from dspyer.nodes.steps import OpenCalls, not_cancelled
-from dspyer.nodes.sync_async import is_async
-from dspyer.patch import DELETE, Replace, diff_value, plain_patch
-from dspyer.reducers import Updates
+from dspyer.nodes.steps import OpenCalls, is_async, not_cancelled
+from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
-from dspyer.scheduler.topology import START
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
-from dspyer.values.scalars import is_number
+from dspyer.values.json import with_valid_text
 from dspyer.views import (
     CUTS,
-    Delta,
     View,
     ViewForm,
     ViewRead,
-    change_text,
     render,
     select_parts,
     sum_of_amounts,
     text_of,
-    value_of_parts,
 )
-from dspyer.waiting import cancellation_count, is_on_loop
-
-# Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
-#
-# A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the run sets the outcome of the
-# wait,
-# and wakes the node when it has a slot again. When a wait ends without an entry is decided by `layers.live`.
-
-
-WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
-"""`abort` ends the attempt: a resume may bring what it waits for, or the run has ended."""
-
-
-class LiveEntry(NamedTuple):
-    """One entry of a live field: an item, the value of one key, or an amount.
-
-    Attributes:
-        value: a plain copy of it.
-        author: the node that posted it; `"START"` for what was there when the run began.
-        commit: the id of the commit that it belongs to.
-        seq: the number of its arrival, in one order for all live fields of the run; 0 for what was there.
-        key: the key, for a field that is a mapping.
-    """
-
-    value: Any
-    author: str
-    commit: str
-    seq: int
-    key: Any = None
+from dspyer.waiting import cancellation_count
 
 
 class Peer(NamedTuple):
@@ -158,138 +119,10 @@ class Together:
     each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
-class Waiter:
-    """An execution that waits for the next entry of a field.
-
-    Attributes:
-        execution: its id.
-        field: the field.
-        wake: wakes it, from any thread.
-        outcome: how the wait has ended, `"waiting"` until then. When it is set, the execution has its slot of
-            `max_concurrency` again.
-    """
-
-    __slots__ = ("execution", "field", "outcome", "wake")
-
-    def __init__(self, execution: str, field: str, wake: Callable[[], object]) -> None:
-        self.execution = execution
-        self.field = field
-        self.wake = wake
-        self.outcome: WaitOutcome = "waiting"
-
-
-def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
-    """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
-    value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
-    return DELETE if default is not DELETE and same(value, default) else value
-
-
-class EntrySource:
-    """The entries of one field for one execution; this class has those of its branch when it starts, and no others.
-
-    A run in which live fields are live has a subclass (`layers.live`, which lies above the nodes).
-    """
-
-    def __init__(self, entries: Iterable[LiveEntry] = ()) -> None:
-        self._entries = deque(entries)
-
-    def next_entry(self) -> LiveEntry | None:
-        """The next entry; None if it has not arrived."""
-        return self._entries.popleft() if self._entries else None
-
-    def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
-        waiter = Waiter("", "", wake)
-        waiter.outcome = "closed"  # nothing else arrives
-        wake()
-        return waiter
-
-    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
-        """Remove a waiter, which may have been woken.
-
-        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
-        """
-
-
-class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
-    """An iterator over the entries of a live field as they arrive. `ctx.live` makes it."""
-
-    def __init__(self, source: EntrySource, field: str, timeout: float | None, limit: TimeLimit | None = None) -> None:
-        self._source = source
-        self._field = field
-        self._timeout = timeout
-        self._limit = limit
-
-    def __iter__(self) -> Entries:
-        return self
-
-    def __aiter__(self) -> Entries:
-        return self
-
-    def __next__(self) -> LiveEntry:
-        source = self._source
-        while (entry := self._next_entry()) is None:
-            if is_on_loop():
-                raise AttemptError(
-                    f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
-                    "write `async for` in an async node"
-                )
-            woken: SimpleQueue[str | None] = SimpleQueue()
-            waiter = source.wait(partial(woken.put, "by the session"))
-            try:
-                with nullcontext() if self._limit is None else self._limit.signal.on_stop(woken.put):
-                    if clock.get(woken, clock.after(self._timeout), "live") is None:
-                        # The session may be ending the wait right now. It decides: the wait is ended in any case.
-                        source.end_wait(waiter, timed_out=True)
-                        clock.get(woken, None, "live")
-            finally:
-                source.end_wait(waiter, timed_out=False)
-            if (last := self._entry_after(waiter)) is not None:
-                return last
-            if waiter.outcome == "closed":
-                raise StopIteration
-        return entry
-
-    async def __anext__(self) -> LiveEntry:
-        source = self._source
-        while (entry := self._next_entry()) is None:
-            signal = asyncio.Event()
-            waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, signal.set))
-            try:
-                if waiter.outcome == "waiting":
-                    with suppress(TimeoutError):
-                        async with clock.timeout(clock.after(self._timeout), "live"):
-                            await signal.wait()
-                    if not signal.is_set():
-                        source.end_wait(waiter, timed_out=True)
-                        await signal.wait()
-            finally:
-                source.end_wait(waiter, timed_out=False)
-            if (last := self._entry_after(waiter)) is not None:
-                return last
-            if waiter.outcome == "closed":
-                raise StopAsyncIteration
-        return entry
-
-    def _next_entry(self) -> LiveEntry | None:
-        if self._limit is not None and self._limit.over:
-            raise AttemptOverError(f"ctx.live({self._field!r}): {OVER}")
-        return self._source.next_entry()
-
-    def _entry_after(self, waiter: Waiter) -> LiveEntry | None:
-        """The entry after a wait, None if there is none; raises for an aborted attempt, and if none arrived in time."""
-        if waiter.outcome == "abort" and not (self._limit is not None and self._limit.over):
-            raise Interrupt(())
-        entry = self._next_entry()
-        if entry is None and waiter.outcome == "timeout":
-            raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
-        return entry
-
-
 RESERVED_KEYS = ("before", "after")
 """Keys of the questions of `Breakpoints(before=, after=)`."""
 
-_lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
+attempt_lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 
 
 class AttemptHost:
@@ -466,12 +299,6 @@ class Attempt:
                 "any more. Threads and tasks of a node must end before it does"
             )
 
-    def seconds_left(self) -> float | None:
-        """The seconds that the attempt or the budget has left; None for no limit."""
-        limit, gate = self.limit or self.host.limit, current_gate()
-        found = [None if limit is None else limit.left(), None if gate is None else gate.seconds_left()]
-        return min((seconds for seconds in found if seconds is not None), default=None)
-
     @property
     def outer_execution(self) -> str:
         """The id of the execution; of an item or another part, that of the whole."""
@@ -487,11 +314,6 @@ class Attempt:
             attempt=number,
             index=self.index,
         )
-
-    def emit(self, value: object) -> None:
-        """Add a value to the stream of events."""
-        self.check_time()
-        self.publish(value)
 
     def publish(self, value: object) -> None:
         """Publish an event; of any other value an `Emitted`."""
@@ -562,7 +384,7 @@ class Attempt:
         overtake: the effect would happen twice. An attempt that has timed out is not waited for: its effect may hang.
         """
         own, in_progress = _Effect(self, is_async), self.host.records.in_progress
-        with _lock:
+        with attempt_lock:
             other: _Effect = in_progress.setdefault(place, own)
             if other.attempt.timed_out and other is not own:
                 in_progress[place] = own
@@ -577,7 +399,7 @@ class Attempt:
         return other.ended
 
     def _end_effect(self, place: RecordKey) -> None:
-        with _lock:
+        with attempt_lock:
             found: _Effect | None = self.host.records.in_progress.get(place)
             if found is not None and found.attempt is self:  # else a later attempt did not wait for this one
                 del self.host.records.in_progress[place]
@@ -667,7 +489,7 @@ class Attempt:
 
     def open_calls(self) -> OpenCalls:
         """The programs that the attempt has called."""
-        with _lock:
+        with attempt_lock:
             if self.calls is None:
                 self.calls = OpenCalls()
         return self.calls
@@ -708,22 +530,6 @@ class Attempt:
         raise AttemptError(text)
 
     # --- views
-
-    def view(self, view: View) -> Any:
-        """The entries of a view, for `ctx.view`: checked here, since no graph build has seen it."""
-        self.check_running("looks at a view")
-        views = self.host.views
-        schema = views.schema
-        for field in (view.field, *fields_of_then(view, schema)):
-            self._check_permitted("reads", field, f"looks at {view!r}, and {field!r}", InputError)
-        problems = view_problems(view, "ctx.view", schema, self.who)
-        problems += author_problems(view, "ctx.view", (START, *views.nodes), self.who)
-        if not schema.accepts_any_key and view.field not in schema.fields:
-            hint = suggestion(view.field, schema.fields)
-            problems.append(f"{self.who} looks at {view!r}: that is no field of the state.{hint}")
-        if problems:
-            raise InputError(problems[0])
-        return self.read_view(view, "entries")
 
     def read_view(
         self,
@@ -766,88 +572,6 @@ class Attempt:
         if self.number:
             views.record_read(read)
         return result
-
-    def delta(self) -> Delta:
-        """What has changed since the node last ran, of the fields that it reads."""
-        self.check_running("asks for a delta")
-        views, position = self.host.views, self.position
-        if position is None:
-            return Delta({}, "")
-        patch: dict[str, Any] = {}
-        lines: list[str] = []
-        allowed = views.permitted_fields(self.node, "reads")
-        for field, before, after, parts in views.changed(position, self.node, allowed):
-            if parts is None:
-                patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
-            else:
-                patch[field] = value_of_parts(*parts)
-            lines.append(change_text(field, after, parts))
-        return Delta(patch, "\n".join(lines))
-
-    # --- posts and live fields
-
-    def post(self, field: str, value: object) -> None:
-        """Post an update: at once to a live field of a live run, else as part of the node's commit."""
-        self.check_time()
-        if self.index is not None:
-            raise NodeOutputError(
-                f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
-            )
-        self.check_running(f"posts to {field!r}")
-        self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
-        schema = self.host.views.schema
-        if not schema.accepts_any_key and field not in schema.fields:
-            hint = suggestion(field, schema.fields)
-            raise NodeOutputError(f"{self.who} posts to {field!r}, which is no field of the schema.{hint}")
-        if schema.reducer(field) is None and field not in schema.live_fields and self.position is not None:
-            raise NodeOutputError(
-                f"{self.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
-                f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
-            )
-        if value is not DELETE and not isinstance(value, (Replace, Updates)):
-            value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
-        live = self.host.together.posts
-        if live is not None and live.post(self, field, value):
-            return
-        with _lock:
-            if self.posts is None:
-                self.posts = []
-            self.posts.append((field, value))
-
-    def live(self, field: str, timeout: float | None) -> Entries:
-        """The entries of a live field as they arrive."""
-        self.check_time()
-        if self.index is not None:
-            raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
-        self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
-        if timeout is not None and not (is_number(timeout) and timeout >= 0):
-            raise InputError(f"{self.who}: ctx.live({field!r}, timeout={timeout!r}): give seconds from 0, or None")
-        live = self.host.together.posts
-        source = self._entries_before(field) if live is None else live.entries(self, field)
-        return Entries(source, field, timeout, self.limit or self.host.limit)
-
-    def _entries_before(self, field: str) -> EntrySource:
-        """The entries that the branch has when the node starts."""
-        schema, position = self.host.views.schema, self.position
-        if position is not None and field in schema.fields and schema.reducer(field) is None:
-            value = latest_value(schema, position.state, field)
-            return EntrySource([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
-        found = self.read_view(View(field), "entries")
-        return EntrySource([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
-
-    def set_doing(self, text: str) -> None:
-        """Record what the node is doing, as an event and for its siblings."""
-        self.check_time()
-        self.host.publish(Doing(self.node, self.branch, self.execution, text))
-        self.host.together.doing[self.outer_execution] = text
-
-    def _check_permitted(
-        self, option: Literal["reads", "writes"], field: str, what: str, error: type[Exception]
-    ) -> None:
-        """Refuse a field that the node may not read or write."""
-        allowed = self.host.views.permitted_fields(self.node, option)
-        if allowed is not None and field not in allowed:
-            raise error(f"{self.who} {what} is not among its {option} ({list_names(sorted(allowed))}): add it there")
 
     def check_running(self, what: str) -> None:
         self.check_time()
@@ -918,3 +642,153 @@ def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any
 
 def _schema_text(question: Question) -> str:
     return "nothing" if question.answer is None else brief(dict(question.answer), 120)
+
+
+# --- types of answers: the JSON schema that a question shows, and the validated value that a node gets
+
+
+Answers: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
+"""Answers that are given before the questions are asked: by key, or from a function of the question."""
+
+NO_ANSWER = (None, type(None))
+"""The values of `answer=` for a question that only waits for a resume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Answers by key, or by execution and key (`"1:0/approve"`), given before the id of the run is known."""
+
+    answers: Mapping[str, Any]
+
+    def __call__(self, question: Question) -> Any:
+        """The answer to a question, `MISSING` if there is none."""
+        here = id_prefix(question.execution) + question.key
+        return self.answers.get(question.key, self.answers.get(here, MISSING))
+
+
+def answer_source(answers: Answers) -> AnswerSource:
+    """The source of answers for `answers=`: a dict by key, or a function that answers every question."""
+    if answers is None:
+        return no_answer
+    if isinstance(answers, Mapping):
+        return Given(dict(answers))
+    if callable(answers):
+        return answers
+    raise TypeError(
+        f"answers={brief(answers)}: give a dict from the key of a question to its answer, or a function "
+        "(Question) -> answer"
+    )
+
+
+def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
+    """An answer source that asks the second source only where the first has no answer."""
+    if first is no_answer or second is no_answer:
+        return second if first is no_answer else first
+
+    def answer(question: Question) -> Any:
+        given = first(question)
+        return second(question) if given is MISSING else given
+
+    return answer
+
+
+def schema_of(answer: Any) -> Mapping[str, Any] | None:
+    """The JSON schema of a type of answers; None for a question that needs no answer."""
+    return None if answer in NO_ANSWER else _known_or_described(answer)[1]
+
+
+def validated(answer: Any, frozen: Any, question: Question, shown: str | None = None) -> Any:
+    """The answer `frozen` as a value of its type, a copy; an `InputError` if it is not of this type.
+
+    The error has the text `shown` in the place of the answer, if that is given; `""` for none.
+    """
+    plain = thaw(frozen)
+    shown = f" {brief(plain) if shown is None else shown}" if shown != "" else ""
+    if answer in NO_ANSWER:
+        if plain is None or plain is True:
+            return None
+        raise InputError(f"{_named(question)} takes no answer, and was given{shown or ' one'}: give None to resume")
+    try:
+        value = _read_strictly(_known_or_described(answer)[0], plain)
+    except ValidationError as refusal:
+        reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
+        raise InputError(
+            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
+        ) from None
+    check_shape(plain, question, shown)
+    return value
+
+
+def check_shape(plain: Any, question: Question, shown: str) -> None:
+    """Raise `InputError` for an answer of JSON values that are of other types than the question's JSON schema says.
+
+    That needs no class, and tells true from 1 also where Python does not: in an enum, or a `Literal`.
+    """
+    if _is_json(plain) and not _Shape(thaw(question.answer)).is_valid(plain):
+        schema = brief(thaw(question.answer))
+        raise InputError(f"the answer{shown} to {_named(question)} does not fit {schema}. The question is open")
+
+
+_KEPT = ("$ref", "type", "enum", "const", "allOf", "anyOf", "properties", "items", "prefixItems")
+_ALL = Draft202012Validator.VALIDATORS
+# Types alone: patterns are of another language than Python's, and fields may have other names than the schema shows.
+_SHAPES: dict[str, Any] = {name: lambda *_: None for name in _ALL if name not in _KEPT}
+_SHAPES["additionalProperties"] = lambda it, extra, *of: extra and _ALL["additionalProperties"](it, extra, *of)
+_Shape: Any = extend(Draft202012Validator, _SHAPES)
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_json, [*value, *value.values()] if isinstance(value, dict) else value))
+    return type(value) in (str, bool, int, float, type(None))
+
+
+def _read_strictly(adapter: TypeAdapter[Any], plain: Any) -> Any:
+    """The value of an instance of the type, or of JSON: no text or number becomes a yes, no text a number."""
+    try:
+        return adapter.validate_python(plain, strict=True)
+    except ValidationError:
+        adapter.validate_python(plain)  # refuses what fits as JSON alone: a date is no text
+        text = to_json(with_valid_text(plain), inf_nan_mode="constants", fallback=str)
+        return adapter.validate_json(text, strict=True)
+
+
+def type_name(answer: Any) -> str:
+    """A type of answers as errors show it."""
+    kinds = members(answer)
+    if all(isinstance(kind, type) for kind in kinds):
+        return " | ".join(kind.__name__ for kind in kinds)
+    return str(answer).replace("typing.", "")
+
+
+def _named(question: Question) -> str:
+    return f"question {question.key!r} of node {question.node!r}"
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    place = "".join(f"[{part!r}]" for part in problem["loc"])
+    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+
+
+def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
+    try:
+        if isroutine(answer):
+            raise PydanticUserError("a function", code=None)
+        adapter: TypeAdapter[Any] = TypeAdapter(answer)
+        return adapter, adapter.json_schema()
+    except PydanticUserError as refusal:
+        reason = str(refusal).partition("\n")[0]
+        raise TypeError(
+            f"answer={brief(answer)} is no type of answers ({reason}): give a type that pydantic validates and has a "
+            "JSON schema for, like bool, str, Literal['yes', 'no'] or a model; None to wait only"
+        ) from None
+
+
+_known = lru_cache(maxsize=256)(_described)
+
+
+def _known_or_described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
+    try:
+        return _known(answer)
+    except TypeError:  # a type that cannot be hashed, like Annotated with a list: it is not cached
+        return _described(answer)

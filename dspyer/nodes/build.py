@@ -19,8 +19,7 @@ from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module, build_subgraph
 from dspyer.nodes.node import Built, Call, Command, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Script, is_program, wrapped
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, is_async, is_program, wrapped
 
 # Nodes of a kind of the user's own: a `Node` with a `script`, given to `add_node` or `add_map`.
 

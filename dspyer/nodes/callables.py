@@ -100,8 +100,8 @@ def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_call(fn: object) -> Any:
-    """The `__call__` of an object's class as it was written; None if there is none."""
-    return inspect.getattr_static(type(fn), "__call__", None)
+    """The `__call__` of an object's class as it was written; None if there is none, as for a plain function."""
+    return None if isinstance(fn, FunctionType) else inspect.getattr_static(type(fn), "__call__", None)
 
 
 def _bound_names(fn: Callable[..., Any]) -> set[str]:
@@ -248,7 +248,7 @@ class _Search:
 
     def visit(self, fn: Any, inside: str = "") -> Iterator[Found]:
         """The modules that a callable holds; `inside` names the function that uses it."""
-        if id(fn) in self.seen:
+        if fn is None or id(fn) in self.seen:
             return
         self.seen.add(id(fn))
         if isinstance(fn, partial):

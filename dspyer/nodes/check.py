@@ -28,8 +28,7 @@ from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import build_module, build_subgraph, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Script, is_program
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, is_async, is_program
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.schedule import Branch

@@ -1,19 +1,210 @@
-"""`Context`: what a node's function gets as its parameter `ctx`. `Attempt` does the work."""
+"""`Context`: what a node's function gets as its parameter `ctx`, and the entries of live fields that it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, overload
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import dspy
 from typing_extensions import TypeVar
 
-from dspyer.nodes.attempt import Attempt, Entries, Peer
+from dspyer import clock
+from dspyer.clock import OVER, TimeLimit
+from dspyer.errors import (
+    AttemptError,
+    AttemptOverError,
+    InputError,
+    Interrupt,
+    NodeOutputError,
+    list_names,
+    suggestion,
+)
+from dspyer.events import Doing
+from dspyer.lm.tap import current_gate
+from dspyer.nodes.attempt import Attempt, Peer, attempt_lock
+from dspyer.nodes.field_access import (
+    author_problems,
+    fields_of_then,
+    view_problems,
+)
 from dspyer.nodes.steps import acall_program, call_program
-from dspyer.views import Delta, View
+from dspyer.patch import DELETE, Replace, diff_value, plain_patch
+from dspyer.reducers import Updates
+from dspyer.scheduler.topology import START
+from dspyer.schema.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import thaw
+from dspyer.values.scalars import is_number
+from dspyer.views import (
+    Delta,
+    View,
+    change_text,
+    value_of_parts,
+)
+from dspyer.waiting import is_on_loop
 
 T = TypeVar("T")
+
+# A node that waits for the next entry of a live field has a `Waiter`, and gives up its slot of `max_concurrency`
+# meanwhile: the run sets the outcome of the wait, and wakes the node when it has a slot again. When a wait ends without
+# an entry is decided by `layers.live`.
+
+WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
+"""`abort` ends the attempt: a resume may bring what it waits for, or the run has ended."""
+
+
+class LiveEntry(NamedTuple):
+    """One entry of a live field: an item, the value of one key, or an amount.
+
+    Attributes:
+        value: a plain copy of it.
+        author: the node that posted it; `"START"` for what was there when the run began.
+        commit: the id of the commit that it belongs to.
+        seq: the number of its arrival, in one order for all live fields of the run; 0 for what was there.
+        key: the key, for a field that is a mapping.
+    """
+
+    value: Any
+    author: str
+    commit: str
+    seq: int
+    key: Any = None
+
+
+class Waiter:
+    """An execution that waits for the next entry of a field.
+
+    Attributes:
+        execution: its id.
+        field: the field.
+        wake: wakes it, from any thread.
+        outcome: how the wait has ended, `"waiting"` until then. When it is set, the execution has its slot of
+            `max_concurrency` again.
+    """
+
+    __slots__ = ("execution", "field", "outcome", "wake")
+
+    def __init__(self, execution: str, field: str, wake: Callable[[], object]) -> None:
+        self.execution = execution
+        self.field = field
+        self.wake = wake
+        self.outcome: WaitOutcome = "waiting"
+
+
+def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
+    """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
+    value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
+    return DELETE if default is not DELETE and same(value, default) else value
+
+
+class EntrySource:
+    """The entries of one field for one execution; this class has those of its branch when it starts, and no others.
+
+    A run in which live fields are live has a subclass (`layers.live`, which lies above the nodes).
+    """
+
+    def __init__(self, entries: Iterable[LiveEntry] = ()) -> None:
+        self._entries = deque(entries)
+
+    def next_entry(self) -> LiveEntry | None:
+        """The next entry; None if it has not arrived."""
+        return self._entries.popleft() if self._entries else None
+
+    def wait(self, wake: Callable[[], object]) -> Waiter:
+        """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
+        waiter = Waiter("", "", wake)
+        waiter.outcome = "closed"  # nothing else arrives
+        wake()
+        return waiter
+
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
+        """Remove a waiter, which may have been woken.
+
+        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
+        """
+
+
+class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
+    """An iterator over the entries of a live field as they arrive. `ctx.live` makes it."""
+
+    def __init__(self, source: EntrySource, field: str, timeout: float | None, limit: TimeLimit | None = None) -> None:
+        self._source = source
+        self._field = field
+        self._timeout = timeout
+        self._limit = limit
+
+    def __iter__(self) -> Entries:
+        return self
+
+    def __aiter__(self) -> Entries:
+        return self
+
+    def __next__(self) -> LiveEntry:
+        source = self._source
+        while (entry := self._next_entry()) is None:
+            if is_on_loop():
+                raise AttemptError(
+                    f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
+                    "write `async for` in an async node"
+                )
+            woken: SimpleQueue[str | None] = SimpleQueue()
+            waiter = source.wait(partial(woken.put, "by the session"))
+            try:
+                with nullcontext() if self._limit is None else self._limit.signal.on_stop(woken.put):
+                    if clock.get(woken, clock.after(self._timeout), "live") is None:
+                        # The session may be ending the wait right now. It decides: the wait is ended in any case.
+                        source.end_wait(waiter, timed_out=True)
+                        clock.get(woken, None, "live")
+            finally:
+                source.end_wait(waiter, timed_out=False)
+            if (last := self._entry_after(waiter)) is not None:
+                return last
+            if waiter.outcome == "closed":
+                raise StopIteration
+        return entry
+
+    async def __anext__(self) -> LiveEntry:
+        source = self._source
+        while (entry := self._next_entry()) is None:
+            signal = asyncio.Event()
+            waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, signal.set))
+            try:
+                if waiter.outcome == "waiting":
+                    with suppress(TimeoutError):
+                        async with clock.timeout(clock.after(self._timeout), "live"):
+                            await signal.wait()
+                    if not signal.is_set():
+                        source.end_wait(waiter, timed_out=True)
+                        await signal.wait()
+            finally:
+                source.end_wait(waiter, timed_out=False)
+            if (last := self._entry_after(waiter)) is not None:
+                return last
+            if waiter.outcome == "closed":
+                raise StopAsyncIteration
+        return entry
+
+    def _next_entry(self) -> LiveEntry | None:
+        if self._limit is not None and self._limit.over:
+            raise AttemptOverError(f"ctx.live({self._field!r}): {OVER}")
+        return self._source.next_entry()
+
+    def _entry_after(self, waiter: Waiter) -> LiveEntry | None:
+        """The entry after a wait, None if there is none; raises for an aborted attempt, and if none arrived in time."""
+        if waiter.outcome == "abort" and not (self._limit is not None and self._limit.over):
+            raise Interrupt(())
+        entry = self._next_entry()
+        if entry is None and waiter.outcome == "timeout":
+            raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +233,7 @@ class Context:
     branch: tuple[int, ...] = ()
     visit: int = 1
     execution: str = ""
-    delegate: Attempt = field(default_factory=Attempt, repr=False, compare=False)
+    delegate: Attempt = dataclasses.field(default_factory=Attempt, repr=False, compare=False)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -82,7 +273,10 @@ class Context:
             >>> graph.compile().run({}).state["depth"]
             'deep'
         """
-        return self.delegate.seconds_left()
+        attempt = self.delegate
+        limit, gate = attempt.limit or attempt.host.limit, current_gate()
+        found = [None if limit is None else limit.left(), None if gate is None else gate.seconds_left()]
+        return min((seconds for seconds in found if seconds is not None), default=None)
 
     def emit(self, value: object) -> None:
         """Add a value to the run's event stream at once, for progress and partial results.
@@ -100,7 +294,9 @@ class Context:
             ...     [event.value for event in events if type(event).__name__ == "Emitted"]
             ['half done']
         """
-        self.delegate.emit(value)
+        attempt = self.delegate
+        attempt.check_time()
+        attempt.publish(value)
 
     @overload
     def once(self, key: str, fn: Callable[..., Awaitable[T]]) -> Awaitable[T]: ...
@@ -245,6 +441,7 @@ class Context:
 
         Example:
             >>> import asyncio
+        import dataclasses
             >>> from dspyer import END, START, Graph
             >>> shout = Graph(inputs=["text"]).add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
             >>> async def both(texts, shout, ctx):
@@ -282,7 +479,32 @@ class Context:
             >>> graph.compile().run({}).state.to_dict()["lines"]
             ['started', 'done']
         """
-        self.delegate.post(field, value)
+        attempt = self.delegate
+        attempt.check_time()
+        if attempt.index is not None:
+            raise NodeOutputError(
+                f"{attempt.who} posts to {field!r} from an item of a map: return it in the item's result"
+            )
+        attempt.check_running(f"posts to {field!r}")
+        self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
+        schema = attempt.host.views.schema
+        if not schema.accepts_any_key and field not in schema.fields:
+            hint = suggestion(field, schema.fields)
+            raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
+        if schema.reducer(field) is None and field not in schema.live_fields and attempt.position is not None:
+            raise NodeOutputError(
+                f"{attempt.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
+                f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
+            )
+        if value is not DELETE and not isinstance(value, (Replace, Updates)):
+            value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
+        live = attempt.host.together.posts
+        if live is not None and live.post(attempt, field, value):
+            return
+        with attempt_lock:
+            if attempt.posts is None:
+                attempt.posts = []
+            attempt.posts.append((field, value))
 
     def view(self, view: View) -> Any:
         """The entries that a view shows, as `reads` would give them to a parameter `list[Entry]`.
@@ -309,7 +531,20 @@ class Context:
             >>> graph.add_path(START, "write", "read", END).compile().run({}).state["last"]
             'write: tide at 6'
         """
-        return self.delegate.view(view)
+        attempt = self.delegate
+        attempt.check_running("looks at a view")
+        views = attempt.host.views
+        schema = views.schema
+        for field in (view.field, *fields_of_then(view, schema)):
+            self._check_permitted("reads", field, f"looks at {view!r}, and {field!r}", InputError)
+        problems = view_problems(view, "ctx.view", schema, attempt.who)
+        problems += author_problems(view, "ctx.view", (START, *views.nodes), attempt.who)
+        if not schema.accepts_any_key and view.field not in schema.fields:
+            hint = suggestion(view.field, schema.fields)
+            problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
+        if problems:
+            raise InputError(problems[0])
+        return attempt.read_view(view, "entries")
 
     def delta(self) -> Delta:
         """What has changed since the node last ran, of the fields that it reads; on its first visit all that is set.
@@ -335,7 +570,21 @@ class Context:
             {'n': 1}
             'completed'
         """
-        return self.delegate.delta()
+        attempt = self.delegate
+        attempt.check_running("asks for a delta")
+        views, position = attempt.host.views, attempt.position
+        if position is None:
+            return Delta({}, "")
+        patch: dict[str, Any] = {}
+        lines: list[str] = []
+        allowed = views.permitted_fields(attempt.node, "reads")
+        for field, before, after, parts in views.changed(position, attempt.node, allowed):
+            if parts is None:
+                patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
+            else:
+                patch[field] = value_of_parts(*parts)
+            lines.append(change_text(field, after, parts))
+        return Delta(patch, "\n".join(lines))
 
     def live(self, field: str, *, timeout: float | None = None) -> Entries:
         """The entries of a live field as they arrive, for `for` in sync nodes and `async for` in async ones.
@@ -377,7 +626,16 @@ class Context:
             writes tide at 6
             'completed'
         """
-        return self.delegate.live(field, timeout)
+        attempt = self.delegate
+        attempt.check_time()
+        if attempt.index is not None:
+            raise AttemptError(f"{attempt.who}: an item of a map cannot wait for the live field {field!r}")
+        self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise InputError(f"{attempt.who}: ctx.live({field!r}, timeout={timeout!r}): give seconds from 0, or None")
+        live = attempt.host.together.posts
+        source = self._entries_before(field) if live is None else live.entries(attempt, field)
+        return Entries(source, field, timeout, attempt.limit or attempt.host.limit)
 
     def doing(self, text: str) -> None:
         """Report what the node is doing: an event, and shown to siblings by `peers`.
@@ -392,7 +650,10 @@ class Context:
             >>> [event.text for event in run.events if type(event).__name__ == "Doing"]
             ['counting']
         """
-        self.delegate.set_doing(text)
+        attempt = self.delegate
+        attempt.check_time()
+        attempt.host.publish(Doing(attempt.node, attempt.branch, attempt.execution, text))
+        attempt.host.together.doing[attempt.outer_execution] = text
 
     def peers(self) -> list[Peer]:
         """The other nodes of the graph that run at the moment, in branch order, with what they are doing.
@@ -407,3 +668,22 @@ class Context:
             0
         """
         return self.delegate.host.peers(self.delegate)
+
+    def _entries_before(self, field: str) -> EntrySource:
+        """The entries that the branch has when the node starts."""
+        attempt = self.delegate
+        schema, position = attempt.host.views.schema, attempt.position
+        if position is not None and field in schema.fields and schema.reducer(field) is None:
+            value = latest_value(schema, position.state, field)
+            return EntrySource([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+        found = attempt.read_view(View(field), "entries")
+        return EntrySource([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
+
+    def _check_permitted(
+        self, option: Literal["reads", "writes"], field: str, what: str, error: type[Exception]
+    ) -> None:
+        """Refuse a field that the node may not read or write."""
+        attempt = self.delegate
+        allowed = attempt.host.views.permitted_fields(attempt.node, option)
+        if allowed is not None and field not in allowed:
+            raise error(f"{attempt.who} {what} is not among its {option} ({list_names(sorted(allowed))}): add it there")

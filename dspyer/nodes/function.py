@@ -20,8 +20,7 @@ from dspyer.nodes.callables import hidden_problems, literals, members, mentions,
 from dspyer.nodes.field_access import FieldNames, check_names, unknown_outputs_text
 from dspyer.nodes.node import Built, Call, Command, Flaws, Goto, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import FunctionStep, OpenCalls, Script, Step, is_program, questions_in
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import FunctionStep, OpenCalls, Script, Step, is_async, is_program, questions_in
 from dspyer.patch import seal
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
-from dspyer.nodes.attempt import RESERVED_KEYS
+from dspyer.nodes.attempt import NO_ANSWER, RESERVED_KEYS, schema_of, type_name
 from dspyer.nodes.binding import (
     Binding,
     BoundNode,
@@ -29,8 +28,7 @@ from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.node import Built, Call, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Script
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import Script, is_async
 from dspyer.schema.type_fit import misfit, shown_type
 from dspyer.templates import RUN, Templates, fill_text, names_in
 

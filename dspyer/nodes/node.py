@@ -17,8 +17,7 @@ from typing_extensions import TypeVar
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.events import Exchange
 from dspyer.nodes.context import Context
-from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step, is_async
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze

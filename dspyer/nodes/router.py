@@ -22,8 +22,7 @@ from dspyer.nodes.function import check_target
 from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.node import Built, Call, Command, Decision, Flaws, Goto, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.steps import ModuleStep, Script, is_async
 from dspyer.schema.schema import Schema
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module

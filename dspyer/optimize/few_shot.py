@@ -18,15 +18,13 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer import CompiledGraph, ImmutableState, Run
 from dspyer.errors import InputError, StoreError, always_raised, brief, unwrap_stop_iteration, with_article
 from dspyer.events import Commit
-from dspyer.extend import Call, Layer, Output, Place, using, wrapped
+from dspyer.extend import Call, Inner, Layer, Output, Place, Script, thaw, using, wrapped
 from dspyer.graph.spec import check_inputs
 from dspyer.ids import outermost_execution
-from dspyer.layers.layer import Inner
 from dspyer.layers.retry import apart_from_earlier
 from dspyer.lm.not_public import INPUT_KEYS, Hasher
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, recording, step_count, take_steps
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.steps import Script
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import FieldJudge, WrittenValues
@@ -34,7 +32,6 @@ from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of, take_run
 from dspyer.runtime.session import Session, SessionEnd
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.values.frozen import thaw
 
 # `accepted_only`: a program whose trace has no steps that a check has refused.
 

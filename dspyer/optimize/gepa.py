@@ -19,6 +19,7 @@ from gepa.core.data_loader import ensure_loader
 
 from dspyer import Run
 from dspyer.errors import always_raised
+from dspyer.extend import thaw
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
@@ -27,7 +28,6 @@ from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
 from dspyer.runtime.run import internals_of
 from dspyer.values.freezing import same
-from dspyer.values.frozen import thaw
 
 # `CulpritSelector`: the component selector of `optimize.GEPA`.
 

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple
 
 from dspyer import Run
 from dspyer.events import TraceStep
+from dspyer.extend import thaw
 from dspyer.graph.spec import GraphSpec
 from dspyer.lm.parameters import path_in_program
 from dspyer.lm.tracing import is_apart
 from dspyer.nodes.router import Router
 from dspyer.optimize.written_values import NO_FIELD, FieldJudge, FieldRead, FieldResult, WrittenValue, WrittenValues
 from dspyer.runtime.run import internals_of
-from dspyer.values.frozen import thaw
 
 
 class FieldNote(NamedTuple):

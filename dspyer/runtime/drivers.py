@@ -51,10 +51,9 @@ from dspyer.lm.tracing import (
 )
 from dspyer.log.execution_records import no_answer
 from dspyer.log.replay import replay
-from dspyer.nodes.answer_types import first_of
+from dspyer.nodes.attempt import first_of
 from dspyer.nodes.binding import check_resources
-from dspyer.nodes.steps import arun_script, run_script
-from dspyer.nodes.sync_async import async_bridge
+from dspyer.nodes.steps import arun_script, async_bridge, run_script
 from dspyer.patch import DELETE, diff_value, seal
 from dspyer.runtime.execution import TaskWorkers, ThreadWorkers, WorkOutcome, run_here, script, straight_paths
 from dspyer.runtime.inner_runs import check_same_inputs

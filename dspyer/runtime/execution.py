@@ -44,8 +44,7 @@ from dspyer.nodes.function import FunctionNode, folded, given
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.router import FunctionRouter
-from dspyer.nodes.steps import Script, failure_or_questions
-from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
+from dspyer.nodes.steps import Script, acall_function, acall_module, call_function, call_module, failure_or_questions
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
 from dspyer.runtime.session import Session

@@ -34,8 +34,7 @@ from dspyer.lm.parameters import (
 from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
 from dspyer.log.time_travel import check_thread_name
-from dspyer.nodes.answer_types import Answers
-from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.attempt import Answers, Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.steps import InsideRun
 from dspyer.runtime.drivers import acall_program, arun_program, call_program, run_program

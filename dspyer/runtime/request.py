@@ -22,7 +22,7 @@ from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
-from dspyer.nodes.answer_types import Answers, answer_source
+from dspyer.nodes.attempt import Answers, answer_source
 from dspyer.nodes.binding import resources_of
 from dspyer.patch import Replace
 from dspyer.runtime.session_views import EarlierCommits

@@ -282,6 +282,9 @@ class Rounds:
 START = "START"
 END = "END"
 
+ERROR_MARK = "✕"
+"""In the label of an edge, what comes before the errors that it takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:

@@ -5,7 +5,6 @@ Everything is validated before anything is committed. A schema without a model a
 
 from __future__ import annotations
 
-import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from inspect import formatannotation
@@ -24,6 +23,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
+from dspyer.hints import bare_subclass
 from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff, diff_value
 from dspyer.reducers import Reducer, Updates, built_in
 from dspyer.schema.fields import (
@@ -526,7 +526,7 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
         "model_dump": model_dump,
         "model_dump_json": model_dump_json,
     }
-    view: type[BaseModel] = types.new_class(name, (model,), {}, lambda body: body.update(namespace))
+    view: type[BaseModel] = bare_subclass(model, namespace)
     return view
 
 

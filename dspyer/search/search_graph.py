@@ -16,7 +16,7 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer import DELETE, END, START, Command, Context, Graph, ImmutableState, Replace, Send
+from dspyer import DELETE, END, START, Command, Context, Failure, Graph, ImmutableState, Replace, Send
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
@@ -27,7 +27,6 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
-from dspyer.failure import Failure
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
 from dspyer.nodes.callables import read_signature

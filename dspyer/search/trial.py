@@ -19,10 +19,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import dspy
 
-from dspyer import DELETE, Context, ImmutableState, Replace
+from dspyer import DELETE, Context, Failure, ImmutableState, Replace
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
-from dspyer.extend import Call, Look, Node, Output, Reply
-from dspyer.failure import Failure
+from dspyer.extend import Call, Look, Node, Output, Reply, Script, freeze, thaw
 from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
@@ -41,13 +40,12 @@ from dspyer.nodes.map import (
 from dspyer.nodes.module import build_module, build_subgraph, module_io
 from dspyer.nodes.node import Built, Flaws, MapOptions
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Script, Within, is_program
+from dspyer.nodes.steps import Within, is_program
 from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type, value_type
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.scalars import as_float, without_class
 
 TREE: Final = "tree"

@@ -8,6 +8,7 @@ from operator import setitem
 from typing import Any, ClassVar, cast
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.extend import freeze
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content, blob_id
 from dspyer.testing.store_lists import check_lists, check_names
@@ -35,14 +36,16 @@ from dspyer.testing.store_samples import (
     VALUES,
     append,
     begin,
-    blobs_at,
     blobs_of,
     content,
     copy_thread,
-    counts_of,
+    deleting,
+    dropping,
     dump,
     must_refuse,
     owner,
+    play,
+    pruning,
     row,
     rows,
     run_of,
@@ -50,7 +53,7 @@ from dspyer.testing.store_samples import (
     try_to,
 )
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import same
 
 
 class StoreConformance:
@@ -121,16 +124,7 @@ class StoreConformance:
     def test_a_run_is_read_back_as_written(self, store: Store) -> None:
         """Thread, run and rows, with all their fields."""
         change = begin("t", "r", 3)
-        store.write(change)
-        thread, run = store.thread("t"), store.run("r")
-        assert thread is not None
-        assert (thread.name, thread.head, thread.epoch, thread.owner) == ("t", Point("r", 2), 1, owner("r"))
-        assert (thread.root, thread.runs) == (None, 1)
-        assert run is not None
-        assert change.run is not None
-        assert (run.id, run.thread, tuple(run.parents)) == ("r", "t", ())
-        assert dict(run.header) == change.run.header
-        assert [other.id for other in store.runs("t")] == ["r"]
+        play(store, change)
         assert store.rows("r") == list(change.rows)
 
     def test_rows_without_header_or_content(self, store: Store) -> None:
@@ -198,47 +192,25 @@ class StoreConformance:
     def test_runs_are_listed_in_order_of_their_start(self, store: Store) -> None:
         """Whatever their ids are; each is counted once."""
         ids = ["m", "z", "a", "10", "9"]
-        for epoch, run in enumerate(ids):
-            store.write(begin("t", run, 1, epoch=epoch))
-        store.write(begin("u", "b", 1))
+        play(store, *[begin("t", run, 1, epoch=epoch) for epoch, run in enumerate(ids)], begin("u", "b", 1))
         assert [run.id for run in store.runs("t")] == ids
-        thread = thread_of(store, "t")
-        assert (thread.runs, thread.epoch, thread.head) == (5, 5, Point("9", 0))
 
     def test_both_parents_of_a_run_are_kept_in_order(self, store: Store) -> None:
         """Merged threads have runs with two parents."""
-        store.write(begin("t", "left", 2))
-        store.write(begin("u", "right", 3))
-        store.write(begin("t", "both", 1, Point("right", 2), Point("left", 1), epoch=1))
-        run = run_of(store, "both")
-        assert tuple(run.parents) == (Point("right", 2), Point("left", 1))
+        both = begin("t", "both", 1, Point("right", 2), Point("left", 1), epoch=1)
+        play(store, begin("t", "left", 2), begin("u", "right", 3), both)
 
     def test_a_run_is_written_without_a_thread(self, store: Store) -> None:
         """Rows can be written for a run that no thread refers to; a thread can be created on it later."""
-        store.write(Change(run=RunRow("r", "t", (), {}), rows_of="r", rows=rows(2)))
-        store.write(Change(rows_of="r", rows=rows(2, 2)))
-        assert store.threads() == []
-        assert [entry.seq for entry in store.rows("r")] == [0, 1, 2, 3]
-        store.write(Change("t", head=Point("r", 3)))
-        thread = thread_of(store, "t")
-        assert (thread.head, thread.epoch, thread.owner, thread.runs) == (Point("r", 3), 1, None, 0)
+        run = Change(run=RunRow("r", "t", (), {}), rows_of="r", rows=rows(2))
+        play(store, run, Change(rows_of="r", rows=rows(2, 2)), copy_thread("t", Point("r", 3)))
 
     def test_the_latest_snapshot_before_a_row_is_found(self, store: Store) -> None:
         """Dropping snapshots keeps those at the roots of threads."""
-        store.write(begin("t", "r", 6))
-        for seq in (1, 3):
-            store.write(Change("t", 1, snapshot=Snapshot(Point("r", seq), content({"at": seq}))))
-        store.write(begin("u", "other", 6))
-        for seq, found in [(0, None), (1, 1), (2, 1), (3, 3), (5, 3), (99, 3)]:
-            snapshot = store.snapshot(Point("r", seq))
-            assert (snapshot and snapshot.at.seq) == found, seq
-            assert snapshot is None or snapshot.content == content({"at": found})
-        assert store.snapshot(Point("other", 5)) is None
-        store.write(Change("t", 1, root=Point("r", 1)))
-        store.drop_snapshots()
-        kept = store.snapshot(Point("r", 5))
+        taken = [Change("t", 1, snapshot=Snapshot(Point("r", seq), content({"at": seq}))) for seq in (1, 3)]
+        play(store, begin("t", "r", 6), *taken, begin("u", "other", 6), Change("t", 1, root=Point("r", 1)), dropping)
+        kept = store.snapshot(Point("r", 99))
         assert kept is not None, "the snapshot at a root was dropped"
-        assert kept.at == Point("r", 1)
 
     def test_no_mutable_data_is_shared_with_the_caller(self, store: Store) -> None:
         """Changing what was written, or what was read, changes nothing in the store."""
@@ -271,8 +243,6 @@ class StoreConformance:
 
     def test_a_refused_change_writes_nothing(self, store: Store) -> None:
         """Whatever is wrong with it, even if that is its last row."""
-        store.write(begin("t", "r", 3))
-        store.write(begin("u", "other", 1))
         whole = Change(
             "t",
             1,
@@ -286,71 +256,47 @@ class StoreConformance:
             [*rows(2, 3)],
             Snapshot(Point("r", 2), content({"v": BLOB})),
         )
-        stolen, apart = row(2, "other"), [row(3, OTHER_BLOB), row(5)]
-        wrong: dict[str, tuple[type[Exception], Change]] = {
-            "another epoch": (ConcurrentRunError, whole._replace(epoch=2, next_epoch=3)),
-            "an old epoch": (ConcurrentRunError, whole._replace(epoch=0, next_epoch=1)),
-            "a thread that is there": (ConcurrentRunError, whole._replace(thread="u", epoch=0, next_epoch=None)),
-            "a thread that is not there": (ConcurrentRunError, whole._replace(thread="missing")),
-            "a row that is another": (ConcurrentRunError, whole._replace(rows=[stolen, *rows(2, 3)])),
-            "a run that is another": (ConcurrentRunError, whole._replace(run=RunRow("other", "t", (), {"x": 1}))),
-            "a gap before": (ValueError, whole._replace(rows=[row(4)])),
-            "a gap between": (ValueError, whole._replace(rows=apart)),
-            "rows of no run": (ValueError, whole._replace(rows_of="none")),
-            "a head in no run": (ValueError, whole._replace(head=Point("none", 0))),
-            "a snapshot of no run": (ValueError, whole._replace(snapshot=Snapshot(Point("none", 0), content({})))),
-        }
-        before = dump(store, "new", "none")
-        for name, (error, change) in wrong.items():
-            with must_refuse(error, name):
-                store.write(change)
-            assert dump(store, "new", "none") == before, f"{name}: a part of the change was written"
-            assert store.blobs([blob_id(BLOB.encode()), blob_id(OTHER_BLOB)]) == {}, f"{name}: a blob was written"
-        store.write(whole)
-        assert [entry.seq for entry in store.rows("r")] == [0, 1, 2, 3, 4]
+        wrong = [
+            whole._replace(epoch=2, next_epoch=3),
+            whole._replace(epoch=0, next_epoch=1),
+            whole._replace(thread="u", epoch=0, next_epoch=None),
+            whole._replace(thread="missing"),
+            whole._replace(rows=[row(2, "other"), *rows(2, 3)]),
+            whole._replace(run=RunRow("other", "t", (), {"x": 1})),
+            whole._replace(rows=[row(4)]),
+            whole._replace(rows=[row(3, OTHER_BLOB), row(5)]),
+            whole._replace(rows_of="none"),
+            whole._replace(head=Point("none", 0)),
+            whole._replace(snapshot=Snapshot(Point("none", 0), content({}))),
+        ]
+        play(store, begin("t", "r", 3), begin("u", "other", 1), *wrong, whole)
+        assert store.rows("r") == rows(5)
 
     def test_a_repeated_write_changes_nothing(self, store: Store) -> None:
         """A caller that lost the answer may send the same change again."""
-        snapshot = Snapshot(Point("r", 4), content({"v": OTHER_BLOB}))
-        changes = {
-            "a new thread": begin("t", "r", 2),
-            "rows": append("t", "r", 2, 2),
-            "one row": append("t", "r", 4, value=BLOB),
-            "a snapshot": Change("t", 1, snapshot=snapshot),
-            "a renewed lease": Change("t", 1, owner=owner("r"), lease=90.0),
-            "a root": Change("t", 1, root=Point("r", 1)),
-            "a new owner": Change("t", 1, 2, owner("second"), 30.0),
-            "a new run": begin("t", "next", 1, Point("r", 4), epoch=2),
-            "rows without a thread": Change(rows_of="r", rows=rows(1, 5)),
-            "a run without a thread": Change(
-                run=RunRow("apart", "t", (Point("r", 2),), {}), rows_of="apart", rows=rows(1)
-            ),
-            "the end": append("t", "next", 1, epoch=3)._replace(lease=0.0, flush=True),
-        }
-        for name, change in changes.items():
-            store.write(change)
-            before = dump(store, "apart")
-            store.write(change)
-            assert dump(store, "apart") == before, f"{name}: written twice, it is not the same"
-        thread = thread_of(store, "t")
-        assert thread.runs == 2
+        changes = [
+            begin("t", "r", 2),
+            append("t", "r", 2, 2),
+            append("t", "r", 4, value=BLOB),
+            Change("t", 1, snapshot=Snapshot(Point("r", 4), content({"v": OTHER_BLOB}))),
+            Change("t", 1, owner=owner("r"), lease=90.0),
+            Change("t", 1, root=Point("r", 1)),
+            Change("t", 1, 2, owner("second"), 30.0),
+            begin("t", "next", 1, Point("r", 4), epoch=2),
+            Change(rows_of="r", rows=rows(1, 5)),
+            Change(run=RunRow("apart", "t", (Point("r", 2),), {}), rows_of="apart", rows=rows(1)),
+            append("t", "next", 1, epoch=3)._replace(lease=0.0, flush=True),
+        ]
+        play(store, *[change for change in changes for _ in range(2)])
 
     def test_a_partly_written_change_is_completed(self, store: Store) -> None:
         """Existing equal rows are no error, and the rows after them are added."""
-        store.write(begin("t", "r", 2))
-        store.write(append("t", "r", 0, 4))
-        assert store.rows("r") == rows(4)
+        play(store, begin("t", "r", 2), append("t", "r", 0, 4))
 
     def test_a_repeat_that_cannot_be_recognized_is_refused(self, store: Store) -> None:
         """A change of the epoch alone could come from another owner."""
-        store.write(begin("t", "r", 1))
-        store.write(copy_thread("copy", Point("r", 0)))
-        store.write(Change("t", 1, 2))
-        before = dump(store)
-        for change in (Change("t", 1, 2), copy_thread("copy", Point("r", 0))):
-            with must_refuse(ConcurrentRunError, "a change without rows, run and owner cannot be known again"):
-                store.write(change)
-        assert dump(store) == before
+        twice = Change("t", 1, 2), copy_thread("copy", Point("r", 0))
+        play(store, begin("t", "r", 1), *twice, *twice)
 
     def test_write_now_writes_everything_or_returns_false(self, store: Store) -> None:
         """A store that would have to wait returns False and has written nothing."""
@@ -374,11 +320,7 @@ class StoreConformance:
 
     def test_a_thread_is_created_once(self, store: Store) -> None:
         """The second creation is refused."""
-        store.write(begin("t", "first", 1))
-        with must_refuse(ConcurrentRunError, "two runs made one thread"):
-            store.write(begin("t", "second", 1))
-        thread = thread_of(store, "t")
-        assert (thread.epoch, thread.head, store.run("second")) == (1, Point("first", 0), None)
+        play(store, begin("t", "first", 1), begin("t", "second", 1))
 
     def test_leases_are_renewed_expire_and_are_released(self, store: Store) -> None:
         """By the clock of the store."""
@@ -399,10 +341,7 @@ class StoreConformance:
 
     def test_a_replaced_owner_cannot_write(self, store: Store) -> None:
         """Neither rows nor lease, head, root, runs or snapshots; the new owner can."""
-        store.write(begin("t", "r", 2))
-        store.write(Change("t", 1, 2, owner("second"), 1_000.0))
-        before = dump(store)
-        for change in (
+        late = [
             append("t", "r", 2),
             append("t", "r", 2)._replace(rows=()),
             Change("t", 1, owner=owner("r"), lease=5_000.0),
@@ -413,23 +352,16 @@ class StoreConformance:
             Change("t", 1, snapshot=Snapshot(Point("r", 1), content({}))),
             Change("t", 1, 2, owner("third"), 30.0),
             begin("t", "x", 1, epoch=1),
-        ):
-            with must_refuse(ConcurrentRunError, f"an owner that was replaced has written {change}"):
-                store.write(change)
-            assert dump(store) == before
-        assert store.run("x") is None
-        store.write(append("t", "r", 2, epoch=2))
-        assert store.rows("r") == rows(3)
+        ]
+        claim = Change("t", 1, 2, owner("second"), 1_000.0)
+        play(store, begin("t", "r", 2), claim, *late, append("t", "r", 2, epoch=2))
 
     def test_the_owner_of_a_deleted_thread_cannot_write(self, store: Store) -> None:
         """Whether another thread has the name since or not."""
-        store.write(begin("t", "r", 2))
-        store.delete(["t"])
-        for change in (append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)):
-            with must_refuse(ConcurrentRunError, "the owner of a deleted thread has written"):
-                store.write(change)
+        late = [append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)]
+        play(store, begin("t", "r", 2), deleting("t"), *late)
         store.write(begin("t", "new", 1))
-        for change in (append("t", "r", 2), append("t", "new", 1), Change("t", 1, lease=0.0)):
+        for change in (*late[:2], append("t", "new", 1)):
             with must_refuse(ConcurrentRunError, "the owner of a deleted thread has written to its successor"):
                 store.write(change)
         assert (store.run("r"), store.rows("new")) == (None, rows(1))
@@ -464,42 +396,28 @@ class StoreConformance:
     def test_write_returns_the_epoch(self, store: Store) -> None:
         """The epoch of the thread afterwards, also for a repeated write; 0 without a thread."""
         changes = [
-            (begin("t", "r", 1), 1),
-            (append("t", "r", 1), 1),
-            (Change("t", 1, 5, owner("second"), 30.0), 5),
-            (Change(rows_of="r", rows=rows(1, 2)), 0),
-            (Change("t", 5, run=RunRow("s", "t", (), {}), runs=3), 5),
+            begin("t", "r", 1),
+            append("t", "r", 1),
+            Change("t", 1, 5, owner("second"), 30.0),
+            Change(rows_of="r", rows=rows(1, 2)),
+            Change("t", 5, run=RunRow("s", "t", (), {}), runs=3),
         ]
-        for change, epoch in changes:
-            assert store.write(change) == epoch
-            assert store.write(change._replace(runs=0)) == epoch
-        thread = thread_of(store, "t")
-        assert (thread.epoch, thread.runs) == (5, 5), "runs that are not here are not counted"
-        with must_refuse(ValueError, "an epoch that is not larger"):
-            store.write(Change("t", 5, 5, owner("third"), 30.0))
+        repeated = [one for change in changes for one in (change, change._replace(runs=0))]
+        play(store, *repeated, Change("t", 5, 5, owner("third"), 30.0))
 
     def test_threads_have_independent_epochs(self, store: Store) -> None:
         """A new owner of one thread leaves other threads alone."""
-        store.write(begin("t", "r", 1))
-        store.write(begin("u", "s", 1))
-        store.write(Change("t", 1, 2, owner("second"), 30.0))
-        store.write(append("u", "s", 1))
-        assert [entry.seq for entry in store.rows("s")] == [0, 1]
+        claim = Change("t", 1, 2, owner("second"), 30.0)
+        play(store, begin("t", "r", 1), begin("u", "s", 1), claim, append("u", "s", 1))
 
     # --- deletion
 
     def test_a_deleted_thread_is_gone(self, store: Store) -> None:
         """With its runs, rows and snapshots; other threads are unchanged."""
-        store.write(begin("u", "other", 2))
-        before = dump(store)
-        store.write(begin("t", "r", 3))
-        store.write(begin("t", "s", 2, Point("r", 2), epoch=1))
-        store.write(Change("t", 2, snapshot=Snapshot(Point("s", 1), content({"v": 1}))))
-        assert counts_of(store.delete(["t", "missing"])) == (("t",), 2, 5, {})
-        assert dump(store, "r", "s") == {**before, "runs": {**before["runs"], "r": None, "s": None}}
-        assert store.rows("r") == store.rows("s") == []
+        second = begin("t", "s", 2, Point("r", 2), epoch=1)
+        taken = Change("t", 2, snapshot=Snapshot(Point("s", 1), content({"v": 1})))
+        play(store, begin("u", "other", 2), begin("t", "r", 3), second, taken, deleting("t", "missing"), deleting("t"))
         assert store.snapshot(Point("s", 1)) is None
-        assert counts_of(store.delete(["t"])) == ((), 0, 0, {})
 
     def test_the_name_of_a_deleted_thread_can_be_used_again(self, store: Store) -> None:
         """The new thread has nothing of the old one."""
@@ -512,108 +430,64 @@ class StoreConformance:
 
     def test_delete_checks_the_epochs(self, store: Store) -> None:
         """If one thread has another epoch, none is deleted; the epoch of a missing thread is ignored."""
-        store.write(begin("t", "r", 2))
-        store.write(begin("u", "s", 1))
-        store.write(Change("t", 1, 2, owner("second"), 30.0))
-        before = dump(store)
-        with must_refuse(ConcurrentRunError, "a thread was deleted under the epoch of an earlier owner"):
-            store.delete(["u", "t"], {"t": 1, "u": 1})
-        assert dump(store) == before
-        assert store.delete(["t", "missing"], {"t": 2, "missing": 1}).threads == ("t",)
-        assert store.threads() == ["u"]
+        claim = Change("t", 1, 2, owner("second"), 30.0)
+        stale, right = (
+            deleting("u", "t", epochs={"t": 1, "u": 1}),
+            deleting("t", "missing", epochs={"t": 2, "missing": 1}),
+        )
+        play(store, begin("t", "r", 2), begin("u", "s", 1), claim, stale, right)
 
     def test_rows_that_a_copy_reaches_are_kept(self, store: Store) -> None:
         """The rows up to the copy's head stay, in a run without a thread, until the last copy is deleted."""
-        store.write(begin("t", "r", 5))
-        store.write(copy_thread("copy", Point("r", 2)))
-        assert counts_of(store.delete(["t"])) == (("t",), 0, 2, {"copy": ("r",)})
-        assert store.rows("r") == rows(3)
-        run = run_of(store, "r")
-        assert run.thread == ""
-        store.write(begin("copy", "s", 1, Point("r", 2), epoch=1))
-        assert counts_of(store.delete()) == ((), 0, 0, {})
-        assert counts_of(store.delete(["copy"])) == (("copy",), 2, 4, {})
-        assert store.run("r") is None
+        more = begin("copy", "s", 1, Point("r", 2), epoch=1)
+        copied = copy_thread("copy", Point("r", 2))
+        play(store, begin("t", "r", 5), copied, deleting("t"), more, deleting(), deleting("copy"))
 
     def test_both_histories_of_a_merged_thread_are_kept(self, store: Store) -> None:
         """A run with two parents keeps both of them."""
-        store.write(begin("t", "left", 3))
-        store.write(begin("u", "right", 3))
-        store.write(begin("v", "both", 1, Point("left", 1), Point("right", 2)))
-        report = store.delete(["t", "u"])
-        assert counts_of(report) == (("t", "u"), 0, 1, {"v": ("left", "right")})
-        assert (store.rows("left"), store.rows("right")) == (rows(2), rows(3))
+        both = begin("v", "both", 1, Point("left", 1), Point("right", 2))
+        play(store, begin("t", "left", 3), begin("u", "right", 3), both, deleting("t", "u"))
 
     def test_shared_rows_are_deleted_with_the_last_thread(self, store: Store) -> None:
         """Also if the thread that made them is deleted first, and one copy has a later root."""
-        store.write(begin("t", "r", 4))
-        store.write(begin("u", "s", 3, Point("r", 1)))
-        store.write(begin("v", "w", 2, Point("s", 1), Point("r", 3)))
-        store.write(copy_thread("x", Point("w", 0)))
-        store.write(Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({}))))
-        store.delete_unreachable("u")
-        assert counts_of(store.delete(["t"])) == (("t",), 0, 0, {"v": ("r",), "x": ("r",)})
-        assert counts_of(store.delete(["v"])) == (("v",), 0, 1, {"x": ("w",)})
-        assert counts_of(store.delete(["x"])) == (("x",), 2, 5, {})
-        assert (store.rows("s"), store.run("r"), store.run("w")) == (rows(3), None, None)
-        assert counts_of(store.delete()) == ((), 0, 0, {})
+        shared = [begin("u", "s", 3, Point("r", 1)), begin("v", "w", 2, Point("s", 1), Point("r", 3))]
+        pruned = Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({})))
+        deletions = deleting("t"), deleting("v"), deleting("x"), deleting()
+        play(store, begin("t", "r", 4), *shared, copy_thread("x", Point("w", 0)), pruned, pruning("u"), *deletions)
 
     def test_unreachable_runs_are_deleted(self, store: Store) -> None:
         """Runs that were written for no thread."""
-        store.write(begin("t", "r", 2))
-        store.write(Change(run=RunRow("lost", "", (Point("r", 1),), {}), rows_of="lost", rows=rows(2)))
-        assert counts_of(store.delete()) == ((), 1, 2, {})
-        assert store.run("lost") is None
-        assert store.rows("r") == rows(2)
+        lost = Change(run=RunRow("lost", "", (Point("r", 1),), {}), rows_of="lost", rows=rows(2))
+        play(store, begin("t", "r", 2), lost, deleting())
 
     def test_delete_unreachable_deletes_abandoned_runs(self, store: Store) -> None:
         """Except for the rows that another thread reaches."""
-        store.write(begin("t", "r", 5))
-        store.write(begin("t", "abandoned", 2, Point("r", 4), epoch=1))
-        store.write(begin("t", "kept", 2, Point("r", 3), epoch=2))
-        store.write(copy_thread("copy", Point("kept", 1)))
-        store.write(begin("t", "again", 1, Point("r", 1), epoch=3))
-        assert counts_of(store.delete_unreachable("t")) == ((), 1, 3, {"copy": ("kept", "r")})
-        assert store.rows("r") == rows(4)
-        assert [run.id for run in store.runs("t")] == ["r", "again"]
-        assert (store.run("abandoned"), store.rows("kept")) == (None, rows(2))
-        assert counts_of(store.delete_unreachable("missing")) == ((), 0, 0, {})
+        runs = [
+            begin("t", "r", 5),
+            begin("t", "abandoned", 2, Point("r", 4), epoch=1),
+            begin("t", "kept", 2, Point("r", 3), epoch=2),
+            copy_thread("copy", Point("kept", 1)),
+            begin("t", "again", 1, Point("r", 1), epoch=3),
+        ]
+        play(store, *runs, pruning("t"), pruning("missing"))
+        assert (store.run("abandoned"), store.rows("r")) == (None, rows(4))
 
     def test_delete_unreachable_deletes_history_before_the_root(self, store: Store) -> None:
         """The row and the snapshot at the root stay, and the run can be appended to."""
-        store.write(begin("t", "old", 2))
-        store.write(begin("t", "r", 5, Point("old", 1), epoch=1))
-        for seq in (1, 3):
-            store.write(Change("t", 2, snapshot=Snapshot(Point("r", seq), content({"at": seq}))))
-        store.write(Change("t", 2, root=Point("r", 3)))
-        assert counts_of(store.delete_unreachable("t")) == ((), 1, 5, {})
-        assert store.rows("r") == rows(2, 3)
-        assert store.run("old") is None
-        assert store.snapshot(Point("r", 2)) is None
-        store.drop_snapshots()
-        kept = store.snapshot(Point("r", 4))
-        assert kept is not None
-        assert (kept.at, kept.content) == (Point("r", 3), content({"at": 3}))
-        store.write(append("t", "r", 5, epoch=2))
+        runs = begin("t", "old", 2), begin("t", "r", 5, Point("old", 1), epoch=1)
+        taken = [Change("t", 2, snapshot=Snapshot(Point("r", seq), content({"at": seq}))) for seq in (1, 3)]
+        root = Change("t", 2, root=Point("r", 3))
+        play(store, *runs, *taken, root, pruning("t"), dropping, append("t", "r", 5, epoch=2))
         assert store.rows("r") == rows(3, 3)
-        thread = thread_of(store, "t")
-        assert (thread.root, thread.head) == (Point("r", 3), Point("r", 5))
 
     def test_blobs_are_kept_while_something_refers_to_them(self, store: Store) -> None:
         """Rows of any thread, or snapshots."""
-        text, data = blob_id(BLOB.encode()), blob_id(OTHER_BLOB)
-        store.write(begin("t", "r", 1)._replace(rows=[row(0, [BLOB, OTHER_BLOB])]))
-        store.write(begin("u", "s", 1)._replace(rows=[row(0, {"other": BLOB})]))
-        store.write(Change("u", 1, snapshot=Snapshot(Point("s", 0), content({"v": OTHER_BLOB}))))
-        store.delete(["t"])
-        assert blobs_at(store, Point("s", 0)) == [{text}, {data}]
-        store.drop_snapshots()
-        assert blobs_at(store, Point("s", 0)) == [{text}]
-        assert store.blobs([data]) == {}
-        store.delete(["u"])
-        assert store.blobs([text, data]) == {}
+        both = begin("t", "r", 1)._replace(rows=[row(0, [BLOB, OTHER_BLOB])])
+        other = begin("u", "s", 1)._replace(rows=[row(0, {"other": BLOB})])
+        taken = Change("u", 1, snapshot=Snapshot(Point("s", 0), content({"v": OTHER_BLOB})))
+        play(store, both, other, taken, deleting("t"), dropping, deleting("u"))
         store.write(begin("v", "w", 1)._replace(rows=[row(0, BLOB)]))
-        assert blobs_at(store, Point("w", 0)) == [{text}]
+        assert has_all_blobs(store, "w")
 
     def test_writes_work_after_delete_and_vacuum(self, store: Store) -> None:
         """Other threads can be written to."""

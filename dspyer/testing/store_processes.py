@@ -15,6 +15,7 @@ from threading import Barrier
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.stores import Memory
 from dspyer.stores.base import Change, Point, Snapshot, Store
 from dspyer.stores.content import blob_id
 from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, row, rows
@@ -97,20 +98,11 @@ def has_all_blobs(store: Store, run: str) -> bool:
 
 
 def expected_after(name: str, count: int) -> dict[str, Any]:
-    """What `read_back` must return after the first `count` changes."""
-    seen: dict[str, Any] = {}
+    """What `read_back` must return after the first `count` changes: what it returns of a store in memory."""
+    store = Memory()
     for change in changes_of_every_kind(name)[:count]:
-        if change.run is not None:
-            seen[change.run.id] = []
-        if change.rows_of:
-            seen[change.rows_of] = seen[change.rows_of] + [(entry.seq, entry.content) for entry in change.rows]
-        if change.snapshot is not None:
-            seen["snapshot"] = change.snapshot
-        if change.thread:
-            before = seen.get(change.thread, (0, None, False))
-            owned = before[2] if change.lease is None else change.lease > 0
-            seen[change.thread] = (change.next_epoch or change.epoch or 1, change.head or before[1], owned)
-    return seen
+        store.write(change)
+    return read_back(store, name)
 
 
 def read_back(store: Store, name: str) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from dspyer.stores.base import Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
-from dspyer.stores.content import MAX_INLINE, Content, blob_id
-from dspyer.values.freezing import freeze
+from dspyer.errors import ConcurrentRunError
+from dspyer.extend import freeze
+from dspyer.stores import Memory
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
+from dspyer.stores.content import MAX_INLINE, Content
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE
 """A text that is too long for its row."""
@@ -181,7 +183,7 @@ def dump(store: Store, *runs: str) -> dict[str, Any]:
     return {
         "threads": {name: thread and thread._replace(lease=thread.lease > 0) for name, thread in threads.items()},
         "runs": seen,
-        "runs of threads": {name: [run.id for run in store.runs(name)] for name in threads},
+        "runs of threads": {name: sorted([run.id for run in store.runs(name)]) for name in threads},
     }
 
 
@@ -217,10 +219,45 @@ def counts_of(report: DeletionReport) -> tuple[object, ...]:
     return tuple(sorted(report.threads)), report.runs, report.rows, kept
 
 
-def blobs_at(store: Store, at: Point) -> list[set[str]]:
-    """The ids of the blobs of a row, and of the snapshot at it, after checking the bytes of each."""
-    snapshot = store.snapshot(at)
-    contents = [store.rows(at.run, at.seq, at.seq)[0].content, snapshot and snapshot.content]
-    found = [blobs_of(store, stored) for stored in contents if stored is not None]
-    assert all(blob_id(data) == name for blobs in found for name, data in blobs.items())
-    return [set(blobs) for blobs in found]
+Step = Change | Callable[[Store], object]
+"""A change to write, or another call of a store, with what it returns of its answer."""
+
+
+def deleting(*names: str, epochs: Mapping[str, int] = NO_EPOCHS) -> Step:
+    """A deletion of threads."""
+    return lambda store: counts_of(store.delete(names, epochs))
+
+
+def pruning(name: str) -> Step:
+    """A deletion of what a thread does not reach."""
+    return lambda store: counts_of(store.delete_unreachable(name))
+
+
+def dropping(store: Store) -> None:
+    """Drop the snapshots."""
+    store.drop_snapshots()
+
+
+def play(store: Store, *steps: Step) -> None:
+    """Do steps with an empty store and with one in memory: each has one outcome in both, and leaves the same behind.
+
+    `Memory` is tested against a model of its own.
+    """
+    reference, runs, ids = Memory(), set[str](), set[str]()
+    for number, step in enumerate(steps):
+        if isinstance(step, Change):
+            runs |= {step.rows_of} | ({step.run.id} if step.run else set())
+            contents = [entry.content for entry in step.rows] + ([step.snapshot.content] if step.snapshot else [])
+            ids |= {name for stored in contents if stored for name in stored.refs}
+        wanted, found = outcome(reference, step), outcome(store, step)
+        assert found == wanted, f"step {number}, {step}: {found}, where a store in memory says {wanted}"
+        there, left = (({*one.blobs(ids)}, dump(one, *runs)) for one in (store, reference))
+        assert there == left, f"step {number}, {step}, has left something else behind"
+
+
+def outcome(store: Store, step: Step) -> object:
+    """What a call of a store returns, or the kind of error with which it is refused."""
+    try:
+        return store.write(step) if isinstance(step, Change) else step(store)
+    except (ConcurrentRunError, ValueError) as error:
+        return ConcurrentRunError if isinstance(error, ConcurrentRunError) else ValueError

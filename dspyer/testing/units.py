@@ -17,8 +17,7 @@ from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.layers.condensers import condensed
 from dspyer.lm.tracing import executing_here
-from dspyer.nodes.answer_types import Answers, answer_source, first_of
-from dspyer.nodes.attempt import Attempt, AttemptHost
+from dspyer.nodes.attempt import Answers, Attempt, AttemptHost, answer_source, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving

@@ -43,7 +43,7 @@ from dspyer.log.rows import (
     row_time,
 )
 from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
-from dspyer.nodes.answer_types import check_shape, validated
+from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart

@@ -40,15 +40,12 @@ from dspyer.events import (
     is_built_in,
     path_of_event,
 )
-from dspyer.extend import Call, Layer, Place
+from dspyer.extend import Call, Inner, Layer, Place, Script, thaw
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import FIRST, path_text, whole_execution
-from dspyer.layers.layer import Inner
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.log.rows import StoredTrace
-from dspyer.nodes.steps import Script
 from dspyer.scheduler.schedule import RunState
-from dspyer.values.frozen import thaw
 
 UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
 OPENTELEMETRY: Final = "opentelemetry.trace"

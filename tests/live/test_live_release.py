@@ -17,7 +17,7 @@ from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
 from dspyer.layers.live import LiveBuffer, LiveWaiters, ReaderCursor
 from dspyer.log.rows import PostRow
-from dspyer.nodes.attempt import Waiter
+from dspyer.nodes.context import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.scheduler.schedule import (
