@@ -254,8 +254,8 @@ class Run:
             raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
         if link is None:
             raise LookupError(
-                "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from the "
-                "fields of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
+                "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from "
+                "the fields of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
             )
         run: Run = link.run(prediction)
         return run
