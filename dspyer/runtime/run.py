@@ -255,7 +255,7 @@ class Run:
         if link is None:
             raise LookupError(
                 "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from "
-                "the fields of another one, as prediction.copy() does. Pass on what program(...) returned"
+                "the fields of another one, as copy() does. Pass on the prediction that program(...) returned"
             )
         run: Run = link.run(prediction)
         return run
