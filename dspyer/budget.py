@@ -141,7 +141,7 @@ class Spending:
         return not self._used_up
 
     def begin_node(self) -> bool:
-        """Whether another node may start, which counts as called then; stops the run otherwise."""
+        """Counts a node that is to start, and returns true; stops the run and returns false if it is one too many."""
         if not self.check():
             return False
         most = self.budget.node_calls

@@ -72,7 +72,7 @@ REMOVED: dict[str, str] = {
 
 
 def removed(owner: str, name: str) -> str:
-    """What to say of a name that an object or module does not have: "" if it never had it."""
+    """The text about a name that an object or module does not have any more; "" if it never had it."""
     line = REMOVED.get(f"{owner}.{name}")
     return "" if line is None else f"{owner}.{name} was removed: write {line}"
 

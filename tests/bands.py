@@ -67,14 +67,13 @@ NOT_YET: dict[str, str] = {
         "count_stats encode full_id is_readable parent_of path_of_id run_label run_usage stored_calls sum_usage "
         "unrecorded update_size"
     ),
-    "cli.act_commands": "Thread",
-    "cli.look_commands": "ArchivedThread",
+    "cli.commands": "Thread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted RunQuery SQLITE Store UnreadablePatch encode_update export "
-        "is_encrypted load open_store state_dict"
+        "Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store UnreadablePatch "
+        "encode_update export is_encrypted load open_store"
     ),
-    "cli.summaries": "DeletionReport cost_text count_of duration_text path_text",
+    "cli.summaries": "cost_text count_of duration_text path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
     "display.graph_picture": "END Edge START Topology",
@@ -137,8 +136,7 @@ NOT_YET: dict[str, str] = {
         "FinderNode FrozenDict GraphSpec LogEntry ModuleRouter Router internals_of is_async is_manual merge_base "
         "read_signature resets sent_to"
     ),
-    "runtime.drivers": "ExecutorCall OPENTELEMETRY UNTRACED continued_trace lost span_layers",
-    "runtime.program": "check_executor check_sent refused",
+    "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
@@ -148,7 +146,7 @@ NOT_YET: dict[str, str] = {
         "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
         "Within apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
-        "publish_start read_signature recorded resets shown_type step_count take_steps value_type without_class"
+        "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
@@ -157,7 +155,6 @@ NOT_YET: dict[str, str] = {
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
-    "serve.json_patch": "FrozenDict FrozenList same",
     "testing": "FakeClock",
     "testing.prompt": (
         "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
@@ -175,7 +172,6 @@ NOT_YET: dict[str, str] = {
         "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
-    "threads.export": "ArchivedThread",
     "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

@@ -79,14 +79,11 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("tracing.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
     ("__main__", "dspyer.cli.app"): "it needs typer, which only an extra installs",
-    ("cli.inspect_command", "dspyer.inspector"): "it needs a server, which only an extra installs",
+    ("cli.commands", "dspyer.inspector"): "it needs a server, which only an extra installs",
     ("cli.store_access", "dspyer.stores.encrypted"): "it needs cryptography, which only an extra installs",
     **{
-        (
-            f"cli.{commands}",
-            f"dspyer.cli.{module}",
-        ): "`dspyer --help` must start at once, and `programs` imports DSPy"
-        for commands in ("act_commands", "file_commands", "inspect_command", "list_commands", "look_commands")
+        (name, f"dspyer.cli.{module}"): "`dspyer --help` must start at once, and `programs` imports DSPy"
+        for name in ("cli.commands", "cli.arguments")
         for module in ("programs", "store_access")
     },
     ("inspector", "dspyer.inspector.web_app"): "it needs Starlette, which only an extra installs",

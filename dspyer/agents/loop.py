@@ -41,8 +41,7 @@ from dspyer.values.scalars import flag_problems, is_whole_number
 
 # The graph of an agent, assembled from its modes: fields, nodes and edges, and what is wrong with them.
 #
-# `tool_loop` and `modes` are the same graph: `START -> begin -> a mode -> its tools -> settle -> a mode, check or
-# END`.
+# `tool_loop` and `modes` are one graph: `START -> begin -> a mode -> its tools -> settle -> a mode, check or END`.
 
 
 OF_AGENT = (BEGIN, SETTLE, CHECK, SUBMIT)

@@ -273,10 +273,8 @@ class Recorded(NamedTuple):
 
 # A program as a tool: a sub-agent. It runs as a part of the run, in the node of the tool, with a state of its own.
 #
-# What the model gives are its required inputs, and its outputs are the result. If the program has a conversation,
-# each
-# call continues a session: the field `sessions` of the caller holds the conversation of each, under
-# `<tool>/<session>`.
+# What the model gives are its required inputs, and its outputs are the result. If the program has a conversation, each
+# call continues a session: the field `sessions` of the caller holds the conversation of each, by `<tool>/<session>`.
 
 
 SESSION: Final = "session"

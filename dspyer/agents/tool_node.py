@@ -284,27 +284,19 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
         overlay=frozenset(SEEN),
     )
     problems += _unknown_inputs(check, name) if is_module or is_model else []
-    built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in _outputs(check) else {})
+    built = build_finder(
+        check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in (module_io(check).outputs or ()) else {}
+    )
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
     return None if built.node is None else ToolCheck(built.node, name, options.name)
 
 
-def _outputs(check: Any) -> Collection[str]:
-    """The outputs of a module or program, as far as they are known."""
-    if is_program(check):
-        return (check.graph.writes if check.graph.outputs is None else check.graph.outputs) or ()
-    return module_io(check).outputs or ()
-
-
 def _unknown_inputs(check: Any, name: str) -> list[str]:
     """Required inputs of a module or model that is a check, besides those that it is given."""
     if isinstance(check, dspy.Module):
-        if is_program(check):
-            needed: Any = check.graph.required
-        else:
-            found = module_io(check)
-            needed = [one for one in found.inputs if one not in found.optional]
+        found = module_io(check)
+        needed = [one for one in found.inputs if one not in found.optional]
     else:
         needed = [one for one, info in check.model_fields.items() if info.is_required()]
     unknown = [one for one in needed if one not in SEEN]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import cache, wraps
 from typing import Annotated, Any
@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dspyer import __version__
-from dspyer.cli import act_commands, file_commands, inspect_command, list_commands, look_commands
+from dspyer.cli import commands
+from dspyer.cli.arguments import with_groups
 from dspyer.cli.terminal import OutputError, discard_output, flush, note, write
 from dspyer.errors import DspyerError, StoreError, error_text
 
@@ -46,30 +47,20 @@ REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportErro
 Function = Callable[..., str | None]
 """A command. If it made a run, it returns how that ended: the name of an `ExitCode`."""
 
-COMMANDS: dict[str, dict[str, Function]] = {
-    "Look at stored runs": {
-        "runs": list_commands.runs,
-        "threads": list_commands.threads,
-        "show": look_commands.show,
-        "log": look_commands.log,
-        "diff": look_commands.diff,
-        "blame": look_commands.blame,
-        "stats": look_commands.stats,
-        "graph": look_commands.graph,
-        "inspect": inspect_command.inspect,
-    },
-    "Run a program": {
-        "run": act_commands.run,
-        "resume": act_commands.resume,
-        "rerun": act_commands.rerun,
-        "stop": act_commands.stop,
-    },
-    "Change threads": {
-        "copy": act_commands.copy,
-        "prune": act_commands.prune,
-        "export": file_commands.export,
-        "load": file_commands.load,
-    },
+COMMANDS: dict[str, tuple[Function, ...]] = {
+    "Look at stored runs": (
+        commands.runs,
+        commands.threads,
+        commands.show,
+        commands.log,
+        commands.diff,
+        commands.blame,
+        commands.stats,
+        commands.graph,
+        commands.inspect,
+    ),
+    "Run a program": (commands.run, commands.resume, commands.rerun, commands.stop),
+    "Change threads": (commands.copy, commands.prune, commands.export, commands.load),
 }
 
 
@@ -79,9 +70,10 @@ class CommandsByUse(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as in the base class
         """Write the sections of commands; called by the help."""
         width = max(map(len, self.commands))
-        for title, commands in COMMANDS.items():
+        for title, functions in COMMANDS.items():
             with formatter.section(title):
-                rows = [(name.ljust(width), self.commands[name].get_short_help_str(200)) for name in commands]
+                names = [function.__name__ for function in functions]
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(200)) for name in names]
                 formatter.write_dl(rows)
 
 
@@ -98,9 +90,9 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=app.info.help)(_options)
-    for commands in COMMANDS.values():
-        for name, function in commands.items():
-            app.command(name)(_guarded(function))
+    for functions in COMMANDS.values():
+        for function in functions:
+            app.command(function.__name__)(_guarded(with_groups(function)))
     return app
 
 
@@ -128,9 +120,9 @@ def _guarded(function: Function) -> Callable[..., None]:
     """A command whose errors become one line on stderr and an exit code."""
 
     @wraps(function)
-    def command(*args: Any, **options: Any) -> None:
+    def command(**options: Any) -> None:
         try:
-            code = _code_of(function, args, options)
+            code = _code_of(function, options)
             flush()
         except OutputError as error:
             code = ExitCode.NO_OUTPUT
@@ -141,10 +133,10 @@ def _guarded(function: Function) -> Callable[..., None]:
     return command
 
 
-def _code_of(function: Function, args: Sequence[Any], options: Mapping[str, Any]) -> ExitCode:
+def _code_of(function: Function, options: Mapping[str, Any]) -> ExitCode:
     """Run a command; return how it ended."""
     try:
-        return ExitCode[(function(*args, **options) or "completed").upper()]
+        return ExitCode[(function(**options) or "completed").upper()]
     except OutputError:
         raise
     except KeyboardInterrupt:

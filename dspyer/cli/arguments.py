@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 import typer
 
+from dspyer.cli.terminal import note, write_json
 from dspyer.errors import DspyerError
+
+Record = Mapping[str, Any]
 
 
 class UsageError(DspyerError):
@@ -136,41 +141,84 @@ def parse_answers(texts: Sequence[str], types: Mapping[str, object] = NO_TYPES) 
 
 # --- options
 
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        envvar="DSPYER_STORE",
-        metavar="ADDRESS",
-        help="Where the runs are: the path of an SQLite file, or postgresql://...",
-    ),
-]
-KeyFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key-file",
-        envvar="DSPYER_STORE_KEY_FILE",
-        metavar="FILE",
-        help="File with the key of an encrypted store. DSPYER_STORE_KEY may hold the key itself.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
-ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="Name of the thread.", show_default=False)]
-RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="A run of the thread, not its last one.")]
-ProgramOption = Annotated[
-    str,
-    typer.Option(
-        "--program",
-        envvar="DSPYER_PROGRAM",
-        metavar="MODULE:NAME",
-        help="The program, a graph, or a function that returns one; the current folder is importable.",
-        show_default=False,
-    ),
-]
-TakeOverOption = Annotated[
-    bool, typer.Option("--take-over", help="Replace the run that owns the thread; it commits nothing more.")
-]
-CostOption = Annotated[float | None, typer.Option("--budget-cost", metavar="USD", help="Most US dollars to spend.")]
-TokensOption = Annotated[int | None, typer.Option("--budget-tokens", metavar="N", help="Most tokens to spend.")]
-RequestsOption = Annotated[int | None, typer.Option("--budget-requests", metavar="N", help="Most requests to LMs.")]
-SecondsOption = Annotated[float | None, typer.Option("--budget-seconds", metavar="N", help="Most seconds to take.")]
+
+def commit_argument(text: str) -> Any:
+    """What typer is told of an argument that names a commit."""
+    return typer.Argument(metavar="COMMIT", help=text, show_default=False)
+
+
+class BudgetOptions(NamedTuple):
+    """The options of commands that make a run: what it may spend."""
+
+    cost: Annotated[float | None, typer.Option("--budget-cost", metavar="USD", help="Most US dollars to spend.")] = None
+    tokens: Annotated[int | None, typer.Option("--budget-tokens", metavar="N", help="Most tokens to spend.")] = None
+    requests: Annotated[int | None, typer.Option("--budget-requests", metavar="N", help="Most requests to LMs.")] = None
+    seconds: Annotated[float | None, typer.Option("--budget-seconds", metavar="N", help="Most seconds to take.")] = None
+
+
+class CommonOptions(NamedTuple):
+    """The options of all commands: where the runs are, and how a command prints."""
+
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            envvar="DSPYER_STORE",
+            metavar="ADDRESS",
+            help="Where the runs are: the path of an SQLite file, or postgresql://...",
+        ),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--key-file",
+            envvar="DSPYER_STORE_KEY_FILE",
+            metavar="FILE",
+            help="File with the key of an encrypted store. DSPYER_STORE_KEY may hold the key itself.",
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False
+
+    def archive(self, program: Any = None) -> Any:
+        """The archive of the store, that of a program if one is given, opened for reading."""
+        from dspyer.cli.store_access import open_archive
+
+        return open_archive(self, program)
+
+    def show(self, record: Record, print_it: Callable[[Any], object]) -> None:
+        """Print a record as a line of JSON, or for people."""
+        (write_json if self.as_json else print_it)(record)
+
+    def show_all(self, records: Sequence[Record], print_them: Callable[[Any], object], nothing: str) -> None:
+        """Print records as lines of JSON, or together for people; `nothing` is what these are told if there is none."""
+        if self.as_json:
+            for record in records:
+                write_json(record)
+        elif records:
+            print_them(records)
+        else:
+            note(nothing)
+
+
+def with_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with an option for each field of the groups that the function takes, as typer reads its signature.
+
+    All parameters are passed by name, so an option of a group may come before an argument without a default.
+    """
+    own = signature(function, eval_str=True).parameters
+    groups = {name: one.annotation for name, one in own.items() if hasattr(one.annotation, "_fields")}
+    flat = {name: (one.annotation, one.default) for name, one in own.items() if name not in groups}
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        flat |= {name: (hints[name], group._field_defaults[name]) for name in group._fields}
+
+    @wraps(function)
+    def command(**options: Any) -> Any:
+        made = {name: group(*map(options.pop, group._fields)) for name, group in groups.items()}
+        return function(**options, **made)
+
+    # typer reads both.
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=at, annotation=kind) for name, (kind, at) in flat.items()]
+    command.__signature__ = Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in named}
+    return command

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dspyer.archive.archive import Archive
 from dspyer.archive.run_info import RunInfo
 from dspyer.budget import Budget
-from dspyer.cli.arguments import UsageError, parse_object
+from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
 from dspyer.display.progress import progress
@@ -32,9 +32,9 @@ from dspyer.values.json import encode
 FORM = "a program is named as module:name, for example app:program"
 
 
-def program_on(name: str, address: str | None, key_file: str | None, create: bool = False) -> CompiledGraph:
-    """The program at `module:name`, on the store at an address, or else on the store that it was compiled with."""
-    store = None if address is None else (open_or_create if create else open_existing)(address, key_file)
+def program_on(name: str, common: CommonOptions, create: bool = False) -> CompiledGraph:
+    """The program at `module:name`, on the store of a command, or else on the store that it was compiled with."""
+    store = None if common.store is None else (open_or_create if create else open_existing)(common)
     program = load_program(name, store)
     if program._store is None:
         raise UsageError(NO_STORE)
@@ -122,18 +122,13 @@ def stdout_apart() -> Iterator[None]:
         yield
 
 
-def archive_of(program: CompiledGraph) -> Archive:
-    """The archive of the store of a program."""
-    assert program._store is not None
-    return Archive(program._store)
-
-
-def existing_thread(program: CompiledGraph, name: str) -> Thread:
-    """A thread that has begun."""
-    t = program.thread(name)
+def thread_of(program: str, name: str, common: CommonOptions) -> tuple[CompiledGraph, Thread]:
+    """The program at `module:name`, and a thread of it that has begun."""
+    loaded = program_on(program, common)
+    t = loaded.thread(name)
     if t.status == "new":
         raise ThreadError(f"there is no thread {name!r} in {t._store.address}")
-    return t
+    return loaded, t
 
 
 def parse_patch(option: str, text: str) -> dict[str, Any]:
@@ -150,24 +145,20 @@ def parse_patch(option: str, text: str) -> dict[str, Any]:
         raise UsageError(f"{option}: {error}") from error
 
 
-def budget_of(cost: float | None, tokens: int | None, requests: int | None, seconds: float | None) -> Budget | None:
+def budget_of(spending: BudgetOptions) -> Budget | None:
     """The budget with these limits; None without any."""
-    if cost is None and tokens is None and requests is None and seconds is None:
-        return None
-    return Budget(cost=cost, tokens=tokens, requests=requests, seconds=seconds)
+    return None if spending == BudgetOptions() else Budget(**spending._asdict())
 
 
 class Played(NamedTuple):
     """A run that a command has made.
 
     Attributes:
-        info: the JSON form of its `RunInfo`.
-        outputs: the JSON form of its outputs; None if it is not completed.
+        record: the JSON form of its `RunInfo`, and of its outputs; these are None if it is not completed.
         status: how it ended, `"stopped"` if a signal or `sys.exit()` has stopped it.
     """
 
-    info: dict[str, Any]
-    outputs: dict[str, Any] | None
+    record: dict[str, Any]
     status: str
 
 
@@ -198,11 +189,14 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         info = {**in_memory.to_dict(), "thread": None}
     else:
         info = _info_in_store(in_memory, program, thread).to_dict()
-    return Played(info, None if run is None else _outputs(run), in_memory.status)
+    completed = run is not None and run.status == "completed"
+    outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
+    return Played({**info, "outputs": outputs}, in_memory.status)
 
 
 def _info_in_store(in_memory: RunInfo, program: CompiledGraph, thread: Thread) -> RunInfo:
-    with archive_of(program) as archive:
+    assert program._store is not None
+    with Archive(program._store) as archive:
         info = archive.thread(thread.name).info(in_memory.run_id or None)
     if program.graph.redaction is None:
         return info
@@ -226,9 +220,3 @@ def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) ->
         run.questions,
         next(iter(run.failures), None),
     )
-
-
-def _outputs(run: Run) -> dict[str, Any] | None:
-    if run.status != "completed":
-        return None
-    return {name: encode(freeze(value)) for name, value in run.prediction.items()}

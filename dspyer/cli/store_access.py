@@ -5,20 +5,22 @@ Only `run` and `load` create a store. Commands import this module in their funct
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dspyer.archive.archive import Archive
-from dspyer.archive.archived_thread import ArchivedThread, state_dict
+from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
-from dspyer.cli.arguments import UsageError, version_of
+from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
+from dspyer.state import ImmutableState
 from dspyer.stores.address import SQLITE, open_store
 from dspyer.stores.base import RunQuery, Store
 from dspyer.threads.export import export, load
@@ -28,8 +30,11 @@ NO_STORE = "no store: give --store, the path of a file or postgresql://..., or s
 IN_MEMORY = "a store in memory ends with its process: give --store the path of a file"
 
 
-def open_archive(address: str | None, key_file: str | None) -> Archive:
-    """The archive of a store that exists. It is opened for reading: nothing is created or changed."""
+def open_archive(common: CommonOptions, program: Any = None) -> Archive:
+    """The archive of a store that exists, or of a program. It is opened for reading: nothing is created or changed."""
+    if program is not None:
+        return Archive(program._store)
+    address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
     if address == ":memory:":
@@ -41,9 +46,9 @@ def open_archive(address: str | None, key_file: str | None) -> Archive:
         raise UsageError(f"the store {address!r}: {error}") from error
 
 
-def state_of_run(t: ArchivedThread, run: str | None) -> dict[str, Any]:
-    """The JSON form of the state that a run has left."""
-    return state_dict(t.state(run))
+def json_of(state: ImmutableState) -> dict[str, Any]:
+    """The JSON form of a state, by field."""
+    return cast(dict[str, Any], json.loads(state.to_json()))
 
 
 def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
@@ -82,15 +87,10 @@ def _commit_dict(commit: Commit) -> dict[str, Any]:
     return found
 
 
-def is_unreadable(commit: Mapping[str, Any]) -> bool:
-    """Whether the patch of a commit cannot be read."""
+def unreadable_in(commit: Mapping[str, Any]) -> str | None:
+    """Why the patch of a commit cannot be read; None if it can."""
     patch = commit["patch"]
-    return isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE
-
-
-def state_at(t: ArchivedThread, version: int | str) -> dict[str, Any]:
-    """The JSON form of the state after a commit."""
-    return state_dict(t.at(version))
+    return patch["value"] if isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE else None
 
 
 def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,16 +98,9 @@ def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encode_update(update) for name, update in patch.items()}
 
 
-def writers(t: ArchivedThread, paths: Sequence[str] | None, at: int | str | None) -> list[dict[str, Any]]:
-    """The commits that have last written paths of the state, or each of its fields, with the path in front."""
-    found = paths
-    if found is None:
-        found = list(t.state() if at is None else t.at(at))
-    return [{"path": path, **t.blame(path if paths else (path,), at).to_dict()} for path in found]
-
-
-def open_existing(address: str | None, key_file: str | None) -> Store:
+def open_existing(common: CommonOptions) -> Store:
     """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
+    address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
     with _opened(address, read_only=True) as reading:
@@ -118,11 +111,13 @@ def open_existing(address: str | None, key_file: str | None) -> Store:
     return _opened(address, key_file, encrypted or (is_empty and _has_key(key_file)))
 
 
-def open_or_create(address: str, key_file: str | None) -> Store:
+def open_or_create(common: CommonOptions) -> Store:
     """A store for writing, which is created if there is none; then it is encrypted if there is a key."""
     try:
-        return open_existing(address, key_file)
+        return open_existing(common)
     except StoreError:
+        address, key_file, _ = common
+        assert address is not None  # else another error has been raised
         if Path(address.removeprefix(SQLITE)).exists():
             raise
     return _opened(address, key_file, _has_key(key_file))
@@ -160,9 +155,9 @@ def _keys_in(file: str) -> list[str | bytes]:
     return list(keys)
 
 
-def export_thread(address: str | None, key_file: str | None, thread: str, file: Path) -> str:
+def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
     """Write a thread to a file, with everything that it holds; return the digest."""
-    with open_existing(address, key_file) as store:
+    with open_existing(common) as store:
         checked = CheckedStore(store)
         row = checked.thread(thread)
         if row is None:
@@ -170,9 +165,7 @@ def export_thread(address: str | None, key_file: str | None, thread: str, file: 
         return export(checked, row, file)
 
 
-def load_thread(address: str | None, key_file: str | None, thread: str, file: Path) -> None:
+def load_thread(common: CommonOptions, thread: str, file: Path) -> None:
     """Make a thread from an exported file, in a store that is created if there is none."""
-    if address is None:
-        raise UsageError(NO_STORE)
-    with open_or_create(address, key_file) as store:
+    with open_or_create(common) as store:
         load(CheckedStore(store), thread, file)

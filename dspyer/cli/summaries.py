@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dspyer.cli.arguments import CommonOptions, Record
 from dspyer.cli.terminal import (
     Cell,
     Column,
@@ -16,7 +17,6 @@ from dspyer.cli.terminal import (
     visible,
     write,
     write_fields,
-    write_json,
     write_table,
     write_wrapped,
 )
@@ -25,9 +25,7 @@ from dspyer.ids import path_text
 
 if TYPE_CHECKING:
     from dspyer.cli.programs import Played
-    from dspyer.stores.base import DeletionReport
 
-Record = Mapping[str, Any]
 
 STATUS_STYLES = {
     "completed": "green",
@@ -37,32 +35,6 @@ STATUS_STYLES = {
     "stopped": "yellow",
     "running": "cyan",
 }
-RUN_COLUMNS = [
-    Column("STATUS"),
-    Column("THREAD", least=8),
-    Column("STARTED"),
-    Column("TOOK", right=True),
-    Column("STEPS", right=True),
-    Column("COST", right=True),
-    Column("GRAPH", least=5),
-]
-COMMIT_COLUMNS = [
-    Column("VERSION", right=True),
-    Column("NODE", least=8),
-    Column("BRANCH", least=6),
-    Column("STARTED"),
-    Column("TOOK", right=True),
-    Column("WRITES", least=6),
-]
-BLAME_COLUMNS = [Column("PATH", least=8), Column("NODE", least=8), Column("VERSION", right=True), Column("STARTED")]
-CALL_COLUMNS = [
-    Column("PREDICTOR", least=9),
-    Column("MODEL", least=8),
-    Column("TOKENS", right=True),
-    Column("COST", right=True),
-    Column("TOOK", right=True),
-    Column("END", least=6),
-]
 
 
 def status_cell(status: str) -> Cell:
@@ -75,20 +47,16 @@ def status_cell(status: str) -> Cell:
 
 def print_runs(infos: Sequence[Record]) -> None:
     """Runs as a table; below a run why it failed, or what it asks."""
-    rows = [
-        [
-            status_cell(info["status"]),
-            info["thread"],
-            time_text(info["started"]),
-            duration_text(_took(info)),
-            f"{info['steps']:,}",
-            cost_text(info["cost"]),
-            info["graph"],
-        ]
-        for info in infos
+    columns: list[Column] = [
+        Column("STATUS", lambda run: status_cell(run["status"])),
+        Column("THREAD", lambda run: run["thread"], least=8),
+        Column("STARTED", lambda run: time_text(run["started"])),
+        Column("TOOK", lambda run: duration_text(_took(run)), right=True),
+        Column("STEPS", lambda run: f"{run['steps']:,}", right=True),
+        Column("COST", lambda run: cost_text(run["cost"]), right=True),
+        Column("GRAPH", lambda run: run["graph"], least=5),
     ]
-    remarks = {number: text for number, info in enumerate(infos) if (text := _remark(info))}
-    write_table(RUN_COLUMNS, rows, remarks)
+    write_table(columns, infos, _remark)
 
 
 def _took(info: Record) -> float | None:
@@ -156,15 +124,16 @@ def question_text(question: Record) -> str:
     return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
 
 
-def print_result(played: Played, as_json: bool) -> str:
+def print_result(played: Played, common: CommonOptions) -> str:
     """A run that a command has made, with its outputs; return how it ended."""
-    if as_json:
-        write_json({**played.info, "outputs": played.outputs})
-    else:
-        print_run(played.info)
-        if played.outputs is not None:
-            print_values("outputs", played.outputs)
+    common.show(played.record, _print_with_outputs)
     return played.status
+
+
+def _print_with_outputs(record: Record) -> None:
+    print_run(record)
+    if record["outputs"] is not None:
+        print_values("outputs", record["outputs"])
 
 
 def print_values(title: str, values: Record) -> None:
@@ -178,19 +147,15 @@ def print_values(title: str, values: Record) -> None:
 
 def print_commits(commits: Sequence[Record]) -> None:
     """Commits as a table."""
-    rows = [
-        [
-            "" if commit["version"] is None else str(commit["version"]),
-            commit["node"],
-            ".".join(map(str, commit["branch"])),
-            time_text(commit["started"]),
-            duration_text(commit["duration"]),
-            ", ".join(fields_written(commit["patch"])),
-        ]
-        for commit in commits
+    columns: list[Column] = [
+        Column("VERSION", lambda commit: "" if commit["version"] is None else str(commit["version"]), right=True),
+        Column("NODE", lambda commit: commit["node"], least=8),
+        Column("BRANCH", lambda commit: ".".join(map(str, commit["branch"])), least=6),
+        Column("STARTED", lambda commit: time_text(commit["started"])),
+        Column("TOOK", lambda commit: duration_text(commit["duration"]), right=True),
+        Column("WRITES", lambda commit: ", ".join(fields_written(commit["patch"])), least=6),
     ]
-    remarks = {number: text for number, commit in enumerate(commits) if (text := _commit_remark(commit))}
-    write_table(COMMIT_COLUMNS, rows, remarks)
+    write_table(columns, commits, _commit_remark)
 
 
 def _commit_remark(commit: Record) -> str:
@@ -249,16 +214,13 @@ def print_execution(info: Record, prompts: bool = False) -> None:
 
 def print_blame(writers: Sequence[Record]) -> None:
     """Paths and the commits that have last written them, as a table."""
-    rows = [
-        [
-            found["path"],
-            found["node"],
-            found["id"] if found["version"] is None else str(found["version"]),
-            time_text(found["started"]),
-        ]
-        for found in writers
+    columns: list[Column] = [
+        Column("PATH", lambda found: found["path"], least=8),
+        Column("NODE", lambda found: found["node"], least=8),
+        Column("VERSION", lambda found: str(found["id" if found["version"] is None else "version"]), right=True),
+        Column("STARTED", lambda found: time_text(found["started"])),
     ]
-    write_table(BLAME_COLUMNS, rows)
+    write_table(columns, writers)
 
 
 def print_calls(title: str, calls: Sequence[Record], prompts: bool) -> None:
@@ -266,23 +228,22 @@ def print_calls(title: str, calls: Sequence[Record], prompts: bool) -> None:
     if not calls:
         return
     write(title)
-    write_table(
-        CALL_COLUMNS,
-        [
-            [
-                call["predictor"] or "",
-                call["response_model"] or call["model"] or "",
-                f"{(call['prompt_tokens'] or 0) + (call['response_tokens'] or 0):,}",
-                cost_text(call["cost"]),
-                duration_text(call["seconds"]),
-                call["failed"] or ("cached" if call["cached"] else call["finish_reason"] or ""),
-            ]
-            for call in calls
-        ],
-    )
+    columns: list[Column] = [
+        Column("PREDICTOR", lambda call: call["predictor"] or "", least=9),
+        Column("MODEL", lambda call: call["response_model"] or call["model"] or "", least=8),
+        Column("TOKENS", lambda call: f"{(call['prompt_tokens'] or 0) + (call['response_tokens'] or 0):,}", right=True),
+        Column("COST", lambda call: cost_text(call["cost"]), right=True),
+        Column("TOOK", lambda call: duration_text(call["seconds"]), right=True),
+        Column("END", _end_of_call, least=6),
+    ]
+    write_table(columns, calls)
     if prompts:
         for number, call in enumerate(calls, 1):
             _print_texts(f"LM call {number}", call)
+
+
+def _end_of_call(call: Record) -> str:
+    return str(call["failed"] or ("cached" if call["cached"] else call["finish_reason"] or ""))
 
 
 def _print_texts(title: str, call: Record) -> None:
@@ -353,13 +314,10 @@ def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str,
 # --- deletions
 
 
-def print_deleted(report: DeletionReport, as_json: bool) -> None:
+def print_deleted(report: Record) -> None:
     """What a deletion has deleted, and what it kept for other threads."""
-    if as_json:
-        write_json({**report._asdict(), "kept": {name: list(runs) for name, runs in report.kept.items()}})
-        return
-    write(f"deleted {count_of(report.runs, 'run')} and {count_of(report.rows, 'row')}")
-    for name, runs in report.kept.items():
+    write(f"deleted {count_of(report['runs'], 'run')} and {count_of(report['rows'], 'row')}")
+    for name, runs in report["kept"].items():
         write(f"kept {count_of(len(runs), 'run')} for thread {visible(name)}")
-    if not report.erased:
+    if not report["erased"]:
         write("the deleted bytes are not overwritten yet")

@@ -12,11 +12,10 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from textwrap import wrap
-from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -31,7 +30,6 @@ class Styled(NamedTuple):
 
 
 Cell = str | Styled
-NO_REMARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class Column(NamedTuple):
@@ -39,11 +37,13 @@ class Column(NamedTuple):
 
     Attributes:
         title: its heading.
+        cell: makes the cell of a record.
         right: whether it is aligned to the right, as numbers are.
         least: characters to which it may shrink; 0 for a column that is never cut.
     """
 
     title: str
+    cell: Callable[[Any], Cell]
     right: bool = False
     least: int = 0
 
@@ -222,24 +222,30 @@ def write_json(record: Mapping[str, Any]) -> None:
 # --- tables and fields
 
 
-def write_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], remarks: Mapping[int, str] = NO_REMARKS
-) -> None:
+def write_table(columns: Sequence[Column], records: Sequence[Any], remark: Callable[[Any], str] | None = None) -> None:
     """Write a table that fits the terminal: columns are cut that may be; if that is not enough, a block for each row.
 
-    `remarks` are lines below rows, by their numbers.
+    `remark` gives the line below a row, "" for none.
     """
-    body = [[_visible_cell(cell) for cell in row] for row in rows]
+    body = [[_visible_cell(column.cell(record)) for column in columns] for record in records]
+    remarks = [visible(remark(record)) if remark is not None else "" for record in records]
     room = columns_of_terminal()
     widths = _fitted(columns, body, room)
-    if widths is None:
-        _write_blocks(columns, body, remarks)
-        return
-    write(_line([Styled(column.title, "bold") for column in columns], columns, widths))
-    for number, row in enumerate(body):
-        write(_line(row, columns, widths))
-        if remarks.get(number):
-            write(f"  {paint(Styled(remarks[number], 'dim'), cut(visible(remarks[number]), room - 2))}")
+    if widths is not None:
+        write(_line([Styled(column.title, "bold") for column in columns], columns, widths))
+    for number, (row, below) in enumerate(zip(body, remarks, strict=True)):
+        if widths is not None:
+            write(_line(row, columns, widths))
+            if below:
+                write(f"  {paint(Styled(below, 'dim'), cut(below, room - 2))}")
+        else:
+            if number:
+                write("")
+            for column, cell in zip(columns, row, strict=True):
+                if _text(cell):
+                    write(f"{column.title.lower()}: {paint(cell)}")
+            if below:
+                write(below)
 
 
 def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Cell]], room: int) -> list[int] | None:
@@ -270,17 +276,6 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int
     return "  ".join(found).rstrip()
 
 
-def _write_blocks(columns: Sequence[Column], body: Sequence[Sequence[Cell]], remarks: Mapping[int, str]) -> None:
-    for number, row in enumerate(body):
-        if number:
-            write("")
-        for column, cell in zip(columns, row, strict=True):
-            if _text(cell):
-                write(f"{column.title.lower()}: {paint(cell)}")
-        if remarks.get(number):
-            write(visible(remarks[number]))
-
-
 def write_fields(fields: Iterable[tuple[str, Cell]], indent: int = 0) -> None:
     """Write names and values, one pair a line, the values below each other and cut at the width of the terminal."""
     pairs = [(visible(name), _visible_cell(value)) for name, value in fields]
@@ -291,6 +286,12 @@ def write_fields(fields: Iterable[tuple[str, Cell]], indent: int = 0) -> None:
         space = " " * (widest - width_of(label) + 2)
         shown = cut(_text(value), room - widest - 2)
         write(f"{' ' * indent}{label}{space}{paint(value, shown)}".rstrip())
+
+
+def write_text(text: str) -> None:
+    """Write the lines of a text."""
+    for line in text.splitlines():
+        write(visible(line))
 
 
 def write_wrapped(cell: Cell, indent: int = 0, one_line: bool = False) -> None:

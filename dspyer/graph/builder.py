@@ -115,7 +115,7 @@ class Graph:
         )
         self._nodes: dict[str, NodeOptions] = {}
         self._edges: list[EdgeDeclaration | RouterOptions] = []
-        self._error_edges: list[ErrorEdge] = []
+        self._error_edges: list[ErrorEdge] = []  # apart from the edges: of several the first that fits counts
         self._join_policies: dict[str, Policies] = {}
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
         self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
@@ -355,6 +355,7 @@ class Graph:
         """
         check_name(name, self._nodes)
         check_one_name(of=of, into=into)
+        # `of` is looked up by `compile`: the node may be added after its check.
         checks, fixes = compiled(check, name), compiled(fix, name)
         self._nodes[name] = node_options(
             name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema
@@ -386,7 +387,7 @@ class Graph:
         """
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
-            given = {}
+            given = {}  # all are checked before one is kept: a graph that raises here is as it was
             for node in targets:
                 known = self._join_policies.get(node)
                 of_edge = known is not None and (known.given or bool(known.rules))  # else an agent's, of its `settle`
@@ -417,7 +418,7 @@ class Graph:
         """
         if len(nodes) < 2:
             raise GraphError("add_path takes at least two nodes: add_path(START, 'first', END)")
-        for source, target in pairwise(nodes):
+        for source, target in pairwise(nodes):  # with the checks and messages of single edges
             self.add_edge(source, target)
         return self
 
@@ -561,6 +562,7 @@ class Graph:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         given, nodes = checked_layers(layers, "compile(layers=)"), tuple(self._nodes.values())
+        # What `compile` is given takes the place of what an agent or a converted graph has of the same kind.
         of_graph = [one for one in self._layers if type(one) not in map(type, given)]
         graph, modules = compile_graph(
             self._options,
@@ -581,6 +583,7 @@ class Graph:
             record_lm_calls=check_recorded(record_lm_calls),
         )
         graph = with_redaction(graph, redact, modules.values())
+        # With copies of the lists: the graph may be changed before an optimizer asks for the text.
         text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
         return make_program(graph, modules, text, None if store is None else open_store(store))
 
@@ -600,11 +603,11 @@ class Graph:
 
 
 def compiled(node: Any, name: str) -> Any:
-    """What node `name` was given; if it is a graph, its program."""
+    """The program of a graph that node `name` was given; anything else as it is."""
     if not isinstance(node, Graph):
         return node
     try:
-        return node.compile()
+        return node.compile()  # as it is now: later changes of the graph do not reach the node
     except Exception as error:
         annotate(error, f"in the graph {node._options.name!r} that was given for node {name!r}")
         raise

@@ -49,7 +49,7 @@ def fix_name(of: str) -> str:
 
 
 def checked_node_problems(node: Node | None, options: NodeOptions, who: str) -> list[str]:
-    """Why a node cannot have a check."""
+    """The reasons why a node cannot have a check."""
     what, name = options.node, options.name
     if options.map is not None:
         return [f"{who}: {name!r} is a map: check each item, with add_check in the graph that the map runs per item"]
@@ -148,7 +148,7 @@ def finished_fix(built: Built, check: CheckOptions, of: Node) -> Built:
 
 
 def _writes_of_module(module: dspy.Module, node: Node, who: str) -> tuple[FieldNames | None, list[str]]:
-    """What a given fix writes: the fields that the checked node writes for outputs of the same names."""
+    """The writes of a given fix: the fields that the checked node writes for outputs of the same names."""
     named = dict(node.writes or {})
     if is_program(module):
         graph: Any = module
@@ -270,7 +270,7 @@ def _has_fix(check: CheckOptions) -> bool:
 
 
 class BuiltParts(NamedTuple):
-    """What the build of a graph has found so far; `build_checks` adds to it.
+    """The parts of a graph that were built so far; `build_checks` adds to them.
 
     Attributes:
         nodes: the nodes by name.
@@ -464,7 +464,7 @@ def error_edge_problems(
     sent: Collection[str],
     joins: Callable[[str], bool],
 ) -> Iterator[str]:
-    """What is wrong with error edges: fields that cannot hold a failure, and edges that are never taken.
+    """Problems of error edges: fields that cannot hold a failure, and edges that are never taken.
 
     `sent` are the nodes that `Send`s may start, `joins` says whether parallel writes of a field can be joined.
     """
@@ -542,7 +542,7 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
 
 
 def no_node_hints(names: Mapping[str, str], nodes: Collection[str]) -> dict[str, str]:
-    """What to say if an edge names a part of the graph that is no node; `names` are its kinds by name."""
+    """The hint for an edge that names a part of the graph that is no node; `names` are its kinds by name."""
     return {
         name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, nodes)}"
         for name, kind in names.items()

@@ -115,6 +115,7 @@ def compile_graph(
         max_steps,
         Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
     )
+    # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
     inputs, required = _check(options, parts, topology, problems)
     problems += _breakpoint_problems(parts, layers)
     conversations = next((one for one in layers if isinstance(one, Conversations)), Conversations())
@@ -205,6 +206,7 @@ class GraphParts(NamedTuple):
                     known = found.get((source, target))
                     conditional = not isinstance(way, str) and (known is None or known.conditional)
                     found[source, target] = Edge(source, target, conditional)
+            # A `Command` may go anywhere that its node declares, so an edge to the same place stays unconditional.
             node = self.nodes.get(source)
             for target in node.goto if node is not None else ():
                 found.setdefault((source, target), Edge(source, target, True))
@@ -216,7 +218,7 @@ class GraphParts(NamedTuple):
         edges = self.edges()
         lost = [
             Edge(router.source, target, True)
-            for router in self.lost
+            for router in self.lost  # nothing is reported as unreachable because of a router that is wrong itself
             for target in router.known_targets or (*self.names, END)
         ]
         return [*edges, *(edge for edge in lost if edge not in edges)]
@@ -285,6 +287,7 @@ def _build_parts(
     for options in nodes:
         if not isinstance(options.node, CheckOptions):
             parts.add(options.name, build_node(options))
+    # Checks come last: a check needs the node that it checks, wherever that was declared.
     checks = planned_checks(nodes, problems)
     nodes = build_checks(nodes, checks, parts)  # with those that the checks make
     exits, lost = _build_exits(schema, nodes, edges, parts.modules, problems, checks, parts.nodes)
@@ -376,8 +379,10 @@ def _check(
     inputs, required = _declared_inputs(options, parts, list(facts.edges), problems)
     facts = _complete_facts(facts, options, parts, topology, inputs, required)
     if options.required is NEEDED:
+        # Twice: what must be given depends on what is unset without it, and that on what is given.
         required = frozenset(field for _, field in unset_reads(facts) if field in facts.left_out)
         facts = _complete_facts(facts, options, parts, topology, inputs, required)
+    # Only edges that exist for certain: an edge of a lost router must not make two writers parallel.
     sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
     problems += check_parallel_writers(sure, topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
@@ -432,7 +437,7 @@ def _node_writes(parts: GraphParts) -> dict[str, tuple[str, ...] | None]:
 
 
 def _merges(topology: Topology, name: str) -> bool:
-    """Whether parallel writes of a field are no conflict: folded, merged by key, live, or covered by a policy."""
+    """Says that parallel writes of a field are no conflict: folded, merged by key, live, or covered by a policy."""
     schema = topology.schema
     if schema.reducer(name) is not None or name in schema.live_fields or topology.has_policy(name):
         return True
@@ -486,6 +491,7 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
     found: dict[str, tuple[int, ...]] = {}
     checks = checks_of(parts.nodes)
     for name, node in parts.nodes.items():
+        # The attempts of a graph around multiply those of its nodes: 3 x 3 calls where a user may expect 3.
         own = tuple([layer.attempts for layer in layers.get(name, ()) if isinstance(layer, Retry)])
         if own:
             found[name] = own
@@ -665,7 +671,7 @@ def _inferred_inputs(parts: GraphParts, edges: list[Edge]) -> dict[str, bool]:
 
 
 def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str] | None:
-    """What a run may be given besides its inputs; None for anything.
+    """The fields that a run may be given besides its inputs; None for anything.
 
     Without a schema that is each field that a node or router reads or writes, so that a misspelled input is refused;
     where one of them reads the state as a whole, it is anything.
@@ -764,6 +770,7 @@ def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> Non
     named = [(name, node.templates) for name, node in graph.nodes.items()]
     named += [(router.module_name or "", router.templates) for router in graph.routers]
     named += [(part.name, part.templates) for parts in graph.condensers.values() for part in parts.values()]
+    # A text may name only these: what else begins like a run value is the user's own text in braces.
     run_values = [f"{RUN}{name}" for name in RUN_VALUES]
     run_values += [f"{RUN}{node}.{name}" for node in graph.nodes for name in NODE_VALUES]
     if not any(is_counted(name) for _, templates in named for name in templates.names):  # they are many

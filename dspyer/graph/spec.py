@@ -285,7 +285,7 @@ def explain(graph: GraphSpec) -> str:
 
 
 def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
-    """What surrounds the calls of a node, from the inside out."""
+    """The layers around the calls of a node in words, from the inside out."""
     node = graph.nodes.get(name)
     each = " per item" if node is not None and node.mapped is not None else ""
     return [
@@ -316,7 +316,7 @@ def counted_parts(graph: GraphSpec) -> CountedParts:
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
-    """What readers of its runs show of a graph and of those inside of it, as JSON values: `record.drawn` reads it."""
+    """Facts of a graph and of those inside of it for readers of its runs, as JSON values: `record.drawn` reads them."""
     mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
     return {
         "name": graph.name,
@@ -394,7 +394,7 @@ Exit = str | Router
 
 
 class Derived(dict[str, Any]):
-    """What is made of a graph when it first runs: functions, which no pickle can hold and which are made again."""
+    """Functions that are made of a graph when it first runs: no pickle can hold them, and they are made again."""
 
     __slots__ = ()
 
@@ -528,7 +528,7 @@ class GraphSpec:
 
     @property
     def hidden(self) -> list[Any] | str | None:
-        """What is redacted of its values, as the header of a run says it; None for nothing."""
+        """The redaction of its values, as the header of a run says it; None for nothing."""
         if self.redaction is None:
             return None
         patterns: list[Any] = [
@@ -539,11 +539,11 @@ class GraphSpec:
 
     @property
     def recorded(self) -> str:
-        """How much of LM calls is recorded, as the header of a run says it."""
+        """The amount that is recorded of LM calls, as the header of a run says it."""
         return self.record_lm_calls if isinstance(self.record_lm_calls, str) else "function"
 
     def lm_call_log(self) -> LMCallLog | None:
-        """What records the LM calls of a stored run; None if they are not recorded."""
+        """The log of the LM calls of a stored run; None if they are not recorded."""
         recorded = self.record_lm_calls
         return None if recorded == "none" else LMCallLog(recorded, self.redaction is not None)
 
@@ -631,7 +631,7 @@ class GraphSpec:
 
     @property
     def picture(self) -> GraphPicture:
-        """What drawings show of the graph."""
+        """The graph as drawings show it."""
         from dspyer.display.graph_picture import GraphPicture
 
         looks = {name: node.look[:2] for name, node in self.nodes.items()}
@@ -662,6 +662,7 @@ def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
     """Refuse inputs that are no mapping from names."""
     if isinstance(inputs, Mapping) and all(isinstance(name, str) for name in inputs):
         return
+    # The most frequent slip is `run(question=...)` or `run("...")`: the message shows the line to write.
     name = graph.inputs[0] if graph.inputs else "name"
     wrong = "a dict whose keys are no texts" if isinstance(inputs, Mapping) else with_article(type(inputs).__name__)
     raise InputError(

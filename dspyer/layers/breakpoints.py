@@ -53,11 +53,11 @@ class Breakpoints(Layer):
         return self.after
 
     def surrounds(self, node: Node) -> bool:
-        """Whether it stops before or after a node."""
+        """Says of a node that it stops there, before or after."""
         return node.name in (*self.before, *self.after)
 
     def problems(self, names: Iterable[str]) -> Iterator[str]:
-        """What is wrong with it in a graph whose nodes have these names."""
+        """The problems that it has in a graph whose nodes have these names."""
         known = list(names)
         for option, given in (("before", self.before), ("after", self.after)):
             for name in sorted(given):

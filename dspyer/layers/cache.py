@@ -54,14 +54,12 @@ from dspyer.waiting import at_fork, loop_of_worker, task_signal
 
 # Patches of nodes on disk, and the executions of this process that are making one.
 #
-# `PatchCache` is one folder, a `diskcache.Cache`. It holds bytes and never unpickles. Each entry begins with a hash
-# of
-# its key and content: what is damaged is no entry. An error of the disk never reaches a run: it is a miss, and
-# logged.
+# `PatchCache` is one folder, a `diskcache.Cache`. It holds bytes and never unpickles. Each entry begins with a hash of
+# its key and content: what is damaged is no entry. An error of the disk never reaches a run: it is a miss, and logged.
 #
 # `Flight` is one key that an execution, the leader, is looking up or making. Executions that want the same key
-# meanwhile
-# follow it: they wait for what it ends with. Across processes there is no flight: two of them may make one key.
+# meanwhile follow it: they wait for what it ends with. Across processes there is no flight: two of them may make one
+# key.
 
 
 logger = logging.getLogger("dspyer")
@@ -74,7 +72,7 @@ _DIGEST_SIZE = 16
 
 
 class CachedPatch(NamedTuple):
-    """What a node returned.
+    """The values that a node returned.
 
     Attributes:
         updates: by field of the state.
@@ -288,18 +286,15 @@ at_fork(_after_fork)
 # The key under which the result of a node is kept: what the node is, and what one call of it reads.
 #
 # What the node is (`plan_cache`) is computed once, when the graph is compiled: names, version, and the source text of
-# the
-# function, of the functions and classes of its file that it names, and the constants. What a call reads (`key_of`)
-# are
-# the arguments of the function. Both constants and arguments count in the JSON form of `values.json`, which tells
-# apart
-# all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
+# the function, of the functions and classes of its file that it names, and the constants. What a call reads (`key_of`)
+# are the arguments of the function. Both constants and arguments count in the JSON form of `values.json`, which tells
+# apart all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
 #
 # The order of a dict counts, since a function may iterate over it; the order of a set does not.
 
 
 class CachePlan(NamedTuple):
-    """How the results of a node are kept.
+    """The rule by which the results of a node are kept.
 
     Attributes:
         node: its name.
@@ -357,7 +352,7 @@ _CALLS_PREDICTORS = "calls modules: DSPy caches the responses of their LM calls,
 
 
 def _excluded(node: FunctionNode) -> Iterator[str]:
-    """What the signature shows of a function whose result is more than a patch, or depends on more than its key."""
+    """Reasons why the result of a function is more than a patch, or depends on more than its key."""
     binding = node.binding
     if binding.contexts:
         yield (
@@ -386,7 +381,7 @@ def _digest(described: Any) -> str:
 
 
 class _Identity:
-    """What a function is: its text, and what it names in its file and holds.
+    """The identity of a function: its text, and what it names in its file and holds.
 
     What other files define counts by its name.
 
@@ -468,7 +463,7 @@ _WITHOUT_STATE: Final = (logging.Logger, type(threading.Lock()), type(threading.
 
 
 def _parts_of(value: Any) -> list[Any] | None:
-    """What a value that is no constant is made of; None for an object, which cannot be told from others."""
+    """The parts of a value that is no constant; None for an object, which cannot be told from others."""
     kind = type(value)
     if kind in (list, tuple):
         return list(value)
@@ -572,7 +567,7 @@ class Follow(NamedTuple):
         return self._has_outcome()
 
     def _would_deadlock(self) -> bool:
-        """Whether the leader waits for this execution.
+        """Finds that the leader waits for this execution.
 
         It is around it, if what is called calls its own program again. Or it needs an event loop that a sync call
         around this execution blocks, as in a notebook.
@@ -603,7 +598,7 @@ class NodeCache(Layer):
 
     @property
     def note(self) -> str:
-        """How `explain()` names it."""
+        """The words of `explain()` for it."""
         return "cached" if self._plan.ttl is None else f"cached for {self._plan.ttl:g} s"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:

@@ -35,17 +35,17 @@ class ErrorEdge(NamedTuple):
     into: str | None = None
 
     def takes(self, error: BaseException) -> bool:
-        """Whether the branch goes along this edge after an exception of its source."""
+        """Says that the branch goes along this edge after an exception of its source."""
         return not always_raised(error) and accepts(self.on, error)
 
     @property
     def condition(self) -> str:
-        """What it takes, in words: the names of the exception types and predicates."""
+        """The exceptions that it takes, in words: the names of the exception types and predicates."""
         return ", ".join(_name(one) for one in (self.on if isinstance(self.on, tuple) else (self.on,)))
 
     @property
     def who(self) -> str:
-        """How problems name it."""
+        """Its name in problems."""
         return f"the error edge {self.source!r} -> {self.target!r}"
 
 
@@ -63,7 +63,7 @@ class ErrorEdges(Layer):
     edges: Sequence[ErrorEdge]
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """What `inner` gives, or the output that leads to the handler of what it raised."""
+        """The output of `inner`, or the one that leads to the handler of what it raised."""
         try:
             return (yield from inner(call))
         except Exception as error:
@@ -126,7 +126,7 @@ class Reports(Layer):
         self._node = node
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """What `inner` gives, or the report of what it raised."""
+        """The output of `inner`, or the report of what it raised."""
         try:
             return (yield from inner(call))
         except Exception as error:

@@ -36,7 +36,7 @@ Inner: TypeAlias = Callable[[Call], Script[Any]]
 
 
 class RunView(Protocol):
-    """What a layer sees of a run that begins.
+    """A run that begins, as a layer sees it.
 
     Attributes:
         run_id: its id.
@@ -61,7 +61,7 @@ USING: Final = "dspyer_layers"
 
 
 class NewRow(NamedTuple):
-    """What a layer stores with a commit (`Layer.rows`).
+    """A row that a layer stores with a commit (`Layer.rows`).
 
     Attributes:
         kind: a name for rows of its sort, by which `run.rows(kind)` finds them. Layers that give rows of one kind share
@@ -123,7 +123,7 @@ class Layer:
 
     @property
     def note(self) -> str:
-        """How `explain()` names it at each node that it is around."""
+        """The words of `explain()` for it, at each node that it is around."""
         return f"in {type(self).__name__}"
 
     def of(self, run: RunView) -> Layer | None:
@@ -155,7 +155,7 @@ class Layer:
         return self
 
     def surrounds(self, node: Node) -> bool:
-        """Whether it is around a node, for a layer that was given to a whole graph or by `using`.
+        """Says of a node that it is around it, for a layer that was given to a whole graph or by `using`.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -525,7 +525,7 @@ class RunLayers:
         self.writes = any(type(part).rows is not Layer.rows for part in every)
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
-        """What is shown of a value that is no event of the run yet (`Layer.shown`)."""
+        """The shown form of a value that is no event of the run yet (`Layer.shown`)."""
         for layer in self._showing:
             value = layer.shown(value, failure, ends=ends)
         return value
@@ -541,7 +541,7 @@ class RunLayers:
         return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
-        """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
+        """The maker of the scripts of a node; `retry` and what is inside of it are around each item of a map."""
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)

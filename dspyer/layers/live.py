@@ -52,19 +52,14 @@ from dspyer.values.persistent import PersistentMap
 # The posts to the live fields of a run, in the order of their arrival.
 #
 # A post is a fact: it has a number, and is never taken back, whatever becomes of its execution. Its id is its
-# execution,
-# its field and value, and which of several equal ones it is. So a later attempt that posts the same again, after a
-# retry,
-# a crash or a question, gets the post that is there.
+# execution, its field and value, and which of several equal ones it is. So a later attempt that posts the same again,
+# after a retry, a crash or a question, gets the post that is there.
 #
-# A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the
-# CRDT
+# A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the CRDT
 # literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it has
-# read,
-# its own, those in its lineage, and those with the same message. Posts that the author does not know are kept as
+# read, its own, those in its lineage, and those with the same message. Posts that the author does not know are kept as
 # further *heads* of the key, which the `on_conflict` of the field merges, rejects or ignores. Which posts a post
-# replaces
-# is stored with it, so that a resumed run rebuilds the same heads.
+# replaces is stored with it, so that a resumed run rebuilds the same heads.
 #
 # Nothing here waits, and nothing is safe without the lock of the run.
 
@@ -76,7 +71,7 @@ _NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
 class ReaderCursor:
-    """How far one attempt has read, and what it has posted.
+    """The entries that one attempt has read, and those that it has posted.
 
     Attributes:
         position: its branch; an empty one for a node that is called without one.
@@ -112,7 +107,7 @@ class ReaderCursor:
                 return name
 
     def knows(self, post: PostRow) -> bool:
-        """Whether a post is its own, or in its lineage, so that it need not be read."""
+        """Says of a post that it is its own, or in its lineage, so that it need not be read."""
         return post.execution == self.execution or contains_commit(self.position, post.execution)
 
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
@@ -141,7 +136,7 @@ class ReaderCursor:
         return entry if plain is entry.value else entry._replace(value=plain)
 
     def _skips(self, post: PostRow) -> bool:
-        """Whether a post is not for this reader: of its own execution, or of an earlier visit of its node."""
+        """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
         earlier = post.node == self.node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
 
@@ -218,7 +213,7 @@ class LiveBuffer:
         return update
 
     def has_replaced(self, post: PostRow) -> bool:
-        """Whether a later post of the same execution has replaced a part of a post."""
+        """Says that a later post of the same execution has replaced a part of a post."""
         field = post.field
         if self._schema.reducer(field) is not None and not self.by_key(field):
             return False
@@ -265,7 +260,7 @@ class LiveBuffer:
         return [(part.key, part.value) for part in unattributed_parts(post.update).parts]
 
     def _tracked(self, field: str) -> bool:
-        """Whether posts to a field can conflict, so that their heads are kept."""
+        """Says that posts to a field can conflict, so that their heads are kept."""
         rule = self._schema.live_fields[field].on_conflict
         return rule == "reject" or self._schema.reducer(field) is None or self.by_key(field)
 
@@ -281,7 +276,7 @@ class LiveBuffer:
         return dict.fromkeys(key for key, _ in reducer.parts(update))
 
     def by_key(self, field: str) -> bool:
-        """Whether posts to a field conflict only at the same key. A list that rejects conflicts is one key."""
+        """Says that posts to a field conflict only at the same key. A list that rejects conflicts is one key."""
         reducer = self._schema.reducer(field)
         if reducer is None or reducer.keyed is None:
             return False
@@ -292,7 +287,7 @@ class LiveBuffer:
         return reducer.keyed if reducer is not None and self.by_key(field) else None
 
     def _repeats(self, field: str, key: Any, post: PostRow, update: Any) -> bool:
-        """Whether an update has the same message as a post at a key, so that it loses nothing of it."""
+        """Says that an update has the same message as a post at a key, so that it loses nothing of it."""
         keyed = self._keyed(field)
         if keyed is None or isinstance(update, FrozenDict):
             return False
@@ -609,7 +604,7 @@ class LiveWaiters:
 
     @property
     def count(self) -> int:
-        """How many executions wait for an entry."""
+        """The number of executions that wait for an entry."""
         return len(self._waiting)
 
     def enter(self, waiter: Waiter) -> None:
@@ -675,7 +670,7 @@ class LiveWaiters:
 
 @dataclass(slots=True)
 class NodeReads:
-    """How far the commits of one node have read, by the path of their branch.
+    """The entries that the commits of one node have read, by the path of their branch.
 
     Attributes:
         commits: the indexes of its commits on each path, ascending.
@@ -695,7 +690,7 @@ class NodeReads:
             reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
 
     def before(self, branch: Branch) -> Mapping[str, int]:
-        """How far the commits in the lineage of a branch have read. The branches of a fork have the same result."""
+        """The entries that the commits in the lineage of a branch have read. All branches of a fork have the same."""
         head, found = self.latest
         if head != branch.head:
             found = {}

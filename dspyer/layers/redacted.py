@@ -88,7 +88,7 @@ class Redacted(Layer):
         return value
 
     def hiding(self, node: str) -> tuple[tuple[Redactor, frozenset[str] | None], ...]:
-        """What hides the outputs of a node, with the fields that it may write or None for any; outermost first."""
+        """The redactors of the outputs of a node, with the fields that it may write, None for any; outermost first."""
         around = () if self._around is None else self._around.hiding(self._in_node[0])
         if self.own is None:
             return around
@@ -116,7 +116,7 @@ class Redacted(Layer):
             self._around._learn(failures, [*paths, *self._around._places(*self._in_node)])
 
     def _places(self, node: str, index: int | None) -> list[KeyPath]:
-        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
+        """The places that may hold a failure: the fields of error edges, of an item its place in that of the map."""
         edges, found = self._graph.error_edges.get(node, ()), self._graph.nodes.get(node)
         paths: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         paths += [] if found is None else [(field,) for field in found.reports_in]
@@ -133,8 +133,7 @@ def redacted(run: Any) -> Redacted:
 
 # `Streaming`: the layer by which what the predictors of a node stream becomes `Token` events of the node's attempt.
 #
-# Every attempt of a node, a router, a condenser or an item of a map has a callback of its own, which knows whose
-# tokens
+# Every attempt of a node, a router, a condenser or an item of a map has a callback of its own, which knows whose tokens
 # they are.
 
 

@@ -66,7 +66,7 @@ def check_on(on: object, option: str) -> None:
 
 
 def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
-    """Whether an exception is of a type in `on`, or a predicate there accepts it; or so each part of a group."""
+    """Says that an exception is of a type in `on`, or a predicate there accepts it; or so each part of a group."""
     for one in on if isinstance(on, tuple) else (on,):
         if isinstance(error, one) if isinstance(one, type) else _asked(one, error):
             return True
@@ -74,7 +74,7 @@ def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
 
 
 def _asked(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
-    """What a predicate says; what it raises has a note that names it and the kind of the exception."""
+    """The answer of a predicate; what it raises has a note that names it and the kind of the exception."""
     try:
         return predicate(error)
     except Exception as raised:
@@ -102,7 +102,7 @@ def _full_jitter(attempt: int) -> float:
 
 
 def _asked_pause(wait: wait_base, attempt: int, error: BaseException) -> float:
-    """What a wait strategy of tenacity says."""
+    """The pause that a wait strategy of tenacity gives."""
     from tenacity import RetryCallState, Retrying
 
     state = RetryCallState(Retrying(), None, (), {})
@@ -183,7 +183,7 @@ class Retry(Layer):
         raise TypeError(f"retry={given!r}: give a number of attempts, a dspyer.Retry, or None")
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
-        """How long to wait before the next attempt.
+        """The pause before the next attempt.
 
         Args:
             attempt: the number of the attempt that failed, from 1.
@@ -209,11 +209,11 @@ class Retry(Layer):
 
     @property
     def note(self) -> str:
-        """How `explain()` names it."""
+        """The words of `explain()` for it."""
         return f"up to {self.attempts} attempts"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """What `inner` gives, which is made again with a new call as long as the policy gives a pause."""
+        """The output of `inner`, which is made again with a new call as long as the policy gives a pause."""
         first, number = call.context.delegate, 1
         place, asked_before = RecordKey(first.local_id, ""), first.host.records.new_responses
         asked = asked_before.get(place, 0) if asked_before else 0  # by earlier attempts of a node around this one
@@ -297,7 +297,7 @@ def _leave_open_if_stopped(session: Any) -> None:
 
 
 def apart_from_earlier(asked: int, lose: Callable[[Steps], None]) -> Callable[[Step], Step]:
-    """What is around the steps of another attempt: what an earlier one has left behind is kept from them.
+    """The wrapper of the steps of another attempt: what an earlier one has left behind is kept from them.
 
     What tasks or threads of an earlier attempt still add to the DSPy trace is no step of this one. If `asked`, the
     requests to LMs differ from those of all earlier attempts, so that no cache serves an unusable response again.

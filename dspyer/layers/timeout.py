@@ -43,11 +43,11 @@ class Timeout(Layer):
 
     @property
     def note(self) -> str:
-        """How `explain()` names it."""
+        """The words of `explain()` for it."""
         return f"timeout {self.seconds:g} s"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """What `inner` gives in time."""
+        """The output of `inner`, if it comes in time."""
         attempt = call.context.delegate
         limit = attempt.limit = TimeLimit(self.seconds, current_limit.get())
         found = yield from wrapped(inner(call), partial(Timed, limit=limit))

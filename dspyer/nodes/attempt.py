@@ -261,6 +261,7 @@ class Attempt:
     def repeated(self) -> Attempt:
         """The attempt of a call that is made again within this one: its effects and questions are its own."""
         found = self.of_part("again")
+        # It counts as the attempt that makes it, and ends with it.
         found.number, found.limit = self.number, self.limit
         return found
 
@@ -293,6 +294,7 @@ class Attempt:
         """Raise `AttemptOverError` if the attempt does not count any more: it has timed out, or another one follows."""
         if self.timed_out:
             raise AttemptOverError(f"{self.who}: {OVER}")
+        # Its threads may go on after the node has failed; what they do would be counted for the attempt that follows.
         if self.following is not None:
             raise AttemptOverError(
                 f"{self.who}: attempt {self.number} has failed, and another one follows: nothing that it does counts "
@@ -332,6 +334,8 @@ class Attempt:
         place = RecordKey(self.local_id, key)
         if is_async(fn):
             return self._aonce(place, fn)
+        # An attempt before this one may still be at the same effect, in a thread that its node left behind: the
+        # effect is then recorded by it, or fails and is ours.
         while (earlier := self._begin_effect(place, is_async=False)) is not None:
             earlier.result()
             self.check_time()
@@ -351,6 +355,8 @@ class Attempt:
             # The row before the record: a result that the store does not have must not count as recorded.
             if self.host.records.journal is not None:
                 self.host.records.journal.write([*self.host.records.lm_call_rows(place.execution), row], flush=True)
+            # A copy is returned, as a later attempt gets it: a node that changed its result would otherwise differ
+            # after a resume.
             self.host.records.effects[place] = frozen
             return thaw(frozen)
         finally:
@@ -365,6 +371,8 @@ class Attempt:
             if known is not MISSING:
                 return thaw(known)
             frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
+            # A cancellation must not come between the write and the record: the row would be there, and this process
+            # would make the effect again.
             before = cancellation_count()
             if self.host.records.journal is not None:
                 await self.host.records.journal.awrite(
@@ -385,6 +393,7 @@ class Attempt:
         """
         own, in_progress = _Effect(self, is_async), self.host.records.in_progress
         with attempt_lock:
+            # Under the lock: of two attempts, one makes the effect and the other waits for it.
             other: _Effect = in_progress.setdefault(place, own)
             if other.attempt.timed_out and other is not own:
                 in_progress[place] = own
@@ -423,6 +432,7 @@ class Attempt:
             wanted = False
         if not wanted:
             return {}
+        # Of the outermost run, which keeps its id after each resume, and of nothing that differs between attempts.
         text = "\n".join((self.host.root, *place))
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
@@ -461,16 +471,20 @@ class Attempt:
             )
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
+        # Claimed before anything is compared: two threads that ask under one key would share an answer.
         self.claim_key("interrupt", key)
         records, place = self.host.records, RecordKey(self.local_id, key)
         before = records.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
         question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
+        # The answer that is stored was validated against the type of the earlier question.
         if before is not None and before.answer != question.answer:
             self._refuse(
                 f"{self.who} asks {key!r} for an answer of {_schema_text(question)}, and an earlier attempt asked for "
                 f"{_schema_text(before)}"
             )
+        # A new question may not take the place of one that was answered: the answer would be lost, and with it what a
+        # person decided.
         if place not in records.answers:
             self._check_all_asked(f"asks {key!r} instead")
         if records.ask(question, self.host.answer):
@@ -483,6 +497,7 @@ class Attempt:
         try:
             return validated(answer, records.answers[place], question, "")  # a graph around this one may redact it
         except InputError as refusal:
+            # The question is open again: a resume may bring an answer that fits.
             records.retract_answer(place)
             self._refusal = (AnswerError, str(refusal))
             raise AnswerError(str(refusal)) from None
@@ -503,6 +518,7 @@ class Attempt:
 
         Node code may have caught the `Interrupt` or the error of a question; it is raised again here.
         """
+        # Nearly all attempts end here: nothing was ever asked in this run.
         if not self.host.records.questions:
             return
         if self._refusal is not None:
@@ -548,6 +564,8 @@ class Attempt:
         views, position = self.host.views, self.position
         field_of = partial(_read_field, overlay, None if position is None else position.state)
         parts_kind = kind_of_parts(views.schema, view.field)
+        # No node of the run wrote what was sent, so steps that choose by author or by visit do not apply: all of it is
+        # new.
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
             cut = View(view.field, steps)
@@ -562,6 +580,7 @@ class Attempt:
             if parts_kind == "amount" and form in ("values", "text", "frozen"):
                 total = sum_of_amounts(view, index, self.node)
                 if total is not None:
+                    # Number 0 is a look into the cache, which is no read.
                     if self.number:
                         views.record_read(read)
                     return text_of(total) if form == "text" else total
@@ -682,6 +701,7 @@ def answer_source(answers: Answers) -> AnswerSource:
 
 def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
     """An answer source that asks the second source only where the first has no answer."""
+    # Nothing is wrapped in the usual case: a run without answers asks no function.
     if first is no_answer or second is no_answer:
         return second if first is no_answer else first
 
@@ -746,6 +766,8 @@ def _is_json(value: Any) -> bool:
 def _read_strictly(adapter: TypeAdapter[Any], plain: Any) -> Any:
     """The value of an instance of the type, or of JSON: no text or number becomes a yes, no text a number."""
     try:
+        # Strictly: without that, pydantic reads "no" as False and 1 as True, and a person's text would decide what it
+        # does not say.
         return adapter.validate_python(plain, strict=True)
     except ValidationError:
         adapter.validate_python(plain)  # refuses what fits as JSON alone: a date is no text
@@ -784,6 +806,7 @@ def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
         ) from None
 
 
+# A type adapter costs more than a call of a node: it is made once for each type.
 _known = lru_cache(maxsize=256)(_described)
 
 

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from dspyer.nodes.context import Context
 
 
-# Templates and run values at a node: which names they may have, and the values that are filled in at a call.
-
+# --- templates and run values at a node: which names they may have, and the values that are filled in at a call
 
 _NOT_READ: Any = object()
 
@@ -132,6 +131,7 @@ def _never_written(field: str, call: Call) -> bool:
         return True
     run, branch = found
     known = run.topology.schema.fields.get(field)
+    # Of a field whose default is None, the value alone does not tell whether a node wrote None.
     if known is None or known.fixed_default is not None:
         return False  # None was written: it is not the default
     return written_key(field) not in branch.counts
@@ -306,6 +306,7 @@ class Binding:
         """What a `BoundNode` declares whose arguments these are, and which has these templates."""
         reads, optional = self.reading()
         takes: frozenset[str] | None = None
+        # What takes the state as a whole sees any name that is sent.
         if not (self.states or self.takes_all) and self.rest is None:
             every = () if self.schema is None else self.schema.fields
             seen = (self.reads.values() if self.reads is not None else every) if self.views else ()
@@ -323,6 +324,7 @@ class Binding:
         """The fields that it reads, by its own names (None for the whole state), and those that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
+        # A function with `ctx` may read by `ctx.view` all that its `reads` name, also what is none of its parameters.
         names = dict(self.reads or {}) if self.whole_state or self.contexts else {}
         asked = set() if self.whole_state else set(names.values())
         own = [field for field in self.fields if field.readable]
@@ -354,6 +356,8 @@ class Binding:
                 value = read_field(state, field, copy) if copy else state.get(field, _NOT_READ)
             elif value is _NOT_READ and computed is not None:
                 value = computed_value(computed, form, call)
+            # `Opaque.any_exist` is False until a value of an unknown class was read: then no argument is searched for
+            # one.
             if value is not _NOT_READ:
                 arguments[name] = value if not Opaque.any_exist else usable(value, field, self.reader)
             elif not default:
@@ -363,6 +367,7 @@ class Binding:
         if self.rest is not None and overlay is not None:
             known = self._named()
             arguments |= {key: read_field(overlay, key, self.rest) for key in overlay if key not in known}
+        # Most functions take fields alone: one check in place of five loops.
         if self.resources or self.modules or self.states or self.views or self.takes_all:
             self._bind_rest(call, arguments)
         return arguments
@@ -377,6 +382,8 @@ class Binding:
             for name in self.modules:
                 arguments[name] = getattr(container, name)
             if self.contexts:
+                # Threads of the function may call programs, and do not have its context variables: the trace and the
+                # settings of DSPy.
                 call.context.delegate.home = copy_context()
         for name in self.states:
             arguments[name] = snapshot(call, self.reads)
@@ -410,6 +417,7 @@ class BoundNode(Node):
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        # Neither resources nor modules: what was read is asked for after the call too, when they are gone.
         own = self.binding
         return Binding(self.who, own.fields, rest=own.rest, schema=own.schema).bind(call)
 
@@ -491,12 +499,14 @@ class _Planner:
         name = parameter.name
         is_field = not self.schema.accepts_any_key and name in self.schema.fields
         kind = class_of(parameter.annotation)
+        # What the user has said comes before what a name or an annotation may mean.
         if name in self.options.modules:
             self._add(modules=(*self.binding.modules, name))
         elif name in self.options.overlay or (self.reads is not None and name in self.reads):
             self._add_field(parameter)
         elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
             self._add(contexts=(*self.binding.contexts, name))
+        # An annotation counts before a field of the same name: the parameter would get a value of another type.
         elif kind is ImmutableState or _wrote(parameter, ImmutableState):
             self._add(states=(*self.binding.states, name))
         elif is_field:
@@ -660,6 +670,8 @@ def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, A
     if kind in resources:
         return True, resources[kind]
     for given, resource in resources.items():
+        # `__mro__` and not `issubclass`, which a class may answer with code of its own; that is asked where the type
+        # has such code, as protocols have.
         if kind in given.__mro__ or (type(kind) is not type and _extends(given, kind)):
             return True, resource
     return False, None

@@ -21,7 +21,7 @@ from dspyer.nodes.node import Built, Call, Command, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async, is_program, wrapped
 
-# Nodes of a kind of the user's own: a `Node` with a `script`, given to `add_node` or `add_map`.
+# --- nodes of a kind of the user's own: a `Node` with a `script`, given to `add_node` or `add_map`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +43,10 @@ class KindNode(BoundNode):
 
     def script(self, call: Call) -> Script[Reply]:
         """The script of the user's kind, which sees and may write what the node declares."""
+        # What `call.read` sees is what the node declares to read: permissions hold for kinds of the user's own as
+        # well.
         reply: Any = self.made.script(call._replace(state=snapshot(call, self.reads)))
+        # A kind that needs no step may return its reply without a `yield`.
         if type(reply) is GeneratorType:
             filling = self.templates.in_instructions
             reply = yield from wrapped(reply, partial(filled, templates=self.templates)) if filling else reply
@@ -82,6 +85,7 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
     own, _ = binding.reading()
     templates = plan_templates(options.modules.values(), options, own, found)
     unset = {} if own is None else {"optional": templates.optional_fields(own, frozenset())}
+    # A copy: one object may be given to several nodes, and each has a name of its own.
     made = copy.copy(given)
     for fact, value in (("name", options.name), ("who", who), ("modules", None)):
         object.__setattr__(made, fact, value)  # they are frozen for others
@@ -107,6 +111,7 @@ def build_node(options: NodeOptions) -> Built:
 
 def _build(options: NodeOptions) -> Built:
     node: Any = options.node
+    # Kinds first: options of a kind may be callable, and a `Node` of the user's own may be a module too.
     if isinstance(node, KindOptions):
         return node.build(options)
     if isinstance(node, Node) and hasattr(node, "who"):

@@ -91,6 +91,7 @@ def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
             fn = fn.func
         elif isinstance(fn, MethodType):
             fn = fn.__func__
+        # By the class: a proxy or a mock answers `fn.__call__` with anything.
         elif not isinstance(fn, (FunctionType, type)) and isinstance(own_call(fn), FunctionType):
             fn = own_call(fn)
         elif hasattr(fn, "__wrapped__"):
@@ -147,6 +148,7 @@ class _Names(dict[str, Any]):
         self.missing: list[str] = []
 
     def __missing__(self, name: str) -> Any:
+        # A mapping that answers for each name hides the builtins from `eval`.
         if hasattr(builtins, name):
             return getattr(builtins, name)
         self.missing.append(name)
@@ -210,8 +212,7 @@ def giving(value: Any) -> Callable[[], Any]:
 
 # Search for modules that a function uses without the graph knowing: they would not be tuned, copied or saved.
 #
-# The search reads the function's bytecode for the names that it uses, and looks at the objects behind them. It
-# follows
+# The search reads the function's bytecode for the names that it uses, and looks at the objects behind them. It follows
 # functions of the same file only: further calls end in the code of other packages.
 
 
@@ -248,6 +249,7 @@ class _Search:
 
     def visit(self, fn: Any, inside: str = "") -> Iterator[Found]:
         """The modules that a callable holds; `inside` names the function that uses it."""
+        # Functions may call each other.
         if fn is None or id(fn) in self.seen:
             return
         self.seen.add(id(fn))
@@ -312,6 +314,7 @@ def used_objects(fn: FunctionType) -> dict[str, Any]:
             found[name] = cell.cell_contents
         except ValueError:  # the variable is assigned later
             continue
+    # One level of attributes, `self.client.ask`: what is deeper would need the code to be run.
     for name, value in list(found.items()):
         if not issubclass(type(value), (FunctionType, dspy.Module)):
             owned = attributes_of(value)
@@ -359,6 +362,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
 
     It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
     """
+    # The search is a generator of modules; here only the functions that it has followed are wanted.
     search = _Search()
     deque(search.visit(fn), maxlen=0)
     return any(

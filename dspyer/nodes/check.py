@@ -157,15 +157,12 @@ def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Bui
 def _output_problems(module: dspy.Module, who: str) -> list[str]:
     """What is wrong with the outputs of a module that is a check."""
     line = "a module that is a check has an output `problems: list[str]`"
-    if is_program(module):
-        graph: Any = module
-        names = graph.graph.writes if graph.graph.outputs is None else graph.graph.outputs
-        return [] if names is None or PROBLEMS in names else [f"{who}: the graph gives {list_names(names)}: {line}"]
     found = module_io(module)
     if found.outputs is None:
         return []
     if PROBLEMS not in found.outputs:
-        return [f"{who}: the {type(module).__name__} gives {list_names(found.outputs)}: {line}"]
+        kind = "graph" if is_program(module) else type(module).__name__
+        return [f"{who}: the {kind} gives {list_names(found.outputs)}: {line}"]
     kind = found.type_of(PROBLEMS)
     return [] if fits(kind, list[str]) else [f"{who}: its output `problems` is {shown_type(kind)}: {line}"]
 
@@ -448,6 +445,7 @@ class CheckNode(FinderNode):
         """What the check is sent: the values of the `Send` that started `of`. The fix got others."""
         if node == self.of:
             return NOTHING_SENT if overlay is None else overlay
+        # The fix was sent the problems and the earlier output; the check must see what `of` saw.
         of = self.visit_at(log, head).of
         return NOTHING_SENT if of < 0 else log[of].sent or NOTHING_SENT
 
@@ -467,6 +465,7 @@ class CheckNode(FinderNode):
             return {}
         node: Node = session.graph.nodes[self.of]
         old = call.context.delegate
+        # As `of` read it, from the state before its commit: what it wrote itself is sent as the previous output.
         before = old.position if visit.of < 0 else _branch_before(session.run.log, visit.of, node)
         if before is None:
             return {}

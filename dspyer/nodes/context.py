@@ -101,6 +101,7 @@ class Waiter:
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
     """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
+    # No node has posted a default, which so is no entry.
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 
@@ -155,6 +156,8 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                     f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
                     "write `async for` in an async node"
                 )
+            # A queue, and not a condition: the waker may call before this thread waits, and must never block under
+            # the lock of the run.
             woken: SimpleQueue[str | None] = SimpleQueue()
             waiter = source.wait(partial(woken.put, "by the session"))
             try:
@@ -163,6 +166,8 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                         # The session may be ending the wait right now. It decides: the wait is ended in any case.
                         source.end_wait(waiter, timed_out=True)
                         clock.get(woken, None, "live")
+            # Also if the wait is broken off, by Ctrl-C for one: a waiter that stayed would be given a slot that
+            # no one uses.
             finally:
                 source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:
@@ -199,6 +204,8 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
     def _entry_after(self, waiter: Waiter) -> LiveEntry | None:
         """The entry after a wait, None if there is none; raises for an aborted attempt, and if none arrived in time."""
+        # A sibling has failed or asked. The questions are those of the sibling, so this one has none; over an attempt
+        # that has timed out, its own error counts.
         if waiter.outcome == "abort" and not (self._limit is not None and self._limit.over):
             raise Interrupt(())
         entry = self._next_entry()
@@ -485,6 +492,7 @@ class Context:
             raise NodeOutputError(
                 f"{attempt.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
+        # After the return its commit is made: a later post would be in no commit.
         attempt.check_running(f"posts to {field!r}")
         self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
         schema = attempt.host.views.schema
@@ -496,11 +504,14 @@ class Context:
                 f"{attempt.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
                 f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
             )
+        # `Replace`, `Updates` and `DELETE` are told apart by their class, which a copy would lose; they are frozen
+        # already.
         if value is not DELETE and not isinstance(value, (Replace, Updates)):
             value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
         live = attempt.host.together.posts
         if live is not None and live.post(attempt, field, value):
             return
+        # Threads of one node may post at once.
         with attempt_lock:
             if attempt.posts is None:
                 attempt.posts = []
@@ -577,6 +588,7 @@ class Context:
             return Delta({}, "")
         patch: dict[str, Any] = {}
         lines: list[str] = []
+        # A change of a field that the node may not read would tell it what is there.
         allowed = views.permitted_fields(attempt.node, "reads")
         for field, before, after, parts in views.changed(position, attempt.node, allowed):
             if parts is None:
@@ -633,6 +645,8 @@ class Context:
         self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise InputError(f"{attempt.who}: ctx.live({field!r}, timeout={timeout!r}): give seconds from 0, or None")
+        # Without live fields in the graph, or with `live=False`, nothing depends on timing: the node gets what its
+        # branch has.
         live = attempt.host.together.posts
         source = self._entries_before(field) if live is None else live.entries(attempt, field)
         return Entries(source, field, timeout, attempt.limit or attempt.host.limit)

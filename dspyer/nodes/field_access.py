@@ -1,4 +1,4 @@
-"""What views need of a run, and the checks of a view against the field and the reader.
+"""The names by which a node reads and writes fields, and views: what they need of a run, and when they do not fit.
 
 A view is checked when the graph is built (`reads={...}`) or when the node asks for it (`ctx.view`): whether the type of
 its field supports it, whether the authors that it names can have written, and in which form the reader gets it.
@@ -31,8 +31,7 @@ from dspyer.views import (
     select_plain_parts,
 )
 
-# The names of `reads` and `writes`: a node's own names on the left, the fields of the state on the right.
-
+# --- the names of `reads` and `writes`: a node's own names on the left, the fields of the state on the right
 
 FieldNames: TypeAlias = Mapping[str, str]
 NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
@@ -43,6 +42,7 @@ def name_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, s
     """A list or a map of names as a map from the node's own names, and what is wrong with it."""
     if spec is None:
         return None, []
+    # A text is a collection too: its letters would be taken for names.
     if isinstance(spec, str):
         return None, [f"{who}: {option}={spec!r} is one name: write {option}=[{spec!r}]"]
     found = dict(spec) if isinstance(spec, Mapping) else {name: name for name in spec}
@@ -68,6 +68,7 @@ def check_names(
     """
     problems = []
     for left, right in names.items():
+        # Names that are right are most: they leave the loop here.
         known_left = own is None or left in own
         if known_left and (_is_field(right, schema) or right in overlay):
             continue
@@ -235,6 +236,7 @@ def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> 
 
 
 def _may_write(author: str, nodes: Collection[str]) -> bool:
+    # Joins write under `join:` and the name of their node.
     return author in nodes or author == MANUAL_AUTHOR or (author.startswith("join:") and author[5:] in nodes)
 
 

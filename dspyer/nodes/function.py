@@ -26,8 +26,7 @@ from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
-# What a node returns, as updates of the state and targets.
-
+# --- what a node returns, as updates of the state and targets
 
 Values: TypeAlias = Mapping[str, object]
 RESULT = ""  # among the values of an item of a map: a result that is one value, not values by name (see `is_bare`)
@@ -48,6 +47,7 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     """
     if result is None:
         return {}, False
+    # The usual result, told by its exact type: no check of abstract classes.
     if type(result) is dict:
         return _patch(result, who), False
     if isinstance(result, dspy.Prediction):
@@ -62,6 +62,7 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     if isinstance(result, Mapping):
         return _patch(result, who), False
     hint = "; to go somewhere, return Command(goto=...)" if _holds_send(result) else ""
+    # LangGraph has a `Command` too, and the wrong import is the likely mistake.
     if type(result).__name__ == Command.__name__:
         hint = f" of dspyer: this one is of {type(result).__module__}"
     raise NodeOutputError(f"{who} returned {brief(result)}, of type {type(result).__name__}: {RETURNS}{hint}")
@@ -95,6 +96,7 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
                 f"{who} returned {name!r}, which it does not write: its writes are {list_names(writes)}. "
                 f"Add it to them, or do not return it.{suggestion(name, writes)}"
             )
+    # Only after the loop: a patch is taken as a whole or not at all.
     return {writes[name]: value for name, value in values.items()}
 
 
@@ -167,6 +169,7 @@ def given(call: Call, updates: Mapping[str, object], schema: Schema) -> Mapping[
     A field without a reducer keeps its last value.
     """
     attempt = call.context.delegate
+    # First: a thread of the node that goes on must find it over before its posts are counted.
     attempt.over = True
     if (live := attempt.host.together.posts) is not None:
         updates = {name: one for name, one in updates.items() if not live.post(attempt, name, one, returned=True)}
@@ -175,6 +178,7 @@ def given(call: Call, updates: Mapping[str, object], schema: Schema) -> Mapping[
     merged: dict[str, list[object]] = {}
     for field, value in (*attempt.posts, *updates.items()):
         found = merged.setdefault(field, [])
+        # A field without a reducer holds one value: the last.
         if schema.reducer(field) is None:
             found.clear()
         found.append(value)
@@ -262,6 +266,7 @@ class UntilCallsEnd(NamedTuple):
         try:
             return self.step.call(call)
         except BaseException as error:
+            # A question leaves the other calls at work: they finish, and all questions of the node come together.
             if not questions_in(error):
                 calls.stop()
             raise
@@ -281,6 +286,7 @@ class UntilCallsEnd(NamedTuple):
                 calls.stop()
             raise
         finally:
+            # A sync function that has timed out goes on in its thread and may call programs: those are not waited for.
             if not attempt.left_running:
                 await calls.aclose()
             calls.raise_if_cut_off()

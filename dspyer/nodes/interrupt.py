@@ -160,7 +160,11 @@ def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[
 def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
     """Why a field accepts none of the values of a type that has few, like `bool`; empty if it may accept some."""
     field = options.schema.fields[into]
+    # Of a type with few values each can be tried when the graph is built: no person is asked for an answer that never
+    # fits.
     values = [_values(kind) for kind in members(answer)]
+    # A validator that reads other fields, or a reducer of the user's, may accept a value in one state and refuse it
+    # in another.
     unknown = field.reads_other_fields or (field.reducer is not None and field.validate_update is None)
     if unknown or not all(values):
         return ""

@@ -75,6 +75,7 @@ class MapNode(Node):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.mapped.failures is None else Tolerance(self, items, fresh)
+        # Items with a recorded result are not called again: a resume pays only for those that are missing.
         found = iter((yield Gather([item.script() for item in fresh], self.mapped.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
@@ -112,6 +113,7 @@ class MapNode(Node):
         if self.check is not None:
             self.check(result, index)
         attempt = call.context.delegate
+        # A question whose `Interrupt` the item has caught must not be lost in its result.
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
         stored = attempt.host.records.journal is not None or self.mapped.failures is not None
@@ -182,6 +184,7 @@ def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
     of_item = call.context.delegate
     if of_item.host.records.journal is not None:
         row = attempt.item_row(frozen)
+        # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise lose.
         yield _Write(of_item.host.records.journal, [*of_item.host.records.lm_call_rows(of_item.local_id), row]), call
         attempt.record_result(frozen)
 
@@ -290,6 +293,7 @@ class Tolerance:
         """Keeps a failure, the first item's in front, and of the exceptions only that one: each holds the frames of
         its call.
         """
+        # By index and not by time, so that the same error is raised in whatever order the items end.
         if self._failed and failed.index > self._failed[0].index:
             failed.error = None
             self._failed.append(failed)
@@ -331,6 +335,7 @@ class _Item:
         publish_start(attempt, self.index, self.count)
         steps = 0 if self.node.mapped.failures is None else step_count()
         try:
+            # An item that asked in an earlier attempt would only ask again, and pay for what it does before.
             attempt.raise_if_unanswered()
             output: Output = yield from item_script(self.node.inner, self.call)
             result = output.patch[self.node.mapped.into]
@@ -340,6 +345,7 @@ class _Item:
             self._note_failure(unwrap_stop_iteration(error), number)
             if self.node.mapped.failures is None or always_raised(error):
                 raise
+            # What led to a failure is no step towards the result: an optimizer would learn from it.
             attempt.host.lose_steps(attempt, number, take_steps(steps))
             return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
         publish_end(attempt, self.index, self.count)

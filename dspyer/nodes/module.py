@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import dspy
 from dspy import Completions
@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script
+from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -49,8 +49,7 @@ from dspyer.values.freezing import (
 )
 from dspyer.views import CUTS
 
-# DSPy's own types as values of a state: `dspy.Tool`, which holds a function, and `dspy.Code["python"]`.
-
+# --- DSPy's own types as values of a state: `dspy.Tool`, which holds a function, and `dspy.Code["python"]`
 
 _STORED = ("name", "desc", "args", "arg_desc", "has_kwargs")
 
@@ -80,6 +79,7 @@ def _copied(tool: dspy.Tool) -> dspy.Tool:
     return tool.model_copy(update=copy.deepcopy(_facts(tool)))  # the function is that of the tool
 
 
+# A state with a tool in it can be stored; the function is found again by the node that calls it.
 register_kind(RegisteredKind(_facts, _stored_tool, _copied, dspy.Tool, unstored=attrgetter("func")))
 
 
@@ -219,6 +219,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
         )
     names = list(found.inputs)
     names += [name for name in reads or () if name not in names and (any_name or name in found.extras)]
+    # Extras come last: they are given only where `reads` or a `Send` names them.
     names += [name for name in found.extras if name not in names and name != "**"]
     fields = []
     for name in names:
@@ -258,6 +259,7 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         return dict(result.items())
     if isinstance(result, Mapping):
         return result
+    # A module that says nothing of its outputs may have none.
     if result is None and not known:
         return {}
     raise NodeOutputError(
@@ -399,6 +401,8 @@ def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: s
     for path, predictor in predictors_in(module):
         fields = predictor.signature.output_fields
         others = [name for name in fields if name not in known]
+        # DSPy fills the fields of a predictor from the turns by name: a predictor with other fields would be shown
+        # turns with holes.
         if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
             text = (
                 f"{who}: its predictor {path!r} answers in {list_names(others)}, which a turn of the node does not hold"
@@ -442,20 +446,31 @@ class ModuleIO:
 def module_io(module: dspy.Module) -> ModuleIO:
     """The inputs and outputs of a module.
 
-    Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of its own that names its
-    parameters replaces the inputs. Of any other class, the parameters of `forward`, and the outputs of its attribute
-    `signature`, which are unknown without one.
+    Of a compiled graph, its own. Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of
+    its own that names its parameters replaces the inputs. Of any other class, the parameters of `forward`, and the
+    outputs of its attribute `signature`, which are unknown without one.
     """
     kind = type(module)
+    if is_program(module):
+        return _of_graph(cast("Any", module).graph)
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
         found = TABLE[known](module)
         found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
+        # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
     if inspect.isclass(signature) and issubclass(signature, dspy.Signature):
         return _with_forward(replace(of_signature(signature), by_products=BY_PRODUCTS, own_code=True), kind)
     return _of_forward(kind)
+
+
+def _of_graph(graph: Any) -> ModuleIO:
+    names, schema = graph.writes if graph.outputs is None else graph.outputs, graph.topology.schema
+    outputs = None if names is None else {name: value_type(schema, name) for name in names}
+    return ModuleIO(
+        dict.fromkeys(graph.inputs, Any), frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs
+    )
 
 
 def _forward_of(kind: type) -> Any:
@@ -559,7 +574,7 @@ TABLE: Mapping[type, ReadModule] = {
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
 
 
-# Compiled graphs as nodes of another graph.
+# --- compiled graphs as nodes of another graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -617,6 +632,8 @@ class SubgraphNode(BoundNode):
         """
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
+        # What the outer field folds goes out as updates, so that nothing is counted twice; any other field gets the
+        # new value.
         whole, as_updates = self.per_item or sent, frozenset() if sent else self.folds
         if whole or raw - as_updates:
             state = inside.inputs
@@ -626,10 +643,12 @@ class SubgraphNode(BoundNode):
         else:
             values = dict(changes)
         if self.per_item:
+            # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
+            # Of an item that declares nothing, its inputs are no results.
             values = {name: value for name, value in values.items() if name not in inputs}
         return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
 
@@ -641,11 +660,8 @@ def _is_sent(call: Call) -> bool:
 
 def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
-    graph = module.graph
-    optional = frozenset(graph.inputs) - graph.required
-    found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    wrong = Flaws(options.who)
-    binding = plan_inputs(found, options, wrong, copy=False)
+    graph, wrong = module.graph, Flaws(options.who)
+    binding = plan_inputs(module_io(module), options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}

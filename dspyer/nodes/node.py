@@ -64,6 +64,7 @@ class Send:
     def __init__(self, node: str, overlay: Mapping[str, object] | None = None) -> None:
         if not isinstance(node, str):
             raise TypeError(f"Send takes the name of a node, not {type(node).__name__}: write Send('worker', {{...}})")
+        # Frozen here, so that a value that cannot be protected is an error of the code that sends it.
         frozen = freeze(dict(overlay or {}), ("overlay",))
         assert isinstance(frozen, FrozenDict)
         object.__setattr__(self, "node", node)
@@ -488,6 +489,7 @@ class Node:
         layers: Iterable[Any] = (),
     ) -> None:
         facts = {**locals(), "resources": resources or {}, "answer_types": {}}
+        # The dataclasses of kinds have constructors of their own; this one is for kinds that a user writes.
         for fact in fields(Node):
             object.__setattr__(self, fact.name, facts.get(fact.name, fact.default))
         self.__post_init__()
@@ -558,8 +560,11 @@ class Node:
             reply = yield from self.script(call)
             return call.made(call, reply)
         except NodeOutputError as error:
+            # A model may answer otherwise when it is asked again, so `Retry` repeats what it gave; a function would
+            # give the same.
             error.of_module = error.of_module or self.of_module
             raise
+        # Also after an error: what it has started must not write into the attempt that follows.
         finally:
             call.context.delegate.over = True
 

@@ -25,7 +25,7 @@ from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.values.scalars import flag_problems, is_number
 from dspyer.views import View
 
-# `Cache`: for how long, for which version of what it does, and where the results of a node are kept.
+# --- `Cache`: for how long, for which version of what it does, and where the results of a node are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,7 @@ def node_options(
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
     twice = ""
+    # A kind of the user's own says itself what it reads: said twice, the two could differ.
     if isinstance(node, Node):
         if reads is not None or writes is not None or modules is not None or goto:
             kind = type(node).__name__
@@ -215,6 +216,7 @@ def node_options(
     read, problems = name_map(names, "reads", who)
     problems += [twice] if twice else []
     problems += [problem for own, view in views.items() for problem in view_problems(view, own, schema, who)]
+    # What users give is not trusted to have the declared type: each mistake is one more problem, and not a traceback.
     given: Any = modules
     if given is not None and not isinstance(given, Mapping):
         problems.append(f"{who}: modules takes a dict from parameters to modules, {{'predict': dspy.Predict(...)}}")

@@ -152,6 +152,7 @@ class Routes:
 
     def resolve(self, result: object, who: str) -> tuple[Goto, ...]:
         """The targets of a label, a name, a `Send` or a list of these: at least one, all of them known."""
+        # The usual result is found by one look; labels of other types, `Send`s and lists take longer.
         if type(result) is str and result in self.by_text:
             return self.by_text[result]
         if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
@@ -334,6 +335,7 @@ def _build_function_router(
         )
     signature = read_signature(fn, who)
     binding = plan_binding(signature, NodeOptions(options.source, schema), found)
+    # A router is no target of a `Send`: what nothing has written by then is missing.
     found.without_sends()
     complete = gives_literals_alone(signature.returns)
     routes = routes_of(options.path_map, literals(signature.returns), found, complete)
@@ -361,6 +363,7 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
         )
         return found.built(None)
     ((label, declared),) = choices.items()
+    # Code of the user's may give other labels than its signature declares: then the path map decides.
     known = () if io.own_code and options.path_map is not None else declared
     routes = routes_of(options.path_map, known, found, *_declares_literals(outputs[label]))
     written: FieldNames = {label: options.writes} if isinstance(options.writes, str) else {}

@@ -120,6 +120,7 @@ def failure_or_questions(error: BaseException) -> BaseException:
     """What a step has raised. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
     if not isinstance(error, BaseExceptionGroup):
         return error
+    # A failure counts more than a question: answered, the node would fail all the same.
     asked, failures = error.split(Interrupt)
     return error if asked is None else failures or Interrupt(questions_in(asked))
 
@@ -273,14 +274,14 @@ async def _wait(awaitable: Awaitable[T]) -> T:
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
-    if "sync" in call_modes(module) or "async" not in call_modes(module):
+    if _call_modes(module)[0]:
         return module(**inputs)
     return call_async(module.acall, inputs)
 
 
 async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from async code."""
-    if uses_acall(module):
+    if _call_modes(module)[1]:
         return await _ended(module.acall(**inputs))
     return await to_thread(module, inputs)
 
@@ -302,24 +303,14 @@ async def _ended(code: Awaitable[T]) -> T:
             forget_cancellations(before)
 
 
-def uses_acall(module: dspy.Module) -> bool:
-    """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
-    return "async" in call_modes(module)
-
-
-def call_modes(module: dspy.Module) -> frozenset[str]:
-    """How a module can be called: `"sync"`, `"async"` or both.
+def _call_modes(module: dspy.Module) -> tuple[bool, bool]:
+    """Whether a module is called by `module(...)` in sync code, and by `module.acall` in async code.
 
     Of `forward` and `aforward`, the one that comes first in the class hierarchy counts: a subclass of `dspy.Predict`
     that overrides `forward` alone inherits an `aforward` that would bypass it.
     """
     forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
-    found = []
-    if forward <= aforward and forward != _NOT_DEFINED:
-        found.append("sync")
-    if aforward <= forward and aforward != _NOT_DEFINED:
-        found.append("async")
-    return frozenset(found)
+    return forward <= aforward, aforward <= forward and aforward != _NOT_DEFINED
 
 
 def _nearness(module: dspy.Module, method: str) -> int:
@@ -366,6 +357,7 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
             return None, error
 
     try:
+        # A loop that waits for the run itself cannot run its code: that would be a deadlock.
         if not has_lent_loop():
             try:
                 return cast(T, result_of(run_on_host_loop(run)))
@@ -418,6 +410,7 @@ class _LoopThread:
     def portal(self) -> BlockingPortal | None:
         """What passes calls to the loop; None in the loop's own thread, and after the bridge has ended."""
         with self._lock:
+            # From its own thread a call would wait for itself.
             if self._stopped or self._thread == threading.get_ident():
                 return None
             if self._portal is None:
@@ -545,6 +538,7 @@ def _begun(
     call = calls.begin(attempt.who)
     steps: list[Any] = []
     try:
+        # Its steps are kept apart until the calls before it have ended.
         with recording() as steps:
             yield program, {field: frozen[field] for field in frozen}, name, call.stop_signal
     except Interrupt as interrupt:
@@ -631,6 +625,7 @@ class OpenCalls:
         with self._lock:
             call.steps = steps
             call.ended.set_result(None)
+            # In the order in which they began, so that the trace does not depend on which one was faster.
             while self._calls and self._calls[0].ended.done():
                 first = self._calls.pop(0)
                 append_to_trace(first.steps, first.trace)
@@ -678,6 +673,7 @@ class OpenCalls:
         """Refuses later calls if none is in progress; returns those that are."""
         with self._lock:
             running = [call for call in self._calls if not call.ended.done()]
+            # Under the same lock as `begin`: no call can slip in between the last look and the end.
             self._closed = not running
         return running
 

@@ -105,14 +105,12 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
                 raise InputError(f"{where}: {error}") from None
 
 
-# Rollouts: a node whose output is wrong is asked again at once, by itself, for the optimizer that asks for this
-# layer.
+# Rollouts: a node whose output is wrong is asked again at once, by itself, for the optimizer that asks for this layer.
 #
-# The layer is outside of all others. A rollout is not a retry:
-# nothing has failed, so it has no part in attempts, events and commits. Its LM calls have rollout ids of their own.
+# The layer is outside of all others. A rollout is not a retry: nothing has failed, so it has no part in attempts,
+# events and commits. Its LM calls have rollout ids of their own.
 #
-# Asked again are nodes that have called a predictor: another call of a function gives the same. A graph that is a
-# node
+# Asked again are nodes that have called a predictor: another call of a function gives the same. A graph that is a node
 # would continue its run, a search is made of calls of its own, and posts to live fields have been read by siblings:
 # they are left as they are.
 

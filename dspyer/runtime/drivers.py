@@ -31,7 +31,7 @@ import dspy
 
 from dspyer.errors import DspyerError, InputError, Interrupt, Interrupted, RunStoppedError, is_lost_work
 from dspyer.events import Asked
-from dspyer.executors.call import ExecutorCall, lost
+from dspyer.executors import ExecutorCall, lost
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer

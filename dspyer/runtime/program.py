@@ -17,7 +17,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.executors.call import check_executor, check_sent, refused
+from dspyer.executors import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec
 from dspyer.lm.not_public import COMPILED
@@ -33,7 +33,7 @@ from dspyer.lm.parameters import (
 )
 from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
-from dspyer.log.time_travel import check_thread_name
+from dspyer.log.reader import check_thread_name
 from dspyer.nodes.attempt import Answers, Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.steps import InsideRun

@@ -1,4 +1,4 @@
-"""Who wrote which part of a field, and which parts a node has not seen: derived from the commits, stored nowhere.
+"""The writers of parts and values, and the parts that a node has not seen: derived from the commits, stored nowhere.
 
 A field with a reducer consists of *parts*: the items of a list, the keys of a mapping, the amounts of a sum. Each part
 belongs to the commit whose update brought it, as `git blame` gives each line to a commit.
@@ -591,18 +591,15 @@ class ThreadLog:
         return entry._replace(parents=tuple([parent - count for parent in entry.parents]), winners=winners)
 
 
-# Who wrote each value: an index of the log by path, folded commit by commit when it is first asked for.
-#
-# It answers as `git blame` does. A value belongs to the last commit that wrote at, in or above its path. Where
-# branches
+# --- who wrote each value: an index of the log by path, folded commit by commit when it is first asked for
+
+# It answers as `git blame` does. A value belongs to the last commit that wrote at, in or above its path. Where branches
 # joined, the branches that hold the joined value count: one that wrote a value and later put the old one back has
-# changed
-# nothing. If several hold it, the last of those that have written since they parted counts, in the order of the
+# changed nothing. If several hold it, the last of those that have written since they parted counts, in the order of the
 # branches. A value that a conflict decided belongs to the commit that won.
 #
 # The index after a commit is a tree that shares with the one before what the commit did not write. Of a field with a
-# reducer it has the parts too (`scheduler.provenance`): an item belongs to the commit that brought it or last changed
-# it.
+# reducer it has the parts too: an item belongs to the commit that brought it or last changed it.
 
 
 class Written(NamedTuple):

@@ -53,8 +53,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap, PersistentVector
 
-# A run as a value: its branches, groups and executions, and their ids. No decision is made here.
-
+# --- a run as a value: its branches, groups and executions, and their ids
 
 ForkPoint = tuple[int, int]  # (which child of a fork, how many children it has)
 Position = tuple[str, Round]  # a node, in a round of the loops around it
@@ -679,8 +678,8 @@ def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunSt
     )
 
 
-# Run values: facts about a run that nodes can read like fields, such as `run.count`.
-#
+# --- run values: facts about a run that nodes can read like fields, such as `run.count`
+
 # They come from the counts of a branch's lineage, which are kept up to date as commits are made.
 #
 # - `run.count`: how many nodes have run in the lineage of the branch.
@@ -733,14 +732,11 @@ def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
     return None
 
 
-# Which of the nodes that wait for posts goes on first, when no one else works: its loop ends, the others still wait.
-#
-# One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them
-# up
-# to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each
-# other,
-# and the first in path order goes on. It may write what another one waits for.
+# --- which of the nodes that wait for posts goes on first, when no one else works: its loop ends, the others still wait
 
+# One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them
+# up to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each
+# other, and the first in path order goes on. It may write what another one waits for.
 
 _CACHE_SIZE = 4096
 

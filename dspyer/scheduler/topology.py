@@ -14,25 +14,18 @@ from dspyer.errors import suggestion
 from dspyer.policies import Policies
 from dspyer.schema.schema import Schema
 
-# The loops of a graph, and which positions of branches can still reach which.
-#
-# A *loop* is a strongly connected component of the graph. Its rounds begin at its *heads*: at the only node that
-# edges
+# --- the loops of a graph, and which positions of branches can still reach which
+
+# A *loop* is a strongly connected component of the graph. Its rounds begin at its *heads*: at the only node that edges
 # from outside enter; if there are several, at those whose every edge from inside the loop is conditional; if that is
-# none
-# of them, at the first declared. An edge from inside the loop to a head *goes back*: it starts the next round. The
-# same
-# search without these edges finds the loops inside the loop. This is a loop nesting forest, found by repeated search
-# for
-# components as in Bourdoncle, "Efficient Chaotic Iteration Strategies with Widenings" (FMPA 1993).
+# none of them, at the first declared. An edge from inside the loop to a head *goes back*: it starts the next round. The
+# same search without these edges finds the loops inside the loop. This is a loop nesting forest, found by repeated
+# search for components as in Bourdoncle, "Efficient Chaotic Iteration Strategies with Widenings" (FMPA 1993).
 #
 # The position of a branch is a node and a *round*: one counter per loop around the node, outermost first. Going back
-# adds
-# 1 to the counter of that loop, leaving a loop drops its counter, entering one appends 0. Rounds of one node are
-# compared
-# lexicographically. These are the pointstamps of timely dataflow (Murray et al., "Naiad: A Timely Dataflow System",
-# SOSP
-# 2013, section 2.3).
+# adds 1 to the counter of that loop, leaving a loop drops its counter, entering one appends 0. Rounds of one node are
+# compared lexicographically. These are the pointstamps of timely dataflow (Murray et al., "Naiad: A Timely Dataflow
+# System", SOSP 2013, section 2.3).
 
 
 Round = tuple[int, ...]
@@ -342,8 +335,8 @@ def _by_source(edges: Iterable[Edge]) -> dict[str, tuple[str, ...]]:
     return {source: tuple(names) for source, names in found.items()}
 
 
-# The checks of `compile()` that concern a graph as a whole. Each yields problems as texts that say how to fix them.
-#
+# --- the checks of `compile()` that concern a graph as a whole: each yields problems as texts that say how to fix them
+
 # Sets of nodes or fields are bit masks, so that each check is one pass along the edges also for large graphs.
 
 

@@ -62,7 +62,7 @@ Names = Collection[str] | Mapping[str, str]
 
 
 class TrialEntry(TypedDict, total=False):
-    """An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty, `closed` False."""
+    """An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty."""
 
     name: str
     parent: str
@@ -73,7 +73,6 @@ class TrialEntry(TypedDict, total=False):
     visits: int
     done: bool
     failure: Failure | None
-    closed: bool
 
 
 # --- the public functions
@@ -188,7 +187,7 @@ def best_of(
     threshold = None if threshold is None else _number("threshold", threshold)
     policy = BestOf(n, threshold, per_round)
     options = _Options(None, reads, writes, rollout_id, temperature, name)
-    return _search(module, reward, policy, options, Bounds(1, None, n, math.ceil(n / per_round)))
+    return _search(module, reward, policy, options, Bounds(1, n, math.ceil(n / per_round)))
 
 
 def beam(
@@ -247,7 +246,7 @@ def beam(
     _warn_of_depth("beam", depth, done)
     policy = Beam(width, branch, depth, threshold, done is not None)
     options = _Options(done, reads, writes, rollout_id, temperature, name)
-    bounds = Bounds(depth, None, branch + (depth - 1) * width * branch, depth)
+    bounds = Bounds(depth, branch + (depth - 1) * width * branch, depth)
     return _search(module, reward, policy, options, bounds)
 
 
@@ -313,7 +312,7 @@ def mcts(
     _warn_of_depth("mcts", depth, done)
     policy = MonteCarlo(branch, depth, max_trials, c, per_round, threshold, done is not None)
     options = _Options(done, reads, writes, rollout_id, temperature, name)
-    return _search(module, reward, policy, options, Bounds(depth, branch, max_trials, max_trials))
+    return _search(module, reward, policy, options, Bounds(depth, max_trials, max_trials))
 
 
 # --- the arguments
@@ -335,13 +334,11 @@ class Bounds(NamedTuple):
 
     Attributes:
         depth: the longest path; None for unknown.
-        branch: how many trials continue each one, if the search marks those below which all are tried; else None.
         trials: the most trials; None for unknown.
         rounds: the most rounds; None for unknown.
     """
 
     depth: int | None = None
-    branch: int | None = None
     trials: int | None = None
     rounds: int | None = None
 
@@ -418,7 +415,7 @@ def _search(
     graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
     trial = TrialOptions(module, reward, options.done, options.rollout_id, float(options.temperature))
     graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
-    graph.add_node("grow", _grow_node(bounds), writes=[TREE])
+    graph.add_node("grow", grow, writes=[TREE])
     graph.add_node(
         FINISH, _finish_node(options.name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())]
     )
@@ -584,11 +581,8 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
     found: list[str] = []
     for part in (reward, done):
         if isinstance(part, dspy.Module):
-            if is_program(part):
-                found += sorted(cast(Any, part).graph.required)
-            else:
-                inputs = module_io(part)
-                found += [name for name in inputs.inputs if name not in inputs.optional]
+            io = module_io(part)
+            found += [name for name in io.inputs if name not in io.optional]
         elif callable(part) and not isinstance(part, type):
             own = read_signature(part, "").parameters
             plain = [one.name for one in own if not one.default and one.name not in ("state", "ctx") and _is_plain(one)]
@@ -669,41 +663,16 @@ def _checked(found: Any, tree: Tree) -> list[dict[str, Any]]:
     return chosen
 
 
-def _grow_node(bounds: Bounds) -> Callable[..., Any]:
-    def grow(tree, trials):  # type: ignore[no-untyped-def]
-        changes: dict[str, dict[str, Any]] = {}
-        entries: dict[str, Any] = {}
-        for trial in trials:
-            entries[trial["name"]] = trial
-            for name in path_to(trial["parent"]):
-                before = tree[name]
-                change = changes.setdefault(name, {"value": before["value"], "visits": before["visits"]})
-                change["value"] += trial["value"]
-                change["visits"] += 1
-        if bounds.branch is not None:
-            for name in _closed(tree, entries, bounds):
-                changes.setdefault(name, {})["closed"] = True
-        grown = {name: Replace({**entry, **changes.pop(name, {})}) for name, entry in entries.items()}
-        return {TREE: {**grown, **changes}}
-
-    return grow
-
-
-def _closed(tree: Mapping[str, Any], entries: Mapping[str, Any], bounds: Bounds) -> list[str]:
-    """The trials below which all are tried, of the new ones and those above them."""
-    closed: dict[str, None] = {}
-    for name, entry in entries.items():
-        if not entry["done"] and name.count(".") != bounds.depth:
-            continue
-        closed[name] = None
-        parent = entry["parent"]
-        while parent != ROOT and all(
-            child in closed or (child not in entries and child in tree and tree[child].get("closed", False))
-            for child in (f"{parent}.{place}" for place in range(bounds.branch or 0))
-        ):
-            closed[parent] = None
-            parent = parent.rpartition(".")[0]
-    return list(closed)
+def grow(tree, trials):  # type: ignore[no-untyped-def]
+    """The trials of a round in the tree, whose parents, up to the root, count them."""
+    changes: dict[str, dict[str, Any]] = {}
+    for trial in trials:
+        for name in path_to(trial["parent"]):
+            before = tree[name]
+            change = changes.setdefault(name, {"value": before["value"], "visits": before["visits"]})
+            change["value"] += trial["value"]
+            change["visits"] += 1
+    return {TREE: {**{trial["name"]: Replace(trial) for trial in trials}, **changes}}
 
 
 def _finish_node(search: str, folded: frozenset[str]) -> Callable[..., Any]:

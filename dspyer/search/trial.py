@@ -44,7 +44,7 @@ from dspyer.nodes.steps import Within, is_program
 from dspyer.patch import apply_value, each_update, resets
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
-from dspyer.schema.type_fit import fits, shown_type, value_type
+from dspyer.schema.type_fit import fits, shown_type
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.scalars import as_float, without_class
 
@@ -457,14 +457,8 @@ def build_reward(reward: object, options: NodeOptions) -> Built:
 def _rated_output(reward: dspy.Module, who: str) -> tuple[str, str]:
     """The output of a judge, or what is wrong with its outputs."""
     line = "a judge has one output, a number: dspy.Predict('question, answer -> quality: float')"
-    if is_program(reward):
-        program: Any = reward
-        names = program.graph.writes if program.graph.outputs is None else program.graph.outputs
-        schema = program.graph.topology.schema
-        kinds = {name: value_type(schema, name) if name in schema.fields else Any for name in names or ()}
-    else:
-        found = module_io(reward)
-        kinds = {name: found.type_of(name) for name in found.outputs or ()}
+    found = module_io(reward)
+    kinds = {name: found.type_of(name) for name in found.outputs or ()}
     if len(kinds) != 1:
         return "", f"{who}: its outputs are {list_names(kinds) if kinds else 'not known'}: {line}"
     [(name, kind)] = kinds.items()
@@ -504,7 +498,6 @@ class Trial(NamedTuple):
         done: whether no trial may continue it: it is a solution, or it failed.
         failure: the record of what it raised; None if it did not fail.
         whole: the fields whose new value cannot be written as a JSON merge patch.
-        closed: whether `mcts` has tried all that is below it.
     """
 
     name: str
@@ -516,7 +509,6 @@ class Trial(NamedTuple):
     done: bool
     failure: Failure | None
     whole: Mapping[str, Any] = {}
-    closed: bool = False
 
     @property
     def depth(self) -> int:
@@ -710,7 +702,7 @@ class MonteCarlo:
             count = child.visits + losses.get(child.name, 0)
             return child.value / count + self.c * math.sqrt(total / count)
 
-        for child in sorted((child for child in children if not child.closed), key=bound, reverse=True):
+        for child in sorted((child for child in children if not child.done), key=bound, reverse=True):
             if child.depth < self.depth:
                 found = self._descend(tree, child.name, child.visits, losses)
                 if found is not None:

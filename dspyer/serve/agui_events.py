@@ -31,7 +31,6 @@ from ag_ui.core import (
     RunFinishedOutcome,
     RunFinishedSuccessOutcome,
     RunStartedEvent,
-    StateDeltaEvent,
     StateSnapshotEvent,
     StepFinishedEvent,
     StepStartedEvent,
@@ -71,7 +70,6 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session
 from dspyer.scheduler.topology import START
 from dspyer.serve.agui_messages import Said, ToolUse, said
-from dspyer.serve.json_patch import operations
 from dspyer.server_sent import last_of_refusal, last_of_run
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
@@ -161,7 +159,7 @@ class EventTranslator:
         self._of_messages = of_messages
         self._redactor: Redactor | None = None
         self._state: dict[str, Any] = {}  # the fields that the client sees
-        self._shown: dict[str, Any] | None = None  # these as it sees them; None before the first snapshot
+        self._shown: dict[str, Any] | None = None  # these as it sees them, in JSON; None before the first snapshot
         self._steps: Counter[str] = Counter()
         self._nodes: dict[str, str] = {}  # by execution
         self._open: dict[Place, str] = {}  # the ids of the texts that are being written
@@ -215,8 +213,7 @@ class EventTranslator:
         if not self._committed and end.status == "completed":  # the same request again: nothing was played
             yield from self._new_texts("", frozenset(end.state), end.state)
         yield from self._take_back([*self._unwritten])
-        if self._shown is None or end.status == "interrupted":
-            yield self._snapshot(end.state)
+        yield from self._snapshot(end.state)
         yield self._last(end)
 
     def _last(self, run: Run) -> BaseEvent:
@@ -242,30 +239,29 @@ class EventTranslator:
         for before in (state, *branches.values()):
             for message in self._new_messages(before):  # the client has them from earlier requests
                 self._calls.pop(message.answers, None)
-        yield self._snapshot(state)
+        yield from self._snapshot(state)
 
-    def _snapshot(self, state: ImmutableState) -> StateSnapshotEvent:
-        if self._redactor is None and self._graph.redaction is not None:
-            self._redactor = Redactor(self._graph.redaction, dict(state.raw_items()))
-        self._shown = self._see(state)
-        return StateSnapshotEvent(snapshot={name: as_json(value) for name, value in self._shown.items()})
+    def _snapshot(self, state: ImmutableState) -> Iterator[BaseEvent]:
+        """What the client sees of a state, if that has changed: what the program returns, but for messages.
 
-    def _see(self, state: ImmutableState) -> dict[str, Any]:
-        """What the client sees of a state: what the program returns, but for messages that it sees as such.
-
-        The values are frozen, or plain ones with redaction.
+        A field that is the same object as before is not looked at again: states share what did not change.
         """
         graph, old, shown = self._graph, self._state, self._shown or {}
+        if self._redactor is None and graph.redaction is not None:
+            self._redactor = Redactor(graph.redaction, dict(state.raw_items()))
         self._state = {
             name: value
             for name, value in state.raw_items()
             if (name not in graph.inputs if graph.outputs is None else name in graph.outputs)
             and name not in self._texts & self._of_messages
         }
-        return {
-            name: shown[name] if name in shown and old[name] is value else self._hide(name, value)
+        now = {
+            name: shown[name] if name in shown and old[name] is value else as_json(self._hide(name, value))
             for name, value in self._state.items()
         }
+        if now != self._shown:
+            self._shown = now
+            yield StateSnapshotEvent(snapshot=now)
 
     def _hide(self, field: str, value: Any) -> Any:
         return value if self._redactor is None else self._redactor.field(field, value)
@@ -281,10 +277,7 @@ class EventTranslator:
         for message in self._new_messages(state):
             yield from self._message(message, commit.id)
         if not commit.branch:
-            old, self._shown = self._shown or {}, self._see(state)
-            delta = list(operations(old, self._shown, as_json))
-            if delta:
-                yield StateDeltaEvent(delta=delta)
+            yield from self._snapshot(state)
         yield from self._end_step(commit.node)
 
     # --- steps

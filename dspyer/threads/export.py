@@ -11,29 +11,24 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
-from dspyer.log.execution_records import check_row
+from dspyer.log.execution_records import check_row, run_usage
 from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
-from dspyer.log.reader import (
-    HistoryReader,
-    check_snapshot,
-    cyclic_history,
-)
-from dspyer.log.rows import (
-    is_readable,
-)
-from dspyer.log.time_travel import check_thread_name
+from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
+from dspyer.log.rows import EndRow, is_readable
+from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
+from dspyer.stores.base import Change, Point, Row, RunQuery, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
 from dspyer.stores.reachability import RunSummary, reachable_rows
@@ -60,21 +55,10 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
 
 def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
     found = reached_runs(store, thread)
-    yield {
-        "thread": thread.name,
-        "format": FORMAT,
-        "head": thread.head,
-        "root": thread.root,
-        "runs": thread.runs,
-    }
+    yield {"thread": thread.name, "format": FORMAT, "head": thread.head, "root": thread.root, "runs": thread.runs}
     written: set[str] = set()  # the ids of blobs
     for run, rows in found:
-        yield {
-            "run": run.id,
-            "own": run.thread == thread.name,
-            "parents": run.parents,
-            "header": dict(run.header),
-        }
+        yield {"run": run.id, "own": run.thread == thread.name, "parents": run.parents, "header": dict(run.header)}
         for row in rows:
             is_readable(row)  # a warning names it: the file can be read by people, and not be loaded
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
@@ -118,50 +102,55 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-# --- which rows a thread reaches
+def dump(value: Any) -> bytes:
+    """JSON as UTF-8."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-class ReachedRun(NamedTuple):
-    """A run, with the rows of it that a thread reaches."""
-
-    run: RunRow
-    rows: list[Row]
-
-
-def reached_runs(store: Store, row: ThreadRow) -> list[ReachedRun]:
-    """All runs that a thread reaches, parents first."""
-    own = [run.id for run in store.runs(row.name)]
-    rows: dict[str, list[Row]] = {}
-    runs: dict[str, RunRow] = {}
-    waiting = [*own, *([row.head.run] if row.head else [])]
+def reached_runs(store: Store, thread: ThreadRow) -> list[tuple[RunRow, list[Row]]]:
+    """All runs that a thread reaches, parents first, each with the rows of it that the thread reaches."""
+    own = [run.id for run in store.runs(thread.name)]
+    runs: dict[str, tuple[RunRow, list[Row]]] = {}
+    waiting = [*own, *([thread.head.run] if thread.head else [])]
     while waiting:
         name = waiting.pop()
         run = None if name in runs else store.run(name)
         if run is not None:
-            runs[name], rows[name] = run, store.rows(name)
+            runs[name] = run, store.rows(name)
             waiting += [parent.run for parent in run.parents]
-    extents = {
-        name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
-        for name, run in runs.items()
+    summaries = {
+        name: RunSummary(run.thread, run.parents, rows[-1].seq if rows else -1) for name, (run, rows) in runs.items()
     }
-    spans = reachable_rows(row, extents, own)
-    kept = {
-        name: ReachedRun(
-            runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]
-        )
-        for name, found in spans.items()
-    }
-    parents = {name: [parent.run for parent in run.run.parents if parent.run in kept] for name, run in kept.items()}
+    spans = reachable_rows(thread, summaries, own)
+    parents = {name: [parent.run for parent in runs[name][0].parents if parent.run in spans] for name in spans}
     try:
-        return [kept[name] for name in TopologicalSorter(parents).static_order()]
+        ordered = list(TopologicalSorter(parents).static_order())
     except CycleError as error:
         raise cyclic_history(store, error.args[1][0]) from None
+    return [
+        (run, [row for row in rows if any(first <= row.seq <= last for first, last in spans[run.id])])
+        for run, rows in map(runs.__getitem__, ordered)
+    ]
 
 
 # --- load
 
 BATCH = 500
 """Most rows in one transaction."""
+
+
+class Exported(NamedTuple):
+    """The content of a file, or of a part of it that was read.
+
+    Attributes:
+        thread: the thread.
+        runs: its runs, parents first, each with its rows. The thread of a run is "" unless it is this one.
+        snapshot: the snapshot at the root of pruned history.
+    """
+
+    thread: ThreadRow
+    runs: list[tuple[RunRow, list[Row]]]
+    snapshot: Snapshot | None
 
 
 def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
@@ -176,29 +165,39 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
     exported = read(path)
     try:
         _write(memory := Memory(), name, exported)
-        reader = HistoryReader(CheckedStore(memory), Schema.of(None), encoding.decoder((), Opaque.of))
-        thread = ArchivedThread(reader, name)
-        for run in (None, *[run.id for run in memory.runs(name)]):
-            thread.history(run=run)
-            thread.failures(run)
-            thread.info(run).to_dict()
-        with suppress(StoreError):  # for a commit whose values cannot be read: the others can
-            thread.state()
+        _read_all(memory, name)
     except Exception as error:
         raise _refused(path, "its lines do not fit together", error) from error
     _write(store, name, exported)
 
 
+def _read_all(store: Memory, name: str) -> None:
+    """Read all runs of a thread, up to their last rows. A commit whose values are unreadable is no error."""
+    reader = HistoryReader(CheckedStore(store), Schema.of(None), encoding.decoder((), Opaque.of))
+    head, root = thread_bounds(store, name)
+    ends = [] if head is None else [head]
+    for listed in store.list_runs(RunQuery(name)):
+        ended = None if listed.end is None else EndRow.of(listed.end).ended
+        for moment in (listed.started, (ended or 0) / 1_000):
+            datetime.fromtimestamp(moment, UTC)
+        ends += [Point(listed.run.id, listed.last)] if listed.last >= 0 else []
+    for end in dict.fromkeys(ends):
+        bounds: Callable[[], Bounds] = partial(lambda *found: found, end, root)
+        ThreadReader(reader, name, bounds).history(None, None, None, newest=False)
+        failures_in(store, last_end(store, end))
+        run_usage(read_run(store, end).rows if end != root else ())  # of what was pruned, the last row alone is left
+
+
 def _write(store: Store, name: str, exported: Exported) -> None:
     """Write a thread that the store does not have, and own it meanwhile."""
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    offsets = _offsets(store, exported)
+    moved = _moved(store, exported)
     try:
         leases.hold(owner.token, journal)  # before the write that makes the owner visible
         epoch = store.write(Change(name, 0, None, owner, LEASE))
         journal.set_epoch(epoch)
         try:
-            _fill(store, name, epoch, exported, offsets)
+            _fill(store, name, epoch, moved)
         except BaseException:
             with suppress(ConcurrentRunError):  # another process has replaced the owner
                 store.delete([name], {name: epoch})
@@ -207,81 +206,59 @@ def _write(store: Store, name: str, exported: Exported) -> None:
         leases.let_go(owner.token)
 
 
-def _fill(store: Store, name: str, epoch: int, exported: Exported, offsets: Mapping[str, _RunOffset]) -> None:
+def _fill(store: Store, name: str, epoch: int, exported: Exported) -> None:
     """Write runs, rows, snapshot and head into a thread that this process owns."""
-    count = 0  # of runs that the store counts for the thread itself
-    for line, rows in exported.runs:
-        own = offsets[line["run"]]
-        parents = tuple([_shifted(run, seq, offsets) for run, seq in line["parents"]])
-        run = RunRow(own.run, name if line["own"] else "", parents, line["header"])
-        is_new = store.run(own.run) is None
-        store.write(Change(name, epoch, run=run, lease=LEASE))
+    count, thread = 0, exported.thread  # of runs that the store counts for the thread itself
+    for run, rows in exported.runs:
+        is_new = store.run(run.id) is None
+        store.write(Change(name, epoch, run=run._replace(thread=name if run.thread else ""), lease=LEASE))
         count += is_new
-        last = -1 if is_new else max((row.seq for row in store.rows(own.run)), default=-1)
-        fresh = [row for row in (_row(part, own, exported.blobs) for part in rows) if row.seq > last]
+        last = -1 if is_new else max((row.seq for row in store.rows(run.id)), default=-1)
+        fresh = [row for row in rows if row.seq > last]
         for start in range(0, len(fresh), BATCH):
-            store.write(Change(name, epoch, lease=LEASE, rows_of=own.run, rows=fresh[start : start + BATCH]))
-    root, head = _point(exported.thread["root"], offsets), _point(exported.thread["head"], offsets)
-    snapshot = None
-    if exported.snapshot is not None and root is not None:
-        snapshot = Snapshot(root, content_of(exported.snapshot, exported.blobs))
-    runs = max(exported.thread["runs"] - count, 0)  # later runs get labels that none of these has
-    store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
+            store.write(Change(name, epoch, lease=LEASE, rows_of=run.id, rows=fresh[start : start + BATCH]))
+    runs = max(thread.runs - count, 0)  # later runs get labels that none of these has
+    end = Change(name, epoch, lease=0.0, head=thread.head, root=thread.root, flush=True, runs=runs)
+    store.write(end._replace(snapshot=exported.snapshot))
 
 
-class _RunOffset(NamedTuple):
-    """The id under which a run is written, and how much smaller the numbers of its rows become.
+def _moved(store: Store, exported: Exported) -> Exported:
+    """The same with the ids that its runs get in a store.
 
-    Rows that were pruned are not exported, and the rows of a run in a store begin with number 0.
+    A run keeps its id if the store has no such run, or the same one: then it is shared. Else it gets a new id, and so
+    does a run whose parent gets one: the stored run leads to the rows of the parent in the store, of which some may be
+    pruned. Rows that were pruned are not exported, and the rows of a run in a store begin with number 0.
     """
+    moves: dict[str, tuple[str, int]] = {}  # the new id, and how much smaller the numbers of the rows become
 
-    run: str
-    shift: int
+    def move(point: Point) -> Point:
+        new_id, shift = moves.get(point.run, (point.run, 0))
+        return Point(new_id, point.seq - shift)
+
+    runs = []
+    for run, rows in exported.runs:  # parents first
+        stored, shift = store.run(run.id), rows[0].seq if rows else 0
+        if stored is None:
+            keeps_id = not shift
+        else:
+            moved = any(moves.get(parent.run, (parent.run, 0))[0] != parent.run for parent in run.parents)
+            keeps_id = not moved and same_run(stored, run) and _continue(store.rows(run.id), rows)
+        moves[run.id] = (run.id, 0) if keeps_id else (new_run_id(), shift)
+        new_id, shift = moves[run.id]
+        new_run = run._replace(id=new_id, parents=tuple(map(move, run.parents)))
+        runs.append((new_run, [row._replace(seq=row.seq - shift) for row in rows]))
+    thread, snapshot = exported.thread, exported.snapshot
+    head, root = (None if point is None else move(point) for point in (thread.head, thread.root))
+    taken = None if snapshot is None else Snapshot(move(snapshot.at), snapshot.content)
+    return Exported(thread._replace(head=head, root=root), runs, taken)
 
 
-def _offsets(store: Store, exported: Exported) -> dict[str, _RunOffset]:
-    """The id that each run had, if the store has no such run or the same one; else a new one.
-
-    A run whose parent gets a new id gets one as well: the stored run leads to the rows of the parent in the store, of
-    which some may be pruned.
-    """
-    offsets: dict[str, _RunOffset] = {}
-    for line, rows in exported.runs:  # parents first
-        name, shift = str(line["run"]), int(rows[0]["row"]) if rows else 0
-        moved = any(run in offsets and offsets[run].run != run for run, _ in line["parents"])
-        stored = store.run(name)
-        keeps_id = not shift if stored is None else not moved and _is_stored(store, stored, line, rows, exported)
-        offsets[name] = _RunOffset(name, 0) if keeps_id else _RunOffset(new_run_id(), shift)
-    return offsets
-
-
-def _is_stored(
-    store: Store, stored: RunRow, line: Mapping[str, Any], rows: list[Mapping[str, Any]], exported: Exported
-) -> bool:
-    """Whether the store has this run, with the same rows or with rows that those of the file continue."""
-    parents = tuple([Point(run, seq) for run, seq in line["parents"]])
-    if not same_run(stored, RunRow(stored.id, "", parents, line["header"])):
+def _continue(stored: list[Row], rows: list[Row]) -> bool:
+    """Whether rows of a run are those that are stored, or continue them."""
+    known = {row.seq: row for row in stored}
+    if known and rows and not min(known) <= rows[0].seq <= max(known) + 1:
         return False
-    stored_rows = {row.seq: row for row in store.rows(stored.id)}
-    own = [_row(part, _RunOffset(stored.id, 0), exported.blobs) for part in rows]
-    if stored_rows and own and not min(stored_rows) <= own[0].seq <= max(stored_rows) + 1:
-        return False
-    return all(same_row(row, stored_rows[row.seq]) for row in own if row.seq in stored_rows)
-
-
-def _row(line: Mapping[str, Any], offset: _RunOffset, blobs: Mapping[str, bytes]) -> Row:
-    has_content = "content" in line or "base64" in line
-    content = content_of(line, blobs) if has_content else None
-    return Row(int(line["row"]) - offset.shift, line["kind"], line["head"], content)
-
-
-def _point(point: tuple[str, int] | None, offsets: Mapping[str, _RunOffset]) -> Point | None:
-    return None if point is None else _shifted(*point, offsets)
-
-
-def _shifted(run: str, seq: int, offsets: Mapping[str, _RunOffset]) -> Point:
-    offset = offsets.get(run)
-    return Point(run, seq) if offset is None else Point(offset.run, seq - offset.shift)
+    return all(same_row(row, known[row.seq]) for row in rows if row.seq in known)
 
 
 # --- read a file, and check it
@@ -298,21 +275,16 @@ VALUES = 32_000_000
 # What parsing of a line that `export` has not written may raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, StateError, StoreError)
 
-
-class Exported(NamedTuple):
-    """The lines of a file, parsed and checked.
-
-    Attributes:
-        thread: the line of the thread.
-        runs: the lines of its runs, each with the lines of its rows.
-        blobs: large values by id.
-        snapshot: the line of the snapshot at the root of pruned history.
-    """
-
-    thread: Mapping[str, Any]
-    runs: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
-    blobs: Mapping[str, bytes]
-    snapshot: Mapping[str, Any] | None
+# What the headers of runs may hold, as far as what reads them relies on it.
+_HEADER: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("graph", "shape", "drawing", "label", "keys", "lm_calls"), str),
+    **dict.fromkeys(("named", "continues", "live"), bool),
+    "first": int,
+    "started": (int, float),
+    "names": dict,
+    "without": list,
+    "hidden": (str, list),
+}
 
 
 def read(path: str | os.PathLike[str]) -> Exported:
@@ -345,32 +317,15 @@ def _refused(path: str | os.PathLike[str], where: str, error: Exception) -> Stor
     )
 
 
-def content_of(line: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Content:
-    """The content of the line of a row or a snapshot."""
-    refs = line.get("refs", ())
-    data = dump(line["content"]) if "content" in line else bytes_of(line)
-    return Content.stored(data, refs, {name: blobs[name] for name in refs if name in blobs})
-
-
-def bytes_of(line: Mapping[str, Any]) -> bytes:
-    """The bytes of a line: of its text, or of its base64."""
-    return str(line["text"]).encode() if "text" in line else base64.b64decode(line["base64"])
-
-
-def dump(value: Any) -> bytes:
-    """JSON as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
 class _Lines:
-    """Checks the lines of a file one by one. Each method raises `StateError` for what `export` does not write."""
+    """Reads the lines of a file one by one. Each method raises `StateError` for what `export` does not write."""
 
     def __init__(self) -> None:
-        self._thread: dict[str, Any] = {}
-        self._runs: dict[str, tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = {}
+        self._thread: ThreadRow | None = None
+        self._runs: dict[str, tuple[RunRow, list[Row]]] = {}
         self._blobs: dict[str, bytes] = {}
-        self._snapshot: Mapping[str, Any] | None = None
-        self._rows: list[Mapping[str, Any]] = []
+        self._snapshot: Snapshot | None = None
+        self._rows: list[Row] = []
         self._unseen_parents: set[str] = set()  # a run whose line comes after a child of it is an error
         self._values = VALUES
         self._decode = encoding.decoder((), Opaque.of)
@@ -389,64 +344,78 @@ class _Lines:
 
     def add(self, line: dict[str, Any]) -> None:
         """Check a line against those before it, and keep it."""
-        if not self._thread:
+        if self._thread is None:
             _require(line.get("format") == FORMAT, f"it is not the line of a thread in format {FORMAT}")
-            _require(_is_count(line["runs"]), f"{line['runs']!r} is no number of runs")
-            self._thread = line
+            head, root = (None if line[name] is None else _point(line[name]) for name in ("head", "root"))
+            self._thread = ThreadRow("", head, 0, root=root, runs=_count(line["runs"], "of runs"))
         elif "run" in line:
             self._add_run(line)
         elif "row" in line:
-            _require(_is_count(line["row"]), f"{line['row']!r} is no number of a row")
-            follows = not self._rows or line["row"] == self._rows[-1]["row"] + 1
-            _require(bool(self._runs) and follows, f"row {line['row']} does not follow what is before it")
-            _require(isinstance(line["kind"], str) and isinstance(line["head"], dict), "it is no row")
-            self._require_blobs(line)
-            check_row(_row(line, _RunOffset("", 0), self._blobs), lambda _: self._blobs, self._decode)
-            self._rows.append(line)
+            seq, kind, head = _count(line["row"], "of a row"), line["kind"], line["head"]
+            follows = not self._rows or seq == self._rows[-1].seq + 1
+            _require(bool(self._runs) and follows, f"row {seq} does not follow what is before it")
+            _require(isinstance(kind, str) and isinstance(head, dict), "it is no row")
+            content = self._content(line) if "content" in line or "base64" in line else None
+            self._rows.append(row := Row(seq, kind, head, content))
+            check_row(row, lambda _: self._blobs, self._decode)
         elif "blob" in line:
-            self._add_blob(line["blob"], bytes_of(line))
+            name, data = line["blob"], _bytes(line)
+            _require(name == blob_id(data), f"large value {name!r} is another one than its id says")
+            self._blobs[name] = data
         else:
-            at = line["snapshot"]
-            _require(at == self._thread["root"] and self._snapshot is None, "its snapshot is not at its root")
-            self._require_blobs(line)
-            check_snapshot(content_of(line, self._blobs), lambda _: self._blobs, self._decode)
-            self._snapshot = line
+            at = _point(line["snapshot"])
+            _require(at == self._thread.root and self._snapshot is None, "its snapshot is not at its root")
+            self._snapshot = Snapshot(at, self._content(line))
+            check_snapshot(self._snapshot.content, lambda _: self._blobs, self._decode)
 
     def exported(self) -> Exported:
         """All lines, checked against each other."""
-        for name in ("head", "root"):
-            at = self._thread[name]
-            _require(at is None or self._has(*at), f"its {name} is in none of its runs")
-        _require(self._thread["root"] is None or self._snapshot is not None, "it lacks the snapshot at its root")
-        return Exported(self._thread, list(self._runs.values()), self._blobs, self._snapshot)
+        thread = self._thread
+        _require(thread is not None, "it has no thread")
+        assert thread is not None
+        for name, at in (("head", thread.head), ("root", thread.root)):
+            rows = [] if at is None else self._runs.get(at.run, (None, []))[1]
+            found = at is None or (bool(rows) and rows[0].seq <= at.seq <= rows[-1].seq)
+            _require(found, f"its {name} is in none of its runs")
+        _require(thread.root is None or self._snapshot is not None, "it lacks the snapshot at its root")
+        return Exported(thread, list(self._runs.values()), self._snapshot)
 
     def _add_run(self, line: dict[str, Any]) -> None:
-        name = line["run"]
-        _require(isinstance(name, str) and bool(name) and isinstance(line["header"], dict), "it is no run")
+        name, header = line["run"], line["header"]
+        _require(isinstance(name, str) and bool(name) and isinstance(header, dict), "it is no run")
         _require(name not in self._runs, f"run {name!r} is there twice")
-        parents = {run for run, seq in line["parents"] if isinstance(run, str) and _is_count(seq)}
-        _require(all(run in parents for run, _ in line["parents"]), "a parent of the run is no row")
-        cycle = name in parents or name in self._unseen_parents
+        fits = all(isinstance(header[one], kind) for one, kind in _HEADER.items() if one in header)
+        _require(fits, f"run {name!r} has no header of a run")
+        parents = tuple(map(_point, line["parents"]))
+        ids = {parent.run for parent in parents}
+        cycle = name in ids or name in self._unseen_parents
         _require(not cycle, f"run {name!r} is its own parent, or comes after a run of which it is the parent")
-        self._unseen_parents |= parents - self._runs.keys()
+        self._unseen_parents |= ids - self._runs.keys()
         self._rows = []
-        self._runs[name] = line, self._rows
+        self._runs[name] = RunRow(name, "own" if line["own"] else "", parents, header), self._rows
 
-    def _require_blobs(self, line: dict[str, Any]) -> None:
-        missing = [name for name in line.get("refs", ()) if name not in self._blobs]
+    def _content(self, line: Mapping[str, Any]) -> Content:
+        refs = line.get("refs", ())
+        missing = [name for name in refs if name not in self._blobs]
         _require(not missing, f"it refers to large values that are not there: {missing}")
-
-    def _add_blob(self, name: str, data: bytes) -> None:
-        _require(name == blob_id(data), f"large value {name!r} is another one than its id says")
-        self._blobs[name] = data
-
-    def _has(self, run: str, seq: int) -> bool:
-        rows = self._runs[run][1] if run in self._runs else []
-        return bool(rows) and rows[0]["row"] <= seq <= rows[-1]["row"]
+        data = dump(line["content"]) if "content" in line else _bytes(line)
+        return Content.stored(data, refs, {name: self._blobs[name] for name in refs})
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 32
+def _bytes(line: Mapping[str, Any]) -> bytes:
+    """The bytes of a line: of its text, or of its base64."""
+    return str(line["text"]).encode() if "text" in line else base64.b64decode(line["base64"])
+
+
+def _point(value: Any) -> Point:
+    run, seq = value
+    _require(isinstance(run, str), f"{value!r} names no row")
+    return Point(run, _count(seq, "of a row"))
+
+
+def _count(value: Any, what: str) -> int:
+    _require(type(value) is int and 0 <= value < 1 << 32, f"{value!r} is no number {what}")
+    return int(value)
 
 
 def _require(holds: bool, problem: str) -> None:

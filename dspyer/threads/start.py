@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import time
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,9 +26,9 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import fold_run, recover_state
+from dspyer.log.history import CommitListing, fold_run, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
     NO_BLOBS,
@@ -42,7 +43,7 @@ from dspyer.log.rows import (
     open_row,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
+from dspyer.log.time_travel import ThreadReader, resumes_without_progress, thread_redactor
 from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -60,7 +61,7 @@ from dspyer.threads.graph_changes import (
     decoder,
     fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, PreviousRuns, recent_indexes
+from dspyer.threads.views_across_runs import EarlierRuns, recent_indexes
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -159,9 +160,13 @@ class StoredThread:
         self.program, self.graph, self.schema, self.name = program, graph, schema, name
         self.store = CheckedStore(store, *check)
         self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
-        self.history = ThreadReader(self.reader, name)
         self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
         self._recent = recent_indexes(program)
+
+    @cached_property
+    def history(self) -> ThreadReader:
+        """The reader of its past, which a run does not need."""
+        return ThreadReader(self.reader, self.name)
 
     def redactor(self) -> Redactor | None:
         """Return what hides values of the thread where it is read; None if the graph hides none."""
@@ -416,8 +421,11 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        previous = PreviousRuns(parents[0], row, state, first)
-        return EarlierRuns(self.graph, self.reader, self.history.cache.up_to, self._recent, previous)
+        listed, root = self._commits_up_to, row.root
+        return EarlierRuns(self.graph, self.reader, listed, self._recent, self.name, parents[0], root, state, first)
+
+    def _commits_up_to(self, at: Point) -> CommitListing:
+        return self.history.cache.up_to(at)
 
     # --- totals
 

@@ -81,15 +81,6 @@ def test_a_folder_is_no_file_to_export_to(stored: Command) -> None:
         assert [path.name for path in Path().iterdir()] == ["runs.db"]
 
 
-def test_an_export_with_the_program_is_redacted(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cli import orders
-
-    monkeypatch.setattr(orders, "secretive", orders.graph.compile(redact=["text"]), raising=False)
-    stored("export", "t-2", "open.jsonl")
-    stored("export", "t-2", "closed.jsonl", "--program", "tests.cli.orders:secretive")
-    assert ['"hi"' in Path(name).read_text() for name in ("open.jsonl", "closed.jsonl")] == [True, False]
-
-
 def test_a_store_that_is_missing_is_never_created(cli: Command) -> None:
     for command in on_stores(cli):
         done = cli(*command)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import jsonpatch  # LangChain's core needs it
 from ag_ui.core import Event
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
@@ -112,8 +111,6 @@ class Page:
             self.messages = {one["id"]: one.get("content") or _called(one) for one in event["messages"]}
         elif kind == "STATE_SNAPSHOT":
             self.state = event["snapshot"]
-        elif kind == "STATE_DELTA":
-            self.state = jsonpatch.apply_patch(self.state, event["delta"])
 
 
 def _called(message: dict[str, Any]) -> str:

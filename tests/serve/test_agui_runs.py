@@ -43,7 +43,7 @@ def test_the_texts_of_a_program_arrive_as_they_are_written() -> None:
         "TEXT_MESSAGE_CONTENT",
         "TEXT_MESSAGE_CONTENT",
         "TEXT_MESSAGE_END",
-        "STATE_DELTA",
+        "STATE_SNAPSHOT",
         "STEP_FINISHED",
         "RUN_FINISHED",
     ]
