@@ -100,7 +100,6 @@ NOT_YET: dict[str, str] = {
     "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
-    "inspector.following": "Archive ArchivedThread",
     "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
     "inspector.web_app": "Archive PAGE",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",

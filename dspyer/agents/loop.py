@@ -118,6 +118,7 @@ def assemble(plan: AgentPlan) -> Graph:
     task, given, names = plan.task, plan.options, tuple(mode.name for mode in plan.modes)
     graph = _graph(plan, tools)
     graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), names))
+    # Each mode has the same `submit`: the last one serves the node that ends turns.
     submit = None
     rules, predictors = {}, {}
     for mode in plan.modes:
@@ -125,6 +126,7 @@ def assemble(plan: AgentPlan) -> Graph:
         submit, predictors[mode.name] = react.tools[SUBMIT], react.react
         own = frozenset(tool.name for tool in mode.tools)
         rules[mode.name] = mode.rules._replace(tools=own)
+        # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         renders = {tool.name: tool.render for tool in mode.tools if tool.render is not None}
         handoffs = frozenset(f"{HAND_OFF}{name}" for name in mode.rules.to)
@@ -152,6 +154,7 @@ def _react(plan: AgentPlan, mode: ModePlan) -> Any:
     handoffs = [_handoff_tool(others[name]) for name in mode.rules.to]
     react = dspy.ReActV2(task, [*(tool.tool for tool in mode.tools), *handoffs])
     react.react.update_config(**mode.config)
+    # On the predictor and not by a context: it is saved with the program, and `set_lm` may change it.
     react.react.lm = mode.lm
     return react
 
@@ -185,6 +188,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     sessions = (SESSIONS,) if any(_has_sessions(tool) for tool in tools.values()) else ()
     if sessions:
         fields[SESSIONS] = (Sessions, {})
+    # Without a default: it is unset until a call of this run leaves something to the end of its turn.
     fields[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
     own = () if schema is None else tuple(schema.model_fields)
     if given.check is not None and PROBLEMS not in own:
@@ -192,6 +196,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     model = create_model(given.name, __base__=schema or BaseModel, **fields)
     inputs = (*task.input_fields, *own)
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
+    # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
     kept = ("messages", *sessions, *((MODE,) if plan.shows_mode else ()), *own)
     graph = Graph(
@@ -290,6 +295,7 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
                     f"are {list_names(allowed)}.{suggestion(label, allowed)}"
                 )
         follow[mode.name] = {*rules.to, *(routed or allowed if rules.route is not None else ())}
+    # A mode that nothing reaches is a mistake in a name more often than a plan.
     reached, waiting = {names[0]}, [names[0]]
     while waiting:
         for name in follow.get(waiting.pop(), ()):
@@ -524,6 +530,7 @@ def _agent(
             lm=common.lm if mode.lm is None else mode.lm,
             desc=mode.desc,
         )
+        # The first mode comes first in the type of the field `mode`, whose default it is; the others keep their order.
         for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
     ]
     return assemble(AgentPlan(dspy.ensure_signature(signature), tuple(plans), common, shows_mode))
