@@ -50,7 +50,7 @@ def _request_inside(
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         host = attempt.host
         return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
-    # Of a node that is attempted once, nothing need be kept: rows of each commit would be made for nobody.
+    # Of a node that is attempted once, nothing need be kept: rows of its commits would be made for nothing.
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
     outer = around.inside

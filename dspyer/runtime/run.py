@@ -101,7 +101,7 @@ class KeptPrediction:
     def of(self, run: Any) -> dspy.Prediction:
         """The prediction of `run`."""
         prediction = self._made()
-        if prediction is None:  # nobody has it any more: another one, with the same parts, is as good
+        if prediction is None:  # it is gone: another one, with the same parts, is as good
             prediction = _prediction_of(self._parts)
             prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
             self._made = weakref.ref(prediction)
