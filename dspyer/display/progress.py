@@ -414,7 +414,7 @@ class Display:
 
     def see(self, run_id: str, event: Event | Spending) -> None:
         """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
-        # An append to a deque is atomic: threads of runs wait for nobody.
+        # An append to a deque is atomic: threads of runs never wait here.
         if type(event) not in _NOT_SHOWN and not self._over:
             self._arrived.append((time.monotonic(), run_id, event))
 
