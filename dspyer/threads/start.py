@@ -61,7 +61,7 @@ from dspyer.threads.graph_changes import (
     decoder,
     fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, recent_indexes
+from dspyer.threads.views_across_runs import EarlierRuns
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -161,7 +161,6 @@ class StoredThread:
         self.store = CheckedStore(store, *check)
         self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
         self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
-        self._recent = recent_indexes(program)
 
     @cached_property
     def history(self) -> ThreadReader:
@@ -182,6 +181,7 @@ class StoredThread:
         """The end of a thread by its row: remembered, if this process has written it, else read."""
         if row is None or row.head is None:
             return ThreadHead(row or ThreadRow(self.name, None, 0), None, ImmutableState(), 0)
+        # By the class of states, since another graph may read the same values as other classes.
         known = self.store.heads.get(row, self.schema.model)
         if known is None:
             return self.head_at(row, row.head)
@@ -300,6 +300,7 @@ class StoredThread:
         last, names = self.compatibility.allowed(read_run(self.store, at), allow)
         asked = _Asked(self, last)
         given, records = asked.given(answers or {}), asked.records
+        # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
         records.answers.update(given)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
@@ -388,7 +389,7 @@ class StoredThread:
         state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch, made)
         fresh: RunState = start(self.graph.topology, before, first, node)
         try:
-            rows = records.commits(())
+            rows = records.commits(())  # of the run's own graph: those of graphs inside are replayed by their nodes
             run = replay(fresh, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
         except ChangedGraphError as error:
             raise self.compatibility.explained(error, last) from None
@@ -422,7 +423,7 @@ class StoredThread:
         if not parents or row is None:
             return None
         listed, root = self._commits_up_to, row.root
-        return EarlierRuns(self.graph, self.reader, listed, self._recent, self.name, parents[0], root, state, first)
+        return EarlierRuns(self.graph, self.reader, listed, self.program, self.name, parents[0], root, state, first)
 
     def _commits_up_to(self, at: Point) -> CommitListing:
         return self.history.cache.up_to(at)
