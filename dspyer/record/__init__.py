@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
 
-# A graph knows `record.drawn`, and a program that nobody looks at needs no more of it.
+# A graph knows `record.drawn`; the rest is for readers of runs.
 __getattr__ = lazy_names(__name__, {name: "record" if name == "Record" else "making" for name in __all__})
