@@ -156,9 +156,10 @@ NOT_YET: dict[str, str] = {
         "Change Content DeletionReport MAX_INLINE NO_EPOCHS Owner Point Row RunRow Store ThreadRow"
     ),
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Built FakeClock Fields GraphSpec PersistentMap PriorHistory Router "
-        "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
-        "first_of given giving node_options plain_patch resources_of run_script signature_of"
+        "Answers Attempt AttemptHost Branch Built FakeClock Fields FieldsOrigin GraphSpec PersistentMap "
+        "PriorHistory Router RunViews Schema answer_source build_node check_resources check_send condensed "
+        "executing_here fake_clock first_of given giving node_options plain_patch resources_of run_script "
+        "signature_of"
     ),
     "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

@@ -1,4 +1,4 @@
-"""What the inspector reads, from an `Archive` alone, and how a page follows a thread.
+"""Reading for the inspector, from an `Archive` alone, and following a thread.
 
 Functions that read may block and run in worker threads.
 """
@@ -195,7 +195,7 @@ class Reading:
         """The thread; one that was asked for lately has cached what it read."""
         name = text_of(request, "thread")
         thread = self._kept.get(name)
-        if thread is None or not thread.position():
+        if thread is None or not thread.position():  # deleted since: another one may have its name
             try:
                 thread = self._archive.thread(name)
             except ThreadError as error:

@@ -33,7 +33,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer import clock
-from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, without_traceback
+from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
 from dspyer.state import ImmutableState
@@ -461,11 +461,6 @@ class Journal:
             except Exception as error:  # noqa: BLE001 - see above
                 logger.warning("thread %r could not be released, its lease runs out: %s", self.thread, error)
             self._released = True
-
-    def drop_traceback(self) -> None:
-        """Drop the traceback of `broken` once the run is over: its frames refer to the journal. Writes still raise."""
-        if self.broken is not None:
-            self.broken = without_traceback(self.broken)
 
 
 # Leases: who owns a thread, and whether that owner is alive. It is decided in this order:
