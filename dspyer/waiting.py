@@ -1,11 +1,7 @@
-"""The queue between a run and the reader of its events. It is bounded: a run that is ahead of its reader waits.
+"""Ctrl-C and forks while the library works, the signal that stops a run, loops for threads, the queue of events.
 
-`put` never waits, so that an event can be published under a lock or on an event loop. What produces events waits
-afterwards, where it holds nothing: `wait_for_room` in a thread, `room` in async code. The queue therefore holds its
-limit and what its producers had in their hands, one event each.
-
-Python's queues are not used: a thread and a task cannot wait for the same one. Here there is no lock: operations of a
-deque are atomic, and who waits looks again after having said so.
+The parts stand in this order, each below its own line. What they have in common: none holds a lock while it waits, and
+none waits on an event loop.
 """
 
 from __future__ import annotations
@@ -29,18 +25,15 @@ from typing import Any, Final, Generic, Self, TypeVar
 import anyio.from_thread
 import anyio.lowlevel
 
-# Ctrl-C and forks: neither cuts off a write, nor leaves a lock taken.
+# --- Ctrl-C and forks: neither cuts off a write, nor leaves a lock taken
 #
 # Python raises `KeyboardInterrupt` in the main thread between any two instructions: between a commit of the store and
-# the
-# bookkeeping of it, or between taking a lock and the block that releases it. So while the library works in the main
+# the bookkeeping of it, or between taking a lock and the block that releases it. So while the library works in the main
 # thread, `held_back` takes the signal, and raises `KeyboardInterrupt` once at its end. Meanwhile it is raised only in
-# code that the library calls, and where it waits; and of a run only when Ctrl-C is pressed again: the first time
-# stops
+# code that the library calls, and where it waits; and of a run only when Ctrl-C is pressed again: the first time stops
 # the run.
 #
-# Nothing is taken from a handler that is not Python's own: of the caller, of `asyncio.run`, of a block around this
-# one.
+# Nothing is taken from a handler that is not Python's own: of the caller, of `asyncio.run`, of a block around this one.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,8 +171,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=_before_fork, after_in_parent=in_parent, after_in_child=_after_fork_in_child)
 
 
-# What sync and async code need to wait for each other: cancellations, outcomes, signals, and loops for threads.
-
+# --- what sync and async code need to wait for each other
 
 T = TypeVar("T")
 
@@ -432,6 +424,15 @@ def _complete(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
 
+
+# --- the queue between a run and the reader of its events
+#
+# It is bounded: a run that is ahead of its reader waits. `put` never waits, so that an event can be published under a
+# lock or on an event loop. What produces events waits afterwards, where it holds nothing: `wait_for_room` in a thread,
+# `room` in async code. The queue therefore holds its limit and what its producers had in their hands, one event each.
+#
+# Python's queues are not used: a thread and a task cannot wait for the same one. Here there is no lock: operations of a
+# deque are atomic, and who waits looks again after having said so.
 
 LIMIT: Final = 1000
 """How many events may wait for the reader."""

@@ -71,6 +71,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
         for module in ("graph_mermaid", "graph_picture", "graph_svg")
     },
+    ("graph.builder", "dspyer.stores"): "a program without a store loads none",
     ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
@@ -380,8 +381,8 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("lm.tap", "lm.model.split('/', 1)"): "provider/model",
     ("lm.source", "':' in text"): "the source of a lambda",
     ("graph.checks", "'trunk:1'"): "an example",
-    ("inspector.guard", "host.partition(':')"): "host:port",
-    ("inspector.guard", "host.partition(']')"): "[host]:port",
+    ("inspector.web_app", "host.partition(':')"): "host:port",
+    ("inspector.web_app", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",
     ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",

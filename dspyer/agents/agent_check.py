@@ -132,7 +132,9 @@ class ReflectionFinder(Node):
 
     def _predictor(self, call: Call) -> Any:
         own = getattr(call.program, self.mode)
+        # A copy, whose signature and demos are others: the module of the program is shared by runs of other threads.
         asked = copy.copy(own)
+        # Demos of turns are none of a check.
         asked.signature, asked.demos = self._signature(own.signature, call.state), []
         set_apart(asked)
         return asked
@@ -142,6 +144,7 @@ class ReflectionFinder(Node):
         fields: dict[str, Any] = {}
         for name in self.inputs:
             if name in state:
+                # An optimizer may have given the mode a signature without this input.
                 kind = own.input_fields[name].annotation if name in own.input_fields else Any
                 fields[name] = (kind, dspy.InputField())
         fields[CONVERSATION] = (str, dspy.InputField())
@@ -219,6 +222,7 @@ class AgentCheckNode(FinderNode):
             if task[-1].node == BEGIN and not task[-1].manual:
                 break
             at = task[-1].parent
+        # A task that an earlier run has begun is not in this log.
         if at < 0:
             return None
         inputs = task.pop().patch["messages"][0].raw(TURN)
@@ -252,6 +256,7 @@ def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
         message = messages.raw(index)
         if message.raw("role") != "user":
             continue
+        # Corrections are counted from the task on: earlier runs of the thread had their own.
         if TURN in message:
             break
         found += message.raw("name", None) == check

@@ -274,9 +274,11 @@ class Piece:
 
         A call without a result is left out: its tool runs, or the result was not selected.
         """
+        # The age of a call changes with each turn, and a render may read it: such a turn is shown anew each time.
         if how.renders and any(call.name in how.renders for call in self.calls):
             return self._event(results, how, ages)
         found = list(results.values())
+        # The same results give the same event: DSPy formats it once more, and nothing else is made again.
         known, event = self._last
         if known != found:  # pieces are compared by identity
             event = self._event(results, how, ages)
@@ -293,11 +295,13 @@ class Piece:
             if name == SUBMIT and not error and isinstance(value, dict):
                 outputs.update(value)
             if name in how.renders:
+                # A render may change what it gets, and pieces are shared by all turns to come.
                 call = ShownCall(name, args, copy.deepcopy(value), error, ages.get(call_id, 0), how.mode)
                 args, value = _rendered(how.renders[name], call)
                 if value is None:
                     continue
             calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=args))
+            # The model must be told that another call was made than it has asked for.
             value = value if edited is None else edited_text(value)
             values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=error))
         if not calls:
@@ -332,6 +336,7 @@ def _text(message: dict[str, Any]) -> str:
 
 def _content_text(content: Any) -> str:
     """The text of a content; of parts, those that are no text in the form in which DSPy makes parts of them again."""
+    # DSPy splits a text at these marks into the parts of a request, such as images.
     if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
         return text_of(content)
     begin, end = CUSTOM_TYPE_START_IDENTIFIER, CUSTOM_TYPE_END_IDENTIFIER
@@ -348,6 +353,7 @@ def converted(message: Mapping[str, Any]) -> Piece:
 
     So a turn converts only the messages that are new. No lock is needed: at worst two threads convert one message.
     """
+    # A plain message is one that a function has made for this call, and is not asked for again.
     if not isinstance(message, FrozenDict):
         return Piece(message)
     key = id(message)
@@ -399,6 +405,7 @@ class Rendering:
     def shown(self, call: Call) -> ShownConversation:
         """What the predictor is shown at a call."""
         whole = self._whole(call)
+        # Without a selection no message needs to be compared with others.
         if self.view is None and self.fn is None:
             return shown(whole.raw_items(), self.how)
         return shown(with_task(whole, self._selected(call)), self.how, whole.raw_items())
@@ -425,8 +432,10 @@ class Rendering:
                 f"the context of {self.who} returned {brief(found)}, of type {type(found).__name__}: return a list of "
                 "messages"
             )
+        # A view gives entries, a function the messages themselves.
         messages = [item.value if isinstance(item, Entry) else item for item in found]
         try:
+            # Frozen messages were checked when they were committed.
             check_chat([message for message in messages if not isinstance(message, FrozenDict)])
         except NodeOutputError as error:
             annotate(error, f"in the context of {self.who}")
@@ -454,6 +463,7 @@ def with_task(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list
         return selected
     if any(each is message or each.get("id") == message.raw("id", place) for each in selected):
         return selected
+    # By id: the selection may hold copies.
     later = {each.raw("id", at) for at, each in enumerate(messages[place + 1 :], place + 1)}
     first = (place for place, each in enumerate(selected) if each.get("id") in later)
     at = next(first, len(selected))

@@ -63,6 +63,8 @@ class ModeOptions(KindOptions):
         rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
         found = Flaws(options.who, problems)
         templates = plan_templates([own], options, reads, found)
+        # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
+        # are templates.
         handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
         named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
@@ -119,6 +121,7 @@ class ModeNode(Node):
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
         taken, inputs = turns_of_task(messages), self._inputs(call)
+        # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
@@ -135,6 +138,7 @@ class ModeNode(Node):
                 reason = "empty_tool_calls"
         try:  # a last turn, which must submit
             prediction, calls = yield from self._predicted(call, {**inputs, "config": dict(MUST_SUBMIT)}, warning)
+            # A model that ignores `tool_choice` may call others: these would begin a turn that the run does not have.
             calls = [one for one in with_ids(calls, messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError) or is_retried(call, error):
@@ -142,6 +146,7 @@ class ModeNode(Node):
             raise self._failure(reason, taken, f"the last turn failed: {error}", cause) from error
         if not calls:
             raise self._failure(reason, taken, "the last turn did not call `submit`", cause) from cause
+        # Tried here already: in an ordinary turn the model is told of a refusal and goes on, and this turn is the last.
         found = [submitted(self.tools[-1], one.args) for one in calls]
         if not any(isinstance(one.value, Mapping) for one in found):
             text = f"its `submit` was refused: {found[-1].text}"
@@ -152,9 +157,11 @@ class ModeNode(Node):
         """What the predictor gives, and the calls in it."""
         before = step_count()
         found = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
+        # A demo with tools would hold functions, which no file can save.
         without_tools(before)
         calls = _tool_calls(found)
         if not calls:  # no turn, and so no example of one
+            # Steps that are set apart stay in the trace of the run, and become no demos.
             set_steps_apart(before)
         return found, calls
 
@@ -216,6 +223,7 @@ class ModeNode(Node):
 
 def is_retried(call: Call, error: Exception) -> bool:
     """Whether the node has a policy by which another attempt follows this error."""
+    # The policy of the graph counts as well as that of the node: both are layers around it.
     policy = call.layer(Retry)
     return policy is not None and policy.pause(call.attempt, error) is not None
 

@@ -107,11 +107,13 @@ class BeginNode(Node):
         """Make the user message. Calls that an abandoned run has left open get a result first."""
         yield from ()
         state = call.state
+        # A provider refuses a conversation in which a tool call has no result, so these come before the task.
         left = [
             tool_message(one.id, one.name, LEFT_OPEN.format(one.name), True)
             for one in unanswered_calls(state.raw("messages"))
         ]
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
+        # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
 
@@ -135,6 +137,7 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
         if always_raised(error):
             raise
         # The arguments are the model's, which is told what is wrong with them.
+        # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
         text = short_error(told, step=SUBMIT)
         return Submission(text, text, error)
@@ -275,11 +278,14 @@ class SettleNode(Node):
         """End the turn."""
         yield from ()
         turn = last_turn(call.state.raw("messages"))
+        # A forced turn is the last one: a route could only begin a turn that the run does not have.
         routed = None if turn.forced else self._routed(turn.mode, call)
         asked, lost = _asked_for(call), _lost_updates(call)
         outputs: dict[str, Any] | None = None
         target: str | None = None
         results = []
+        # In the order of the calls and not of their ends: of several handoffs the first counts, however long its tool
+        # took.
         for one in turn.unanswered:
             handoff = self._handoff(turn.mode, one, asked.get(one.id))
             if one.name == SUBMIT:
@@ -294,9 +300,12 @@ class SettleNode(Node):
                     refusal = refusal or self._refusal(turn.mode, handoff.target, target, routed, call)
                     target = handoff.target if refusal is None else target
                 results.append(_handoff_message(one, handoff, refusal))
+        # The function of the author decides before the model.
         entered = target if routed is None else routed
         updates: dict[str, Any] = {"messages": results} if results else {}
         updates |= outputs or {}
+        # A mode that stays is no write: it would be one more value in the history, and may conflict in a graph around
+        # it.
         if entered is not None and entered != call.state.raw(MODE, entered):
             updates[MODE] = entered
         next_node = entered or turn.mode if outputs is None or routed is not None else self.after
@@ -336,6 +345,7 @@ class SettleNode(Node):
         guard = self.guards.get(target)
         if guard is None or routed == target or guard(call):
             return None
+        # The docstring of a partial is that of `functools.partial`.
         fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
 
@@ -357,10 +367,13 @@ def _lost_updates(call: Call) -> dict[str, str]:
     if session is None or position is None:  # called without a run
         return {}
     join = session.run.log[position.head]
+    # A commit made by hand after the join has no conflicts of its own, and hides none.
     while is_manual(join.commit) and join.parents:
         join = session.run.log[join.parents[0]]
     found: dict[str, list[str]] = {}
     for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL.name]:
+        # A conflict names values and no calls. The branch of a call is told by the entry that it has added to the
+        # handoffs, and its side by its value there.
         kept, *others = [side if side is DELETE else freeze(side) for _, side in conflict.values]
         for state in [session.run.log[parent].state for parent in join.parents]:
             value = value_in(session.graph.topology.schema, state, conflict.path)

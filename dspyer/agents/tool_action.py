@@ -61,6 +61,7 @@ class FunctionAction(ToolAction):
 
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
         """Call the function."""
+        # The fake of a tool may name fewer arguments than the tool has.
         shown = args if self.takes is None else {name: args[name] for name in args if name in self.takes}
         return (yield FunctionStep(self.fn, {**shown, **self.binding.bind(call)}, self.asynchronous), call)
 
@@ -160,9 +161,11 @@ class ToolOutcome(NamedTuple):
 
         Without an effect, a `Command` that is none fails the node: nothing needs a record, and the author mends it.
         """
+        # What is known so far: if a later step fails, the update is kept, since the call has been made.
         found = cls(None, {})
         try:
             result = step.action.result(returned)
+            # A bare result is a command that writes nothing.
             command = result if isinstance(result, Command) else Command(result=result)
             update, whole = values_of(command.update, step.who)
             if command.goto is not None and not isinstance(command.goto, str):
@@ -332,6 +335,8 @@ class ProgramAction(ToolAction):
         if not self.has_sessions:
             return dict(args)
         session = args.get(SESSION) or ""
+        # Calls of one turn run at once: two of one session would both continue the same conversation, and one would be
+        # lost.
         for other in last_turn(call.state.raw(MESSAGES)).unanswered if session else ():
             if other.id == call_id:
                 break
@@ -353,6 +358,7 @@ class ProgramAction(ToolAction):
         inputs = {**args, **self.binding.bind(call)}
         if not self.has_sessions:
             return program, inputs, ""
+        # By tool: two sub-agents may have a session of one name.
         session = f"{self.tool}/{inputs.pop(SESSION)}"
         known = cast("FrozenDict[str, Any]", call.state.raw(SESSIONS, FrozenDict())).raw(session, None)
         if known:
@@ -364,9 +370,11 @@ class ProgramAction(ToolAction):
     def _ended(self, program: Any, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
         changes = inside.changes()
         updates: dict[str, object] = {
+            # A value that the program has computed is meant whole; only a reducer is given what was added.
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
             for name, value in self.updates.reply(program, inside, inputs).updates.items()
         }
+        # A copy: the prediction is what the trace and `run.trace` have.
         outputs = dict(inside.prediction.items())
         if session:
             outputs.pop(MESSAGES, None)

@@ -125,6 +125,7 @@ class ApprovalRule:
         """Whether to ask before a call with these validated arguments."""
         if self.condition is None:
             return True
+        # A condition on an argument that the model left out must see what the tool will get.
         known = {**self.defaults, **args}
         given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
         return bool(self.condition(**given, **self.binding.bind(call._replace(overlay=None))))
@@ -146,6 +147,7 @@ def plan_approval(
     name = f"approve of {who}"
     signature = read_signature(approve, name)
     own = tuple([one.name for one in signature.parameters if one.name in arguments])
+    # What is named like an argument of the tool is one, also if a field has that name: approval is about the call.
     fields = replace(
         signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
     )
@@ -236,6 +238,7 @@ class ToolCheck:
 
         The verdict is recorded: a later attempt must not come to another one.
         """
+        # Frozen: a check that changes what it sees would change the result that is recorded.
         seen: Any = freeze({"tool": self.tool, ARGS: args, "result": result})
         inner = call._replace(overlay=seen, program=getattr(call.program, self.tool, call.program))
 
@@ -248,6 +251,7 @@ class ToolCheck:
         """What the reply of the finder says."""
         found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
         if isinstance(found, Mapping):  # of a function that gives arguments as well
+            # A misspelt key would lose the arguments without a word.
             unknown = [name for name in found if name not in (PROBLEMS, ARGS)]
             if unknown:
                 raise NodeOutputError(
@@ -441,6 +445,7 @@ class ToolOptions(KindOptions):
         for more, unset in _further_reads(approval, check):
             reads |= {name: field for name, field in more.items() if field not in reads.values()}
             optional |= unset
+        # The result is a message, or waits among the handoffs until the turn has ended.
         own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
         lasting = {"approve": approval is not None, "effect": spec.effect}
         node = ToolNode(
@@ -537,6 +542,7 @@ class ToolNode(Node):
 
     def script(self, call: Call) -> Script[Reply]:
         """Make one call of the tool."""
+        # Before anything is asked or called: a person should not be asked about a call that cannot be made.
         args = _call_of(call)["args"]
         try:
             parsed = self._ready(call, args)
@@ -555,6 +561,7 @@ class ToolNode(Node):
                 annotate(error, f"in the {self.check.who}")  # see `error_reply`
                 raise
             if verdict.problems:
+                # What gave the refused result is no example for an optimizer.
                 reject_steps(steps)
                 made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made)
         return self._reply(call, made)
@@ -581,8 +588,10 @@ class ToolNode(Node):
         outer = call.context.delegate
         inner = outer.repeated()
         made: ToolOutcome | Refusal | None = None
+        # Arguments that a person has edited stay in the conversation as those of the call, also when it is repeated.
         inner.edited = None if outer.edited is None else args
         try:
+            # It is asked for again: approval of one call is none of another with other arguments.
             made = yield from self._made(call._replace(context=replace(call.context, delegate=inner)), args, parsed)
         finally:
             inner.over = True
@@ -639,6 +648,7 @@ class ToolNode(Node):
         timeout = self.spec.timeout
         if isinstance(error, NodeTimeoutError) and call.context.delegate.timed_out and timeout is not None:
             error = TimeoutError(f"no result within {timeout:g} s")
+        # The request may have arrived though no answer came.
         unsure = self.spec.effect and isinstance(error, (TimeoutError, ConnectionError))
         action = "it may have happened: find out before you try again" if unsure else ""
         return self._result(call, short_error(error, step=self.name, action=action), True)
@@ -653,6 +663,7 @@ class ToolNode(Node):
         updates = dict(permitted(outcome.update, self.fields, self.who))
         message = self._message(call, outcome.value, outcome.error)
         posted = [field for field, _ in call.context.delegate.posts or ()]
+        # Only where another call of the turn may write the same field does the end of the turn decide about the result.
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])
         if outcome.goto is None and (alone or self.handoffs is None):
             updates[MESSAGES] = message
@@ -686,6 +697,7 @@ def _call_of(call: Call) -> dict[str, Any]:
 
 def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
     """What a tool calls."""
+    # With a module as its check, what the program holds for the tool has two parts.
     path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
     if is_program(spec.target):
         inner = options if spec.writes is not None else options._replace(writes={})  # it writes no other field

@@ -12,8 +12,7 @@ from dspyer.archive.opening import open_for_reading
 from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info, unreadable
 from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.log.journal import CheckedStore
-from dspyer.log.reader import HistoryReader
-from dspyer.log.time_travel import check_thread_name
+from dspyer.log.reader import HistoryReader, check_thread_name
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery, Store
 from dspyer.values import json as encoding

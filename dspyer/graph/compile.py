@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import dspy
-from pydantic import BaseModel
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import (
@@ -40,14 +39,7 @@ from dspyer.layers.live import LiveFields
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
-from dspyer.lm.source import (
-    EdgeText,
-    ErrorEdgeText,
-    FunctionText,
-    KindText,
-    MapText,
-    graph_text,
-)
+from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckOptions, checks_of
@@ -742,23 +734,56 @@ def source_text(
     errors: Iterable[ErrorEdge] = (),
 ) -> str:
     """The graph as Python text, which optimizers show to a language model as the source of the program."""
-    shown: dict[str, object] = {}
-    for node in nodes:
-        part = FunctionText(cast(Any, node.node), node.modules) if node.modules else node.node
-        if isinstance(part, KindOptions):
-            part = KindText(part.text)
-        shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
-    texts: list[EdgeText | ErrorEdgeText] = []
-    for edge in edges:
-        if isinstance(edge, EdgeDeclaration):
-            texts += [EdgeText(source, edge.targets) for source in edge.sources]
-        else:
-            labels = dict(edge.path_map) if isinstance(edge.path_map, Mapping) else None
-            targets = () if labels else tuple(edge.path_map or ())
-            texts.append(EdgeText(edge.source, targets, edge.route, labels))
-    texts += [ErrorEdgeText(*edge) for edge in errors]
-    model: type[BaseModel] | None = options.schema.model
-    return graph_text(options.name, schema=model, nodes=shown, edges=texts)
+
+    def calls(show: Show) -> Iterator[str]:
+        yield from (_node_call(node, show) for node in nodes)
+        for edge in edges:
+            yield from _edge_calls(edge, show)
+        yield from (_error_edge_call(edge, show) for edge in errors)
+
+    return graph_text(options.name, options.schema.model, calls)
+
+
+def _node_call(node: NodeOptions, show: Show) -> str:
+    name, given, of = node.name, node.node, node.map
+    if isinstance(given, KindOptions):
+        return given.text(name, show)
+    if of is not None:
+        return f'graph.add_map("{name}", {show(given)}, over="{of.over}", item="{of.item}", into="{of.into}")'
+    call = f'graph.add_node("{name}", {show(given)}'
+    modules = ", ".join(f'"{local}": {show(module)}' for local, module in node.modules.items())
+    return f"{call}, modules={{{modules}}})" if modules else f"{call})"
+
+
+def _edge_calls(edge: EdgeDeclaration | RouterOptions, show: Show) -> Iterator[str]:
+    if isinstance(edge, EdgeDeclaration):
+        yield from (f"graph.add_edge({_quoted(source)}, {_all_quoted(edge.targets)})" for source in edge.sources)
+        return
+    ways: Any = edge.path_map
+    call = f"graph.add_conditional_edges({_quoted(edge.source)}, "
+    call += repr(edge.route) if isinstance(edge.route, str) else show(edge.route)
+    if isinstance(ways, Mapping):
+        call += ", {" + ", ".join(f"{label!r}: {_all_quoted(target)}" for label, target in ways.items()) + "}"
+    elif ways:
+        call += f", [{', '.join(map(_quoted, ways))}]"
+    yield f"{call})"
+
+
+def _error_edge_call(edge: ErrorEdge, show: Show) -> str:
+    kinds = edge.on if isinstance(edge.on, tuple) else (edge.on,)
+    named = [one.__name__ if isinstance(one, type) else show(one) for one in kinds]
+    on = "" if edge.on is Exception else f", on={named[0] if len(named) == 1 else '(' + ', '.join(named) + ')'}"
+    into = "" if edge.into is None else f', into="{edge.into}"'
+    return f"graph.add_error_edge({_quoted(edge.source)}, {_quoted(edge.target)}{on}{into})"
+
+
+def _all_quoted(names: str | Sequence[str]) -> str:
+    quoted = [_quoted(name) for name in ([names] if isinstance(names, str) else names)]
+    return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
+
+
+def _quoted(name: str) -> str:
+    return name if name in (START, END) else f'"{name}"'  # the two are names of constants
 
 
 def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:

@@ -1,4 +1,4 @@
-"""What the inspector does to a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
+"""Actions of the inspector on a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
 
 A request is answered when its run has begun: what is wrong with the request itself (an answer of the wrong type, a
 thread that another run owns) is raised before that. The run goes on in a thread of its own; readers follow its rows.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, brief, error_text
-from dspyer.inspector.json_answers import RefusedError, answered, body_of, read_in_thread, text_of
+from dspyer.inspector.json_answers import NOTHING, RefusedError, answered, body_of, read_in_thread, text_of
 from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.streams import Events
@@ -49,18 +49,19 @@ class Actions:
 
     def routes(self) -> list[Route]:
         """The endpoints: only POST acts. Repairs are read, and need the checks of the program."""
-        actions: dict[str, Callable[[Request], Awaitable[Any]]] = {
-            "answer": self._answer,
-            "resume": self._resume,
-            "stop": self._stop,
-            "rerun": self._rerun,
-            "copy": self._copy,
-        }
-        routes = [Route(f"/{name}", answered(action), methods=["POST"]) for name, action in actions.items()]
-        return [*routes, Route("/repairs", read_in_thread(self._repairs))]
+        thread, at = {"thread": str}, {"at": str | int}
+        actions = [
+            _action("answer", self._answer, {**thread, "answers": dict}),
+            _action("resume", self._resume, thread),
+            _action("stop", self._stop, thread),
+            _action("rerun", self._rerun, thread | at),
+            _action("copy", self._copy, {**thread, "to": str}, {**at, "patch": dict}),
+        ]
+        return [*actions, Route("/repairs", read_in_thread(self._repairs))]
 
     def close(self) -> None:
         """Stop the runs that were begun here, and wait for them: nodes that are sync are finished and committed."""
+        # All at once: each waits for the nodes of its run.
         closing = [threading.Thread(target=events.close, daemon=True) for events in list(self._open)]
         for one in closing:
             one.start()
@@ -72,30 +73,17 @@ class Actions:
         """The threads of the runs that were begun here and have not ended."""
         return list(self._open.values())
 
-    # --- endpoints
+    # --- in worker threads: they may block
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
-        body = await body_of(request, {"thread": str, "answers": dict})
-        return await run_sync(self._answer_questions, body["thread"], body["answers"])
+    def _resume(self, thread: str) -> dict[str, Any]:
+        return self._begin(self._existing(thread).stream_resume())
 
-    async def _resume(self, request: Request) -> dict[str, Any]:
-        body = await body_of(request, {"thread": str})
-        return await run_sync(lambda: self._begin(self._existing(body["thread"]).stream_resume()))
-
-    async def _stop(self, request: Request) -> dict[str, Any]:
-        body = await body_of(request, {"thread": str})
-        await run_sync(lambda: self._existing(body["thread"]).stop())
+    def _stop(self, thread: str) -> dict[str, Any]:
+        self._existing(thread).stop()
         return {"stopped": True}
 
-    async def _rerun(self, request: Request) -> dict[str, Any]:
-        body = await body_of(request, {"thread": str, "at": str | int})
-        return await run_sync(lambda: self._begin(self._existing(body["thread"])._stream_rerun(body["at"])))
-
-    async def _copy(self, request: Request) -> dict[str, Any]:
-        body = await body_of(request, {"thread": str, "to": str}, {"at": str | int, "patch": dict})
-        return await run_sync(self._copy_thread, body["thread"], body["to"], body.get("at"), body.get("patch"))
-
-    # --- in worker threads: they may block
+    def _rerun(self, thread: str, at: str | int) -> dict[str, Any]:
+        return self._begin(self._existing(thread)._stream_rerun(at))
 
     def _repairs(self, request: Request) -> dict[str, Any]:
         """The corrections of all runs of the thread."""
@@ -104,13 +92,13 @@ class Actions:
 
     def _existing(self, name: str) -> Thread:
         """The thread; raises `LookupError` if there is none: acting on a name that is mistyped must not make one."""
-        thread = Thread(self._program, self._store, name)
+        thread = Thread(self._program, self._store, name)  # not the program's store: that of the archive is shown
         if self._store.thread(name) is None:
             raise LookupError(f"there is no thread {name!r}")
         return thread
 
-    def _answer_questions(self, name: str, answers: Mapping[str, Any]) -> dict[str, Any]:
-        thread = self._existing(name)
+    def _answer(self, thread: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._existing(thread)
         given, problems = {}, {}
         for key, answer in answers.items():
             try:
@@ -120,17 +108,19 @@ class Actions:
         if problems:
             raise RefusedError(422, "an answer is not in the JSON form of a value", problems)
         try:
-            return self._begin(thread.stream_resume(given))
+            return self._begin(existing.stream_resume(given))
         except (InputError, ThreadError) as error:
             if len(answers) == 1 and type(error) in (InputError, ThreadError):
                 status = 422 if isinstance(error, InputError) else 409
                 raise RefusedError(status, error_text(error), dict.fromkeys(answers, error_text(error))) from error
             raise
 
-    def _copy_thread(self, name: str, to: str, at: str | int | None, patch: Mapping[str, Any] | None) -> dict[str, Any]:
-        thread = self._existing(name)
-        update = None if patch is None else self._checked_patch(thread, at, patch)
-        copied = thread.copy(to, at=at, patch=update)
+    def _copy(
+        self, thread: str, to: str, at: str | int | None = None, patch: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        existing = self._existing(thread)
+        update = None if patch is None else self._checked_patch(existing, at, patch)
+        copied = existing.copy(to, at=at, patch=update)
         return {"thread": copied.name, "status": copied.status}
 
     def _checked_patch(self, thread: Thread, at: str | int | None, patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +130,7 @@ class Actions:
         for field, update in patch.items():
             try:
                 found[field] = decode_update(update, self._decode)
+                # Field by field, so that the page can show each problem beside its field.
                 self._schema.commit(state, {field: found[field]}, node="update", commit_id="copy")
             except (NodeOutputError, *MALFORMED) as error:
                 problems[field] = error_text(error)
@@ -149,7 +140,7 @@ class Actions:
 
     def _begin(self, events: Events) -> dict[str, Any]:
         """Begin a run, and return when it owns its thread; the rest of it goes on in a thread of its own."""
-        first = next(events, None)
+        first = next(events, None)  # the run owns its thread, or this raises: it is the answer to the request
         rest = threading.Thread(target=self._finish, args=(events,), name="dspyer-inspector-run", daemon=True)
         self._open[events] = rest
         rest.start()
@@ -166,6 +157,18 @@ class Actions:
             del self._open[events]
 
 
+def _action(
+    name: str, act: Callable[..., Any], required: Mapping[str, Any], optional: Mapping[str, Any] = NOTHING
+) -> Route:
+    """The endpoint of an action, which gets what the body has by name."""
+
+    async def make(request: Request) -> Any:
+        body = await body_of(request, required, optional)
+        return await run_sync(lambda: act(**body))
+
+    return Route(f"/{name}", answered(make), methods=["POST"])
+
+
 def _shown(value: Any) -> Any:
     """The JSON form of a value; of one that no state can hold, its text."""
     try:
@@ -175,7 +178,7 @@ def _shown(value: Any) -> Any:
 
 
 def _has_ended(events: Events) -> bool:
-    """Whether there is a run: then the store has its failure."""
+    """True if there is a run: then the store has its failure."""
     try:
         return events.run is not None
     except RunStoppedError:

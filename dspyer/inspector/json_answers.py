@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
@@ -50,48 +50,42 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class RefusedRequest(NamedTuple):
-    """Why a request is not done: the status, a name for the kind of error, a text, and texts by field."""
+class RefusedError(Exception):
+    """A request cannot be done as it is: the status, a text, texts by field, and a name for the kind of error."""
 
-    status: int
-    kind: str
-    message: str
-    fields: dict[str, str] = {}  # noqa: RUF012 - never changed
+    def __init__(
+        self, status: int, message: str, fields: Mapping[str, str] = NOTHING, kind: str = "RequestError"
+    ) -> None:
+        super().__init__(message)
+        self.status, self.fields, self.kind = status, fields, kind
 
     def response(self) -> JSONAnswer:
         """The response that says so."""
-        error = {"type": self.kind, "message": self.message}
-        return JSONAnswer({"error": error, "fields": self.fields}, self.status)
+        error = {"type": self.kind, "message": str(self)}
+        return JSONAnswer({"error": error, "fields": dict(self.fields)}, self.status)
 
 
-class RefusedError(Exception):
-    """A request cannot be done as it is."""
-
-    def __init__(self, status: int, message: str, fields: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.fields = fields or {}
+ADVICE = "Another tab or process works on this thread. Wait until its run has ended, or stop it"
+STATUSES: tuple[tuple[type[Exception], int], ...] = ((ThreadError, 409), (StoreError, 503), (DspyerError, 422))
+"""The statuses of errors that are foreseen, the first class that fits."""
 
 
-def refusal_of(error: Exception) -> RefusedRequest | None:
+def refusal_of(error: Exception) -> RefusedError | None:
     """The answer to a request that raised an error; None for an error that was not foreseen."""
-    kind, text = type(error).__name__, error_text(error)
     if isinstance(error, RefusedError):
-        return RefusedRequest(error.status, "RequestError", text, error.fields)
+        return error
     if isinstance(error, HTTPException):
-        return RefusedRequest(error.status_code, "RequestError", error.detail)
-    if isinstance(error, ConcurrentRunError):
-        advice = "Another tab or process works on this thread. Wait until its run has ended, or stop it"
-        return RefusedRequest(409, kind, f"{text}. {advice}")
-    if isinstance(error, ThreadError):
-        return RefusedRequest(409, kind, text)
-    if type(error) is LookupError:  # raised on purpose; a KeyError is a mistake of ours
-        return RefusedRequest(404, kind, text)
-    if isinstance(error, StoreError):
-        return RefusedRequest(503, kind, text)
-    if isinstance(error, DspyerError):
-        return RefusedRequest(422, kind, text)
-    return None
+        return RefusedError(error.status_code, error.detail)
+    if isinstance(error, ClientDisconnect):  # in the middle of its request: this answer is sent to no one
+        return RefusedError(400, "the request ended before its body did")
+    # A LookupError is raised on purpose; a KeyError is a mistake of ours.
+    known = (
+        [(LookupError, 404)] if type(error) is LookupError else [one for one in STATUSES if isinstance(error, one[0])]
+    )
+    if not known:
+        return None
+    text = f"{error_text(error)}. {ADVICE}" if isinstance(error, ConcurrentRunError) else error_text(error)
+    return RefusedError(known[0][1], text, kind=type(error).__name__)
 
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -105,8 +99,6 @@ def answered(make: Callable[[Request], Awaitable[Any]]) -> Answer:
         try:
             found = await make(request)
             return found if isinstance(found, Response) else JSONAnswer(found)
-        except ClientDisconnect:  # in the middle of its request: this answer is sent to no one
-            return RefusedRequest(400, "RequestError", "the request ended before its body did").response()
         except Exception as error:  # noqa: BLE001 - logged, and answered without what it says
             return error_response(error)
 
@@ -127,8 +119,7 @@ def error_response(error: Exception) -> Response:
     refusal = refusal_of(error)
     if refusal is None:
         logger.error("the inspector failed to answer a request", exc_info=error)
-        text = "the inspector failed to answer; its log has the error"
-        refusal = RefusedRequest(500, "InternalError", text)
+        refusal = RefusedError(500, "the inspector failed to answer; its log has the error", kind="InternalError")
     return refusal.response()
 
 
@@ -142,7 +133,7 @@ async def body_of(
     data = b""
     async for chunk in request.stream():
         data += chunk
-        if len(data) > LARGEST_BODY:
+        if len(data) > LARGEST_BODY:  # counted as it comes: the header with its length may lie
             raise RefusedError(413, f"the body of a request may have {LARGEST_BODY // 1024 // 1024} MB")
     try:
         found = json.loads(data)
@@ -157,7 +148,7 @@ async def body_of(
     for name, value in found.items():
         if value is None and name in optional:
             continue
-        if not isinstance(value, allowed[name]) or isinstance(value, bool):
+        if not isinstance(value, allowed[name]) or isinstance(value, bool):  # True is an int, and no version
             raise RefusedError(400, f"{name!r} has the wrong type in the body", {name: "has the wrong type"})
     return found
 

@@ -1,27 +1,43 @@
-"""What the inspector reads, from an `Archive` alone. Every function may block and runs in a worker thread."""
+"""Reading for the inspector, from an `Archive` alone, and following a thread.
+
+Functions that read may block and run in worker threads.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread, overview
 from dspyer.display.cut_values import cut_within, part_of
 from dspyer.display.run_page import RECORD, commit_row
-from dspyer.errors import ThreadError
+from dspyer.errors import ThreadError, error_text
 from dspyer.events import Commit
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
+
+logger = logging.getLogger("dspyer")
 
 MOST_RUNS = 500
 MOST_COMMITS = 2_000
 MOST_ITEMS = 10_000
+INTERVAL = 0.08
+"""Seconds between two polls. A step is shown within 0.2 s of its commit, what the page then reads included."""
+
+HEARTBEAT = 15.0
+"""Seconds of silence after which a comment is sent: a proxy or a browser takes a silent connection for a dead one."""
+
 KEPT = 16
 """Threads whose readers are kept: a page asks for many parts of one thread."""
 
@@ -35,7 +51,7 @@ def commits_of(thread: ArchivedThread, run: str | None, first: int, count: int, 
         return thread.history(run=run, count=first + count, newest=True)[first:]
     if first == 0:
         return thread.history(run=run, count=count)
-    beginning = thread.history(run=run, count=1)
+    beginning = thread.history(run=run, count=1)  # a copy or a second run does not begin with version 0
     if not beginning or beginning[0].version is None:
         return thread.history(run=run)[first : first + count]
     page = thread.history(run=run, first=beginning[0].version + first, count=count)
@@ -162,7 +178,7 @@ class Reading:
         """The thread; one that was asked for lately has cached what it read."""
         name = text_of(request, "thread")
         thread = self._kept.get(name)
-        if thread is None or not thread.position():
+        if thread is None or not thread.position():  # deleted since: another one may have its name
             try:
                 thread = self._archive.thread(name)
             except ThreadError as error:
@@ -173,6 +189,58 @@ class Reading:
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
         return thread
+
+
+class Following:
+    """Server-sent events for the readers of a thread.
+
+    A message says that the thread has changed, and not how: the page reads again what it shows. So a reader that is
+    slow, or connects again, has missed nothing.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        self.closed = False  # ends all streams, which never end by themselves
+        self._archive = archive
+        self._limiter = CapacityLimiter(4)  # of its own: other requests may use all common threads for long reads
+
+    async def follow(self, request: Request) -> Response:
+        """The endpoint: a stream that ends when the client goes, the thread is deleted or the server ends."""
+        name = text_of(request, "thread")
+        try:
+            thread = await run_sync(self._archive.thread, name, limiter=self._limiter)
+        except ThreadError as error:
+            raise RefusedError(404, str(error)) from None
+        known = request.query_params.get("after") or None
+        headers = {"X-Accel-Buffering": "no"}  # a proxy in between passes each message on at once
+        return StreamingResponse(self._messages(thread, known), media_type="text/event-stream", headers=headers)
+
+    async def _messages(self, thread: ArchivedThread, known: str | None) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        yield b": following\n\n"
+        said = loop.time()
+        # Polling: the writer may be any process, and a store sends no messages. It reads one row.
+        while not self.closed:
+            try:
+                position = await run_sync(thread.position, limiter=self._limiter)
+            except Exception as error:
+                logger.error("the inspector failed to follow a thread", exc_info=error)
+                yield _message("error", {"message": error_text(error)})
+                return
+            if not position:
+                yield _message("gone", {"thread": thread.name})
+                return
+            if position != known:
+                known, said = position, loop.time()
+                yield _message("changed", {"thread": thread.name, "position": known}, known)
+            elif loop.time() - said >= HEARTBEAT:
+                said = loop.time()
+                yield b": waiting\n\n"
+            await asyncio.sleep(INTERVAL)
+
+
+def _message(event: str, data: dict[str, Any], position: str | None = None) -> bytes:
+    identity = "" if position is None else f"id: {position}\n"
+    return f"event: {event}\n{identity}data: {json.dumps(data)}\n\n".encode()
 
 
 def _items(records: Iterable[Any]) -> dict[str, Any]:

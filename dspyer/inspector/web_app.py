@@ -1,27 +1,37 @@
-"""The routes of the inspector: the files of the page, and the API below `api/` (its JSON: README.md in this folder)."""
+"""The inspector as an app: the files of the page, the API below `api/` (its JSON: README.md), and who may ask.
+
+Threats, with what stops each of them:
+
+- A web page on another site sends a request: its `Origin` (or `Sec-Fetch-Site`) is another one, and it lacks the token.
+- A name is pointed at this machine (DNS rebinding), so that a foreign page has the right origin: its `Host` is unknown.
+- Another user of the machine finds the port: the token is missing.
+- A value in a run is HTML or a script: the content security policy runs only the script file of the page.
+"""
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspyer import __version__
 from dspyer.archive.archive import Archive
 from dspyer.display.run_file import PAGE
-from dspyer.inspector.following import Followers
-from dspyer.inspector.guard import Guard, TokenGuard, name_of
-from dspyer.inspector.json_answers import RefusedRequest, error_response
-from dspyer.inspector.reading import Reading
+from dspyer.inspector.json_answers import RefusedError, answered, error_response
+from dspyer.inspector.reading import Following, Reading
 from dspyer.stores import Store, open_store
 
 MEDIA_TYPES = {
@@ -33,10 +43,11 @@ MEDIA_TYPES = {
 
 READS = "the inspector only reads: give it the program, as in dspyer inspect STORE --program module:graph"
 ACTIONS = ("answer", "resume", "stop", "rerun", "copy")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str]) -> Starlette:
-    """The app of `dspyer.inspector.app`. Its `state` has the followers, and the actions if there is a program."""
+    """The app of `dspyer.inspector.app`; its `state` has the followers, and the actions if there is a program."""
     if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
         raise ValueError("token: letters, digits, '-' and '_', at least one: it is a part of an address")
     for host in hosts:
@@ -48,19 +59,21 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
         from dspyer.inspector.acting import Actions  # only here: it imports DSPy
 
         actions = Actions(program, writable(program, store, archive))
-    followers = Followers(archive)
+    following = Following(archive)
     name = None if program is None else program.graph.name
-    routes = [*Reading(archive, name, __version__).routes(), Route("/follow", followers.follow)]
+    routes = [*Reading(archive, name, __version__).routes(), Route("/follow", answered(following.follow))]
     routes += [] if actions is None else actions.routes()
     known = {route.path.removeprefix("/") for route in routes}
-    routes.append(Route("/{name:path}", OtherAddress(known, acts=actions is not None)))
+    other = partial(_other_address, known, acts=actions is not None)
+    routes.append(Route("/{name:path}", other, methods=METHODS))
+    # The files of the page need no token: it reads the token from its own address, which is sent to no server.
     api = Mount("/api", routes=routes, middleware=[Middleware(TokenGuard, token=token)])
     app = Starlette(
         routes=[*page_routes(PAGE), api],
         middleware=[Middleware(Guard, hosts=tuple(hosts))],
         exception_handlers={HTTPException: _http_error},
     )
-    app.state.followers, app.state.actions = followers, actions
+    app.state.following, app.state.actions = following, actions
     return app
 
 
@@ -68,6 +81,7 @@ def writable(program: Any, store: Any, archive: Archive) -> Store:
     """The store of an archive, to be written: an archive only reads."""
     if not isinstance(store, Archive):
         return open_store(store)
+    # An archive opens its store for reading. The program's may be written, if it is the same one.
     own: Store | None = program._store
     if own is None or own.address != archive.address:
         raise ValueError(
@@ -79,43 +93,152 @@ def writable(program: Any, store: Any, archive: Archive) -> Store:
 
 def page_routes(folder: Path) -> list[Route]:
     """One route for each file of the page, read once: a path from outside never becomes the name of a file."""
-    routes = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix in MEDIA_TYPES:
-            where = "/" if path.name == "index.html" else f"/{path.name}"
-            routes.append(Route(where, _file(path.read_bytes(), MEDIA_TYPES[path.suffix])))
-    return routes
+
+    def route(path: Path) -> Route:
+        data, media_type = path.read_bytes(), MEDIA_TYPES[path.suffix]
+
+        async def send_file(request: Request) -> Response:
+            del request
+            return Response(data, media_type=media_type)
+
+        return Route("/" if path.name == "index.html" else f"/{path.name}", send_file)
+
+    return [route(path) for path in sorted(folder.iterdir()) if path.suffix in MEDIA_TYPES]
 
 
-def _file(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    async def send_file(request: Request) -> Response:
-        del request
-        return Response(data, media_type=media_type)
-
-    return send_file
-
-
-class OtherAddress:
-    """Answers every other address of the API, and every other method of a known one."""
-
-    def __init__(self, known: Collection[str], acts: bool) -> None:
-        self._known = known
-        self._acts = acts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request."""
-        name = scope["path_params"]["name"]
-        if name in self._known:
-            refusal = RefusedRequest(405, "RequestError", f"api/{name} does not take {scope['method']}")
-        elif name == "repairs":
-            refusal = RefusedRequest(404, "RequestError", f"repairs are found with the program. {READS}")
-        elif name in ACTIONS and not self._acts:
-            refusal = RefusedRequest(403, "RequestError", READS)
-        else:
-            refusal = RefusedRequest(404, "RequestError", f"the inspector has no api/{name[:80]}")
-        await refusal.response()(scope, receive, send)
+async def _other_address(known: Collection[str], request: Request, *, acts: bool) -> Response:
+    """The answer for every other address of the API, and every other method of a known one."""
+    name = request.path_params["name"]
+    if name in known:
+        return RefusedError(405, f"api/{name} does not take {request.method}").response()
+    if name == "repairs":
+        return RefusedError(404, f"repairs are found with the program. {READS}").response()
+    if name in ACTIONS and not acts:
+        return RefusedError(403, READS).response()
+    return RefusedError(404, f"the inspector has no api/{name[:80]}").response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     del request
     return error_response(error)
+
+
+# --- who may ask, checked before anything is read
+
+TOKEN_HEADER = b"x-dspyer-token"
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""The headers of every response, refusals included."""
+
+UNSPECIFIED = ("0.0.0.0", "[::]")
+"""Names that stand for all addresses of the machine."""
+
+
+class Guard:
+    """Middleware around the whole app: refuses foreign hosts and origins, and adds the headers.
+
+    Args:
+        app: what it protects.
+        hosts: the names under which the app is reached. One that stands for all addresses of the machine allows every
+            IP address as a name: DNS rebinding needs a name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(map(str.lower, hosts))
+        self._any_address = any(host in UNSPECIFIED for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        await _passed(self._app, self._refusal, scope)(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RefusedError | None:
+        hosts = _values(headers, b"host")
+        if len(hosts) != 1:  # of two, a proxy and this app might each take another one
+            return RefusedError(400, "the request has no Host header, or several", kind="HostError")
+        host = hosts[0].lower()
+        name = name_of(host)
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
+            return RefusedError(
+                403,
+                f"the inspector is not reached under the name {name!r}: open it as {min(self._hosts)!r}, or pass the "
+                "name: app(..., hosts=[...])",
+                kind="HostError",
+            )
+        for origin in _values(headers, b"origin"):
+            # The scheme may differ: a proxy in front ends TLS.
+            if origin.lower().partition("://")[2] != host:
+                return RefusedError(403, f"a page of {origin!r} may not ask the inspector", kind="OriginError")
+        return None
+
+
+class TokenGuard:
+    """Middleware around the API: refuses requests without the token, and those that another site has made."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        await _passed(self._app, self._refusal, scope)(scope, receive, send)
+
+    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> RefusedError | None:
+        given = [value for name, value in headers if name == TOKEN_HEADER]
+        # Constant time: how long a comparison takes does not tell how much of a guess is right.
+        if self._token is not None and not (len(given) == 1 and hmac.compare_digest(given[0], self._token)):
+            words = "is wrong" if given else "is missing"
+            return RefusedError(
+                401,
+                f"the token {words}: open the whole address that the inspector printed, up to its end",
+                kind="TokenError",
+            )
+        for site in _values(headers, b"sec-fetch-site"):
+            if site not in ("same-origin", "none"):  # "none": typed into the address bar
+                return RefusedError(403, "a page of another site may not ask the inspector", kind="OriginError")
+        return None
+
+
+def _passed(app: ASGIApp, refusal_of: Callable[[Any], RefusedError | None], scope: Scope) -> ASGIApp:
+    """The app that answers a request: the app, or the refusal of it."""
+    refusal = refusal_of(scope["headers"]) if scope["type"] == "http" else None
+    return app if refusal is None else refusal.response()
+
+
+def _values(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
+    return [value.decode("latin-1").strip() for name, value in headers if name == wanted]
+
+
+def name_of(host: str) -> str:
+    """The name in a `Host` header, without its port; an IPv6 address keeps its brackets."""
+    if host.startswith("["):
+        address, bracket, port = host.partition("]")
+        return address + bracket if not port or port[0] == ":" else host
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

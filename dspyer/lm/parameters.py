@@ -1,4 +1,8 @@
-"""The parameters of a program: listing and loading them, copies that keep shared modules shared, copies to pickle."""
+"""The parameters of a program, as DSPy's optimizers find, tune, copy and store them.
+
+In this order: the walk over the parts of a module, predictors whose instructions are templates, a Signature class for
+each predictor, listing and loading, and copies that keep shared modules shared.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,9 @@ from dspyer.hints import bare_subclass
 from dspyer.lm.not_public import COMPILED, TRACE, Parameter
 from dspyer.templates import fill_text, is_template, names_in
 
-# The walk over the parts of a module, by the paths that DSPy gives them, such as `steps[0].predict`.
+# --- the walk over the parts of a module, by the paths that DSPy gives them, such as `steps[0].predict`.
 #
-# Each call of a module adds to its history, up to 10,000 entries. So no code of this package walks over the
-# attributes
+# Each call of a module adds to its history, up to 10,000 entries. So no code of this package walks over the attributes
 # of a module by itself, or by `dspy.Module.named_sub_modules`: a run would cost more with every run before it.
 
 
@@ -88,17 +91,14 @@ def parts_with_paths(
     return [(f"{path}[{index}]", part) for index, part in enumerate(value)]
 
 
-# Predictors that fill fields of the state into their instructions when they are called, and shorten their demos.
+# --- predictors that fill fields of the state into their instructions when they are called, and shorten their demos.
 #
 # A predictor whose instructions name fields gets a subclass of its class when the graph is compiled; all others keep
-# their class. The instructions stay a template: what an optimizer reads and writes is the text with its braces, and
-# the
+# their class. The instructions stay a template: what an optimizer reads and writes is the text with its braces, and the
 # values are filled into a copy of the signature for one call. The values come with the DSPy settings of the node's
-# call,
-# since DSPy's own threads inherit these.
+# call, since DSPy's own threads inherit these.
 #
-# The subclasses are made when they are needed, not here: OpenInference looks up every subclass of `dspy.Predict` in
-# the
+# The subclasses are made when they are needed, not here: OpenInference looks up every subclass of `dspy.Predict` in the
 # module `dspy`, and fails at one that is not there.
 
 
@@ -357,12 +357,11 @@ class PredictorTemplate:
         return PredictorTemplate, (self.path, self.text, self.names, self.allowed)
 
 
-# One Signature class per predictor of a program, so that optimizers can tell predictors apart and change one alone.
+# --- one Signature class per predictor of a program, so that optimizers can tell predictors apart and change one alone.
 #
 # DSPy identifies predictors by their Signature classes: by `==` nearly everywhere, by `hash` in GRPO. Two nodes with
 # equal signatures would be taken for one, and a tuned class of a user would change every program that uses it. So a
-# program gets subclasses with a tag, the predictor's path, in their fields; `NodeSignatureMeta` and `FieldExtra`
-# define
+# program gets subclasses with a tag, the predictor's path, in their fields; `NodeSignatureMeta` and `FieldExtra` define
 # when two of them are equal.
 
 

@@ -17,9 +17,8 @@ import textwrap
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 import dspy
@@ -137,60 +136,11 @@ def _remove_module(module: types.ModuleType) -> None:
 # --- a graph as text
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionText:
-    """A function node with its bound modules, for `graph_text`."""
-
-    function: Callable[..., object]
-    modules: Mapping[str, object] = field(default_factory=dict)
+Show: TypeAlias = Callable[[object], str]
+"""Shows a function or module as it stands in a call; its source is added to those of the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class MapText:
-    """A node that runs once per item of a field, for `graph_text`."""
-
-    node: object
-    over: str
-    item: str
-    into: str
-
-
-class KindText(NamedTuple):
-    """A node of a special kind, for `graph_text`: it writes its own line.
-
-    Attributes:
-        write: from the name of the node, and a function that shows a value, to the line that adds the node.
-    """
-
-    write: Callable[[str, Callable[[object], str]], str]
-
-
-class EdgeText(NamedTuple):
-    """An edge, a fork or a router, for `graph_text`."""
-
-    source: str
-    targets: tuple[str, ...]
-    router: object = None
-    labels: Mapping[Any, str | Sequence[str]] | None = None
-
-
-class ErrorEdgeText(NamedTuple):
-    """An error edge, for `graph_text`; `on` is an exception type, a predicate, or a tuple of these."""
-
-    source: str
-    target: str
-    on: Any
-    into: str | None
-
-
-def graph_text(
-    name: str,
-    *,
-    schema: type[BaseModel] | None,
-    nodes: Mapping[str, object],
-    edges: Sequence[EdgeText | ErrorEdgeText],
-    doc: str = "",
-) -> str:
+def graph_text(name: str, schema: type[BaseModel] | None, calls: Callable[[Show], Iterable[str]]) -> str:
     """Writes a graph as the class that a user would write for it, the same text in every process.
 
     The text is for language models to read and is never run: the calls that build the graph, then the schema and the
@@ -199,22 +149,14 @@ def graph_text(
     Args:
         name: name of the graph.
         schema: model of the state.
-        nodes: by name a function, a module, a `FunctionText`, a `MapText` or a `KindText`.
-        edges: all edges in the order of declaration, the error edges last.
-        doc: what the graph is for, in the user's words.
+        calls: the lines that build the graph, in the order of declaration.
     """
-    quoted = doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    docstring = f"{quoted.strip()}\n\n{_EXPLANATION}" if doc else _EXPLANATION
     sources: dict[str, None] = {}  # an ordered set
     if schema is not None:
         sources[_source_of(schema) or _schema_text(schema)] = None
-    calls = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
-    calls += [_node_call(node_name, node, sources) for node_name, node in nodes.items()]
-    calls += [
-        _error_edge_call(edge, sources) if isinstance(edge, ErrorEdgeText) else _edge_call(edge, sources)
-        for edge in edges
-    ]
-    body = [f'"""{docstring}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(calls), "    "), *sources]
+    lines = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
+    lines += calls(functools.partial(_value_text, sources=sources))
+    body = [f'"""{_EXPLANATION}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(lines), "    "), *sources]
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"
 
 
@@ -232,54 +174,8 @@ _EXPLANATION = (
 )
 
 
-def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
-    if isinstance(node, MapText):
-        inner = _value_text(node.node, sources)
-        return f'graph.add_map("{name}", {inner}, over="{node.over}", item="{node.item}", into="{node.into}")'
-    if isinstance(node, KindText):
-        return node.write(name, functools.partial(_value_text, sources=sources))
-    if isinstance(node, FunctionText):
-        modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
-        bound = f", modules={{{modules}}}" if modules else ""
-        return f'graph.add_node("{name}", {_value_text(node.function, sources)}{bound})'
-    return f'graph.add_node("{name}", {_value_text(node, sources)})'
-
-
-def _edge_call(edge: EdgeText, sources: dict[str, None]) -> str:
-    source = _node_name(edge.source)
-    if edge.router is None:
-        return f"graph.add_edge({source}, {_node_names(edge.targets)})"
-    router = repr(edge.router) if isinstance(edge.router, str) else _value_text(edge.router, sources)
-    if edge.labels is None:
-        if not edge.targets:
-            return f"graph.add_conditional_edges({source}, {router})"
-        ways = "[" + ", ".join(_node_name(target) for target in edge.targets) + "]"
-    else:
-        ways = "{" + ", ".join(f"{label!r}: {_node_names(target)}" for label, target in edge.labels.items()) + "}"
-    return f"graph.add_conditional_edges({source}, {router}, {ways})"
-
-
-def _error_edge_call(edge: ErrorEdgeText, sources: dict[str, None]) -> str:
-    kinds = edge.on if isinstance(edge.on, tuple) else (edge.on,)
-    named = [one.__name__ if isinstance(one, type) else _value_text(one, sources) for one in kinds]
-    on = "" if edge.on is Exception else f", on={named[0] if len(named) == 1 else '(' + ', '.join(named) + ')'}"
-    into = "" if edge.into is None else f', into="{edge.into}"'
-    return f"graph.add_error_edge({_node_name(edge.source)}, {_node_name(edge.target)}{on}{into})"
-
-
-def _node_names(nodes: str | Sequence[str]) -> str:
-    names = [_node_name(node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
-    return names[0] if len(names) == 1 else "[" + ", ".join(names) + "]"
-
-
-def _node_name(node: str) -> str:
-    return node if node in {"START", "END"} else f'"{node}"'
-
-
 def _value_text(value: object, sources: dict[str, None]) -> str:
     """The text of a function or module in a call; its source is added to the sources."""
-    if isinstance(value, FunctionText):
-        return _value_text(value.function, sources)
     if isinstance(value, dspy.Module):
         return _module_text(value)
     if isinstance(value, functools.partial):

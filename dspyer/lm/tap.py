@@ -45,8 +45,7 @@ from dspyer.lm.parameters import parameter_names
 from dspyer.lm.tracing import Executing, executing, executing_copy
 from dspyer.log.rows import LMUsage, add_tokens, usage_of_calls
 
-# What an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows.
-
+# --- what an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows
 
 Prices = Mapping[str, tuple[float, float]]
 """US dollars per million tokens of prompts and of responses by the name of the model, as in `Budget(prices=)`."""
@@ -300,7 +299,7 @@ def subscribing(
     return found
 
 
-# `RequestGate`: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
+# --- the gate: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
 #
 # It also refuses those of sync code that was left running after its attempt had timed out: nothing bounds what they
 # would spend, and nothing they give counts.
@@ -427,8 +426,7 @@ class LMRetryNotes(Subscriber):
             mark_lm_retries(call.error, call.lm.num_retries)
 
 
-# The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only.
-
+# --- the record of a run: each LM call with the execution that made it, where DSPy counts by language model only
 
 FALLBACK = "fallback"
 """The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
@@ -530,21 +528,10 @@ class LMRecorder(Subscriber):
             known = self._names[id(program)] = (program, names)
         return known[1].get(id(predictor)) or type(predictor).__name__
 
-    def usage_by_lm(self) -> dict[str, LMUsage]:
-        """Tokens as DSPy counts them, requests and cost so far, by language model, as plain JSON.
-
-        A node that was left running may add some meanwhile.
-        """
-        if not self.usages and not self.tracker.usage_data:
-            return {}
-        so_far = UsageTracker()
-        so_far.usage_data.update({name: list(entries) for name, entries in list(self.tracker.usage_data.items())})
-        found: dict[str, LMUsage] = {}
-        add_tokens(found, so_far.get_total_tokens())
-        for name, counted in usage_of_calls([call for call in list(self.usages) if call.requests]).items():
-            known = found.setdefault(name, {})
-            known["requests"], known["cost"] = counted["requests"], counted["cost"]
-        return found
+    def counted(self) -> Counted:
+        """What the usage so far is computed from: a node that was left running may add some meanwhile."""
+        data = self.tracker.usage_data
+        return tuple(self.usages), {name: list(entries) for name, entries in list(data.items())}
 
     @property
     def with_texts(self) -> tuple[LMCall, ...]:
@@ -558,6 +545,24 @@ class LMRecorder(Subscriber):
         for both in calls:
             call, whole = [replace(one, execution=here.id, node=here.node, attempt=here.attempt) for one in both]
             self._add(call, whole)
+
+
+Counted = tuple[Sequence[LMCall], Mapping[str, list[Any]]]
+"""The LM calls of a run, and what DSPy has counted of them, by language model."""
+
+
+def usage_of(calls: Sequence[LMCall], data: Mapping[str, list[Any]]) -> dict[str, LMUsage]:
+    """The usage of a run: tokens as DSPy counts them, requests and cost."""
+    found: dict[str, LMUsage] = {}
+    if not calls and not data:
+        return found
+    so_far = UsageTracker()
+    so_far.usage_data.update(data)
+    add_tokens(found, so_far.get_total_tokens())
+    for name, counted in usage_of_calls([call for call in calls if call.requests]).items():
+        known = found.setdefault(name, {})
+        known["requests"], known["cost"] = counted["requests"], counted["cost"]
+    return found
 
 
 class LMWatcher(Subscriber):
@@ -610,7 +615,7 @@ def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
 def usage_so_far() -> dict[str, LMUsage]:
     """What the run around the caller has used so far, by language model: tokens, requests and cost."""
     recorder = subscriber(LMRecorder)
-    return {} if recorder is None else recorder.usage_by_lm()
+    return {} if recorder is None else usage_of(*recorder.counted())
 
 
 # --- the texts of a call

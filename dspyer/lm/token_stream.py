@@ -342,7 +342,8 @@ def apart_from_tokens(callbacks: list[Any], stream: Any) -> dict[str, Any]:
 
     `callbacks` and `stream` are what DSPy's settings have.
     """
-    found: dict[str, Any] = {"callbacks": without_tokens(callbacks)}
+    others = without_tokens(callbacks)
+    found: dict[str, Any] = {} if len(others) == len(callbacks) else {"callbacks": others}
     return {**found, SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else found
 
 

@@ -1,4 +1,4 @@
-"""DSPy's trace and token usage in a run.
+"""DSPy's trace in a run, and which execution runs here.
 
 DSPy appends each predictor call to the list `settings.trace`, in order of arrival. Optimizers read it, so its order
 must not depend on which branch was faster: each node call records into a list of its own (`recording`), and the lists
@@ -28,7 +28,7 @@ REJECTED = "_dspyer_rejected"
 class recording:  # noqa: N801  # a context manager, read as `with recording() as steps`
     """Gives the block an empty DSPy trace of its own, with further DSPy settings."""
 
-    __slots__ = ("_context", "_steps")
+    __slots__ = ("_context", "_steps")  # a class, since each execution enters one and a generator costs twice as much
 
     def __init__(self, **settings: Any) -> None:
         self._steps: list[Any] = []
@@ -88,7 +88,7 @@ def append_to_trace(steps: Steps, trace: list[Any] | None = None) -> None:
     limit = dspy.settings.get(TRACE_SIZE)
     if trace is None or limit <= 0:
         return
-    for step in steps:
+    for step in steps:  # in place: callers hold the list itself
         while len(trace) >= limit:
             trace.pop(0)
         trace.append(step)
@@ -137,7 +137,7 @@ def set_apart(predictor: Any) -> None:
 
     An optimizer may fail at them: GRPO does.
     """
-    vars(predictor)[_APART] = True
+    vars(predictor)[_APART] = True  # not a list of ids: copies of the predictor are apart, too
 
 
 def set_steps_apart(count: int) -> None:
@@ -168,7 +168,7 @@ def count_calls(steps: Steps) -> tuple[int, int]:
     return len(steps), tools
 
 
-# Which execution runs here: what is known of an LM call when DSPy reports it.
+# --- which execution runs here: what is known of an LM call when DSPy reports it
 
 
 class Executing:
@@ -197,7 +197,7 @@ class Executing:
         self.id = execution
         self.node = node
         self.attempt = 1
-        if executing.get() is not self:
+        if executing.get() is not self:  # a node has set another one in this context
             executing.set(self)
 
 
@@ -224,6 +224,7 @@ def execute_apart() -> None:
 def execute_item(key: object) -> None:
     """Name the execution of an item of the node that runs here, by its index."""
     here = executing.get() or Executing()
+    # A new object: other items run at the same time, in contexts that refer to the node's.
     executing.set(Executing(part_id(here.id, key), here.node, here.program))
 
 

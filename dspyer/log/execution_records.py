@@ -1,4 +1,4 @@
-"""What the executions of a run have recorded besides commits: effects, items of maps, questions, answers, live posts.
+"""The records of the executions of a run besides commits: effects, items of maps, questions, answers, live posts.
 
 An execution that is called again after a crash finds its records here: `ctx.once` returns the recorded result, an
 answered question is not asked again, and a map calls only the items that have no result.
@@ -58,15 +58,12 @@ from dspyer.values.freezing import freeze
 # LM calls in the rows of a run: those that are not written yet, and the compact form of those that are.
 #
 # The calls of an execution that committed are in the content of its commit's row, so that they go where the commit
-# goes:
-# into copies, reruns, exports; and the row numbers of commits stay what they are without LM calls. Calls of an
-# execution
-# that has no commit, or not yet (it failed, it waits for an answer, an item of a map), are in rows of the kind
-# `lm_call`.
+# goes: into copies, reruns, exports; and the row numbers of commits stay what they are without LM calls. Calls of an
+# execution that has no commit, or not yet (it failed, it waits for an answer, an item of a map), are in rows of the
+# kind `lm_call`.
 #
 # Long texts of messages and responses are blobs: a system prompt is stored once. They are read only when calls are
-# asked
-# for: the content names them in another form than `Content.value` looks for.
+# asked for: the content names them in another form than `Content.value` looks for.
 
 
 # --- Calls on their way to a row
@@ -139,7 +136,7 @@ class LMCallLog:
 
     @property
     def waits(self) -> bool:
-        """Whether calls wait for a row."""
+        """True while calls wait for a row."""
         return bool(self._waiting)
 
     def calls_of(self, execution: str, taken: list[LMCall]) -> StoredCalls:
@@ -423,7 +420,7 @@ class RecordKey(NamedTuple):
 
 
 class KeptRun(NamedTuple):
-    """What a run inside a node has committed, for the next attempt of the node, which continues it.
+    """The commits of a run inside a node, for the next attempt of the node, which continues it.
 
     Attributes:
         attempts: the numbers of the attempts of the nodes around it, outermost first.

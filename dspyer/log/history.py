@@ -2,7 +2,7 @@
 
 `History` is that log; it only grows. `CommitListing` is what people see of it from one row: commits in canonical order,
 with versions. A commit is *settled* if no other branch was active after it; a version counts the commits up to the last
-settled one. `history_parts` reads a part of a long history without the rest.
+settled one. The last section reads a part of a long history without the rest.
 """
 
 from __future__ import annotations
@@ -566,11 +566,9 @@ class CommitListing:
 # Recovery: the state at a row, from the last snapshot before it and the log behind that snapshot.
 #
 # This is the recovery of a database with checkpoints and a write-ahead log: load the last checkpoint, redo the log
-# behind
-# it. It is the redo pass of ARIES (Mohan et al. 1992); there is nothing to undo, since an execution writes its commit
-# whole or not at all. The log of a thread is a chain of runs, so it is read backwards, run by run, to the first
-# snapshot.
-# Then it is folded forwards. A lost snapshot makes it longer and changes nothing else.
+# behind it. It is the redo pass of ARIES (Mohan et al. 1992); there is nothing to undo, since an execution writes its
+# commit whole or not at all. The log of a thread is a chain of runs, so it is read backwards, run by run, to the
+# first snapshot. Then it is folded forwards. A lost snapshot makes it longer and changes nothing else.
 
 
 class RecoveredState(NamedTuple):
@@ -641,8 +639,7 @@ def rows_from_snapshot(store: Store, run: RunRow, snapshot: LoadedSnapshot, last
 # Parts of a long history, each read from the snapshot before it: reading costs what is asked for, not what is there.
 #
 # A part is a listing as the whole history is one, but it begins at a snapshot. Where threads were merged, and for
-# commits
-# that cannot be read, the functions return `None`, and their callers read the whole history.
+# commits that cannot be read, the functions return `None`, and their callers read the whole history.
 
 
 FEW = 8

@@ -33,7 +33,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer import clock
-from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, without_traceback
+from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
 from dspyer.state import ImmutableState
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 # The digest of what a run has written: the row of its end carries it, and `thread.replay()` compares it.
 #
 # It is a hash over the rows of the run in order, as they are stored. So it costs what is written, whatever the size
-# of
-# the state. The state at the end follows from the rows, by the folds that readers make.
+# of the state. The state at the end follows from the rows, by the folds that readers make.
 
 
 _dump = json.JSONEncoder(separators=(",", ":")).encode
@@ -81,9 +80,8 @@ class RowDigest:
 # Remembered heads: the ends of histories that this process has written, so that its next turn reads none of them.
 #
 # A store object carries what this process has written to it. A remembered head counts only if the row of the thread
-# still
-# names it, under the fencing token with which it was written: so what another process has written is always read. Any
-# failure of the store forgets all of them, as does a deletion.
+# still names it, under the fencing token with which it was written: so what another process has written is always
+# read. Any failure of the store forgets all of them, as does a deletion.
 
 
 MOST = 1_000
@@ -155,8 +153,7 @@ class Heads:
 # A store whose failures are raised as `StoreError`.
 #
 # A `Store` raises whatever its database raises (`sqlite3.OperationalError`, `OSError`, an error of a driver). The
-# library
-# works with a `CheckedStore`, so that users catch one exception, with the original one as its cause.
+# library works with a `CheckedStore`, so that users catch one exception, with the original one as its cause.
 
 
 CheckChange = Callable[[Change], None]
@@ -255,7 +252,7 @@ class Journal:
 
     @property
     def _encodes(self) -> bool:
-        """Whether the store encodes what it gets; one in memory keeps the values, which cannot change there."""
+        """True for a store that encodes what it gets; one in memory keeps the values, which cannot change there."""
         return self.store.check is not None
 
     def digest(self, new_rows: Sequence[DraftRow]) -> str | None:
@@ -465,11 +462,6 @@ class Journal:
                 logger.warning("thread %r could not be released, its lease runs out: %s", self.thread, error)
             self._released = True
 
-    def drop_traceback(self) -> None:
-        """Drop the traceback of `broken` once the run is over: its frames refer to the journal. Writes still raise."""
-        if self.broken is not None:
-            self.broken = without_traceback(self.broken)
-
 
 # Leases: who owns a thread, and whether that owner is alive. It is decided in this order:
 #
@@ -492,7 +484,7 @@ _THIS_PROCESS = token_hex(8)
 
 
 def is_alive(row: ThreadRow) -> bool:
-    """Whether the owner of a thread is alive, as far as this process can know."""
+    """Return whether the owner of a thread is alive, as far as this process can know."""
     owner = row.owner
     if owner is None or row.lease <= 0:
         return False
@@ -514,7 +506,7 @@ def _own_start(pid: int) -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot, and where; `"ended"` for a zombie.
+    """Return when a process started, in clock ticks since boot, and where; `"ended"` for a zombie.
 
     A process id is used again after its process has ended; the start time distinguishes the two.
     """
@@ -581,7 +573,7 @@ class Leases:
                 Thread(target=self._keep_renewing, args=(place,), name="dspyer-leases", daemon=True).start()
 
     def holds(self, token: str) -> bool:
-        """Whether the owner is a run of this process that has not ended."""
+        """Return whether the owner is a run of this process that has not ended."""
         return token in self._held
 
     def renew_now(self, token: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import create_model
 
-from dspyer.errors import StateError, StoreError
+from dspyer.errors import StateError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.ids import outermost_execution
 from dspyer.log.rows import (
@@ -54,9 +54,8 @@ from dspyer.values.scalars import SCALARS
 # Snapshots: the state of a run at one of its rows, so that recovery folds only the log behind it.
 #
 # A snapshot is one body: the JSON of the state, with long texts and bytes as blobs. It is taken when a single branch
-# is
-# active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one costs
-# time, and nothing else. `recovery` reads the log from the last snapshot on.
+# is active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one
+# costs time, and nothing else. `recover_state` reads the log from the last snapshot on.
 
 
 EVERY = 480
@@ -81,7 +80,7 @@ _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, StateError)
 
 
 class SinceSnapshot(NamedTuple):
-    """What was written since the last snapshot: it decides whether the next one is due.
+    """The rows written since the last snapshot, counted: they decide whether the next one is due.
 
     Attributes:
         rows: how many rows, without those of LM calls, which no state is computed of.
@@ -390,6 +389,14 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
     renamed = names.get(node, node)
     route = tuple([names.get(target, target) for target in header.route])
     return row._replace(header=replace(header, node=f"{prefix}:{renamed}" if prefix else renamed, route=route).header())
+
+
+def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:
+    """Raise `ThreadError` for a name that is no text, empty, or cannot be encoded as UTF-8."""
+    with suppress(UnicodeEncodeError):
+        if isinstance(name, str) and name.encode():
+            return
+    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: {example}")
 
 
 # --- The chain of runs behind a row

@@ -18,7 +18,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     resume    a resume, or the beginning of a rerun
     end       the end of a run, with its status
 
-A row has a header and a content, both JSON objects (see `row_codec`). Encryption leaves headers readable; what the user
+A row has a header and a content, both JSON objects (see `StoredRow`). Encryption leaves headers readable; what the user
 has written is in the content.
 
 A run has a header too (`RunRow.header`). It is written once, when the run or a further part of it is created:
@@ -68,10 +68,8 @@ from dspyer.values.scalars import KeyPath
 # How a record becomes a row and is read again, by the codec of all records (`record_codec`).
 #
 # The fields of a row's class are its header, or, marked by `CONTENT`, its content: two JSON objects, from which what
-# is
-# equal to its default is left out. Reading is strict: a name that is not declared, a value of another type, or a
-# missing
-# one is an error.
+# is equal to its default is left out. Reading is strict: a name that is not declared, a value of another type, or a
+# missing one is an error.
 
 
 CONTENT: Final = "content"
@@ -295,7 +293,7 @@ AT: Mapping[str, str] = {"key": "at"}
 
 
 class RowKind:
-    """What a row of a run records. Plain strings: stores get the type that they return, and comparing costs little."""
+    """The kinds of rows, as plain strings: stores get the type that they return, and comparing costs little."""
 
     OPEN = "open"
     COMMIT = "commit"
@@ -375,7 +373,7 @@ class CommitContent(StoredRow):
         reason: why an LM router chose the route.
         failure: the failure after which the branch went along an error edge.
         failed: the attempts that raised before the one that was committed.
-        lm_calls: the LM calls of the execution, in JSON: `log.lm_calls` reads them when asked for.
+        lm_calls: the LM calls of the execution, in JSON: `calls_in` reads them when asked for.
         made: how the fields have changed that functions of the user fold; readers call none of these. Of a join, how
             all fields have changed that differ from its first parent.
         conflicts: those of a join that were resolved, with frozen values.
@@ -396,7 +394,7 @@ class CommitContent(StoredRow):
 
 @dataclass(slots=True)
 class MapItems:
-    """Which item rows hold the results of a map.
+    """The item rows that hold the results of a map.
 
     Attributes:
         field: the field of the results.
@@ -470,7 +468,7 @@ class CommitRow(CommitContent):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """When the node began, seconds since the Unix epoch, and how many seconds it took."""
+        """The time at which the node began, seconds since the Unix epoch, and how many seconds it took."""
         began, took = self.times
         return began / 1_000, took / 1_000_000
 
@@ -741,7 +739,7 @@ class PostRow(StoredRow):
 
 @dataclass(slots=True)
 class LayerRow(StoredRow):
-    """What a layer adds to a commit; no reader but the layers of a resume asks for it.
+    """Data that a layer adds to a commit; no reader but the layers of a resume asks for it.
 
     Attributes:
         execution: the id of the execution that has committed.
@@ -800,7 +798,7 @@ class ResumeRow(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the runs of a thread have used, up to one of them.
+    """Sums of what the runs of a thread have used, up to one of them.
 
     Attributes:
         runs: how many there are.

@@ -219,14 +219,6 @@ Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
 
 
-def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:
-    """Raise `ThreadError` for a name that is no text, empty, or cannot be encoded as UTF-8."""
-    with suppress(UnicodeEncodeError):
-        if isinstance(name, str) and name.encode():
-            return
-    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: {example}")
-
-
 Bounds = tuple[Point | None, Point | None]
 """The last row of a history, and the one at which it begins if older history was pruned."""
 
@@ -302,7 +294,7 @@ class ThreadReader:
         return listed.entry(listed.index_of(version))
 
     def sent_to(self, parents: Sequence[str], path: BranchPath) -> FrozenDict[str, Any]:
-        """What a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
+        """Return what a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
         if len(parents) != 1:
             return NOTHING_SENT
         found = self.entry(parents[0])
@@ -398,7 +390,7 @@ class ThreadReader:
             yield of_run.trunk_index, "that its run ended with"
 
     def _was_changed(self, at: tuple[str, int]) -> bool:
-        """Whether the rows of a part of a run, up to one of them, are not those that an end has the digest of."""
+        """Return whether the rows of a part of a run are not those that one of its ends has the digest of."""
         rows = self._reader.store.rows(at[0], 0, at[1])
         ends = [(row.seq, end.digest) for row in rows if row.kind == RowKind.END and (end := EndRow.of(row)).digest]
         if rows[0].seq:
@@ -502,7 +494,7 @@ class HistoryCache:
             return self._listed
 
     def is_read(self) -> bool:
-        """Whether all commits up to the head were listed before, and can be read."""
+        """Return whether all commits up to the head were listed before, and can be read."""
         listed, root = self._listed, self.root
         return any((at, root) == self._bounds() and not listed.history.runs[at].broken for at in listed.heads)
 
@@ -698,7 +690,7 @@ def last_end(store: Store, at: Point) -> Row | None:
 def thread_redactor(
     reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
 ) -> Redactor | None:
-    """What hides values of a thread where it is read: it knows all that its runs have written, also inside of nodes.
+    """Return what hides values of a thread where it is read; it knows all that its runs have written, in nodes too.
 
     `load` gives the state of the thread: a pruned history has not written all that is in it.
     """
@@ -752,7 +744,7 @@ def _question_rows(store: Store, at: Point) -> Iterator[Row]:
 
 
 def resumes_without_progress(rows: Sequence[Row]) -> int:
-    """How often a run was resumed since it last made progress."""
+    """Return how often a run was resumed since it last made progress."""
     count = 0
     for row in reversed(rows):
         # The first part of a rerun begins with a RESUME row of number 0, which is no resume after a crash.

@@ -88,6 +88,7 @@ def reducer_of(channel: BinaryOperatorAggregate[Any] | DeltaChannel[Any]) -> Red
     else:
         function = channel.operator
         fold = partial(_fold_messages if _adds_messages(function) else _fold_plain, function)
+        # A state holds plain dicts, and the user's function may add `Counter`s.
         if (rebuilt := rebuilt_dict(channel.typ)) is not None:
             fold = partial(_fold_dicts, rebuilt, function)
     return Reducer(_name(function), fold, update_type=_anything, assign_ids=_stamp_of(channel, function))
@@ -153,6 +154,7 @@ _of_messages: message_list.ListCache[bool] = message_list.ListCache()
 
 
 def _added(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+    # Of known messages and new ones: the next fold need not look at all of them again.
     new = message_list.add(current, update)
     _of_messages.put(new, True)
     return new
@@ -357,6 +359,7 @@ class ChannelKeys:
         bypasses, new = overwrite(value)
         if not bypasses:
             return value
+        # LangGraph resets a channel of batches by `Overwrite(None)`.
         return DELETE if new is None and name in self.batched else Replace(new)
 
     def input_values(self, value: object) -> dict[str, Any]:
@@ -524,6 +527,7 @@ def _without_markers(annotation: Any) -> Any:
     if origin is not Annotated:
         return annotation
     inner = _without_markers(annotation.__origin__)
+    # A reducer in `Annotated` is LangGraph's; a constraint is pydantic's and holds here too.
     kept = [each for each in annotation.__metadata__ if _is_constraint(each)]
     return Annotated[(inner, *kept)] if kept else inner
 
@@ -616,6 +620,7 @@ def _object_pairs(value: Any, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
     fields: Mapping[str, FieldInfo] = type(value).model_fields if isinstance(value, BaseModel) else {}
     for key in keys:
         part = getattr(value, key, DELETE)
+        # An object of a model names all fields: a default of None would reset what the node has not touched.
         default_is_none = key in fields and fields[key].default is None
         if part is not DELETE and (part is not None or not default_is_none or key in given):
             yield key, part

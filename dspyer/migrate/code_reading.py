@@ -153,6 +153,7 @@ class _CodeSearch:
         if not is_a(fn, FunctionType) or (id(fn), id(owner)) in self.read:
             return
         self.read[id(fn), id(owner)] = fn, owner
+        # Code of a framework calls what the user gave it, which is in its closure.
         own = _top(fn) not in _FRAMEWORKS
         if own:
             self.functions.append(fn)

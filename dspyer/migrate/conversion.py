@@ -208,6 +208,7 @@ class Conversion:
         self._check()
         self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
         if self.findings.problems:
+            # A user mends all problems at once, and not one graph after the other.
             self._check_inner_graphs()
             return None
         self.targets = self._targets()
@@ -235,6 +236,7 @@ class Conversion:
         if problem:
             self.findings.problem(problem)
         elif isinstance(self.given, StateGraph):
+            # `compile` of LangGraph changes the graph, and the user's is left as it is.
             builder = _copied(self.given)
             try:
                 builder.compile()  # LangGraph's own checks, and its defaults for nodes
@@ -324,6 +326,7 @@ class Conversion:
         """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
         given = self.options.merge
         if isinstance(given, Mapping):
+            # A policy for some fields leaves the others as they would be without it.
             return {**given, "**": given.get("**", "raise")}
         return "raise" if given is None else given
 
@@ -372,6 +375,7 @@ class Conversion:
         return {
             "node": inner.compile(max_steps=(spec.runnable.config or {}).get("recursion_limit")),
             "reads": [field for field in conversion.fields.inputs if field in seen],
+            # LangGraph drops what the outer state has not.
             "writes": [field for field in conversion.fields.outputs if field in self.fields.model.model_fields],
         }
 

@@ -95,6 +95,7 @@ class Targets:
 
         LangGraph folds updates in this order, and an edge and a `goto` to one node start it once.
         """
+        # LangGraph folds by name. The order of a set differs between processes, and a rerun must give the same.
         nodes = sorted({name for name in found if isinstance(name, str) and name != LANGGRAPH_END})
         sends = [send for send in found if not isinstance(send, str)]
         return [
@@ -131,6 +132,7 @@ class Targets:
 
 def usable_name(name: str, taken: Iterable[str]) -> str:
     """The name of a node that a graph of dspyer accepts: the same one where possible."""
+    # The name becomes an attribute of the program.
     found = re.sub(r"\W", "_", name).lstrip("_") or "node"
     found = found if not found[0].isdigit() else f"node_{found}"
     while True:
@@ -170,6 +172,7 @@ class TaskCalls:
                 f"the task {name!r}, which node {self.name!r} calls, has a {policies[0]}: make it a node with that "
                 "policy, or call a plain function"
             )
+        # By their order in the node, as LangGraph counts them: a task has no other name.
         key = f"{self.name}.{name}-{next(self._numbers)}"
         args, kwargs = given
 
@@ -191,6 +194,7 @@ class TaskCalls:
             return _done(lambda: self._results[key])
         if not inspect.iscoroutinefunction(function):
             return _done(result)
+        # Started at once: LangGraph runs tasks while their caller goes on.
         started: asyncio.Future[Any] = asyncio.ensure_future(async_result())
         return started
 
@@ -235,6 +239,7 @@ class Surroundings:
     ) -> Any:
         """The `RunnableConfig` with which LangGraph calls the code of node `label`; `failed` is for error handlers."""
         given = _resource(ctx, RunnableConfig, {})
+        # What the run was given comes last, so that it may name another thread or user.
         configurable = {**_thread_id(ctx), **self.configurable, **given.get("configurable", {})}
         runtime: Any = Runtime(
             context=_resource(ctx, self.context_schema, self.context),
@@ -377,6 +382,7 @@ def handling() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # On the object: a wrapper would be another class, which the code around may catch.
         error.__dict__[_OF_HANDLER] = True
         raise
 
@@ -406,6 +412,7 @@ def earlier_error(node: str, label: str, ctx: Context) -> NodeError | None:
 
 
 def _rebuilt(type: str, text: str, args: list[Any]) -> Exception:  # noqa: A002 - the key in the store
+    # Any other class would have to be imported by a name that came from a store.
     kind = getattr(builtins, type, None)
     if isinstance(kind, builtins.type) and issubclass(kind, Exception):
         try:
@@ -466,6 +473,7 @@ class ConvertedNode:
                 if not self._is_last(error, ctx):
                     raise
                 failed = self._handed_over(error, ctx)
+                # Kept before the handler runs: after a crash in it, the node must not be called again.
                 ctx.once(key_of(self.name), partial(noted, error))
         with handling():
             return self.handler._called(state, ctx, failed)
@@ -560,6 +568,7 @@ class NodeCall:
         self.answers: list[object] = []
         self.texts: list[str] = []  # of the questions
         self.tasks = TaskCalls(ctx, node.name)
+        # Questions that were asked before are asked again first, in their order, with the texts that they had.
         while (earlier := ctx.delegate.earlier_question(self._key)) is not None:
             self._answer(earlier.text, answer_type(earlier.answer))
 
@@ -597,6 +606,7 @@ class NodeCall:
         self.returned, self.result = True, result
 
     def _input(self) -> object:
+        # What a `Send` brings takes the place of the state, as in LangGraph.
         if SENT in self.state:
             return thaw(self.state.raw(SENT))
         managed = self.node.surroundings.managed_values(self.ctx)
@@ -619,6 +629,7 @@ class NodeCall:
         if number is None:
             return
         key, attempt = f"{self.node.name}-{number}", self.ctx.delegate
+        # Before the error: a resume must find the question open.
         attempt.host.records.retract_answer(RecordKey(attempt.local_id, key))
         raise AnswerError(
             f"the answer to question {key!r} of {self.who} does not fit its response_schema: "
@@ -666,6 +677,7 @@ class NodeCall:
     def _after(self, patch: Mapping[str, Any]) -> ImmutableState:
         """The state that the routers see: a `Command` takes their place in dspyer, and not in LangGraph."""
         schema = Schema.of(self.node.fields.model)
+        # Without what a `Send` has brought, which routers of LangGraph do not see.
         state = ImmutableState({name: self.state.raw(name) for name in self.state if name != SENT})
         return schema.commit(state, patch, node=self.node.name, commit_id=self.ctx.execution)[1]
 
@@ -725,6 +737,7 @@ def _one_policy(policy: RetryPolicy, replaced: bool) -> Retry:
     )
     longest = policy.max_interval
     if policy.jitter:
+        # LangGraph adds up to a second, whatever the interval.
         wait, longest = wait + wait_random(0, 1), longest + 1
     on = is_transient if replaced and policy.retry_on is RetryPolicy().retry_on else _RetryOn(policy.retry_on)
     return Retry(max(policy.max_attempts, 1), on, wait, longest)

@@ -132,6 +132,7 @@ class GraphEdges:
 
     def commanded(self, source: str) -> list[str]:
         """The nodes to which a `Command` of a node, or of its error handler, may lead."""
+        # The handler runs in place of its node, and goes where it says.
         handler = self.handler(source)
         return list(dict.fromkeys([*self._commanded.get(source, []), *self._commanded.get(handler, [])]))
 
@@ -148,6 +149,7 @@ class GraphEdges:
         joins = [(start, end) for starts, end in self.builder.waiting_edges for start in starts]
         for start, end in [*self.builder.edges, *joins]:
             found.setdefault(start, set()).add(end)
+        # `edges` is a set of LangGraph, whose order differs between processes.
         return {start: tuple(sorted(ends - {END})) for start, ends in found.items()}
 
     def _read_routes(self, source: str) -> list[str]:
@@ -189,6 +191,7 @@ class GraphEdges:
         `read` are the targets in its source; without one, all texts in the code count. `option` names targets.
         """
         computed = read is not None and None in read
+        # Without a source, texts in the bytecode are all that is known.
         names = code.constants() if read is None else read
         found = [name for name in self.builder.nodes if name in names]
         if read is not None and not computed and not names - {END}:
@@ -202,6 +205,7 @@ class GraphEdges:
 
     def _reached(self) -> list[str]:
         seen: set[str] = set()
+        # Nodes that nothing leads to are left out: LangGraph keeps them, and `compile` here would refuse them.
         work = [START]
         while work:
             source = work.pop()
@@ -273,6 +277,7 @@ def _note_policies(name: str, builder: Any, edges: GraphEdges, targets: Targets,
         findings.note(
             f"the error_handler of {path + name!r}, which nodes= replaces, is left out: write graph.add_error_edge(...)"
         )
+    # LangGraph runs routers inside of the node, so its policy repeats both.
     if builder.nodes[name].retry_policy and name in builder.branches:
         findings.note(
             f"the retry policy of {path + name!r} holds for the node, and not for the router after it: put a decision "

@@ -116,6 +116,7 @@ class Questions:
 
     def count(self) -> int:
         """The number of the question that `interrupt()` asks, which gives its value to nothing else."""
+        # `interrupt` gives its value to nothing that can be replaced, so it is read from its frame.
         text = text_of(sys._getframe(1).f_locals["value"])
         with self._lock:
             number = next((one for one, known in self._free.items() if known == text), None)

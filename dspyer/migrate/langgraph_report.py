@@ -63,6 +63,7 @@ def lm_nodes(nodes: Iterable[FoundNode]) -> list[LMNode]:
     """The nodes that call an LM, in the order of the graph, without those that are graphs."""
     found = []
     for node in nodes:
+        # A graph has rows of its own for its nodes.
         if not isinstance(node.runnable, PregelProtocol):
             found += [made for made in [_lm_node(node, read_code(node.runnable))] if made]
     return found
@@ -101,6 +102,7 @@ def _models(code: NodeCode) -> Iterator[str]:
         elif is_a(value, type) and issubclass(value, (BaseLanguageModel, dspy.BaseLM)):
             if not inspect.isabstract(value):  # those are for annotations and isinstance
                 yield value.__name__
+        # A class that is used may be called in the node: nothing is called to find out.
         elif is_a(value, type) and issubclass(value, dspy.Module):
             yield f"dspy.{value.__name__}"
         elif is_a(value, types.FunctionType) and value.__name__ in _MAKERS:
@@ -110,6 +112,7 @@ def _models(code: NodeCode) -> Iterator[str]:
 def _suggest(node: FoundNode, lm: str, code: NodeCode) -> LMNode:
     keys = node.keys
     asked = [name for use in code.values(BasePromptTemplate) for name in getattr(use.value, "input_variables", [])]
+    # The prompt of a chain names its variables; a function names the keys that it reads.
     reads = list(keys.read or [name for name in asked if name in node.channels] or asked)
     writes = [key for key in keys.returned if not is_conversation(node.channels[key])]
     adds_message = bool(keys.returned) and not writes
@@ -117,6 +120,7 @@ def _suggest(node: FoundNode, lm: str, code: NodeCode) -> LMNode:
         reads = ["conversation" if is_conversation(node.channels[key]) else key for key in keys.read]
         reads, writes = reads or ["conversation"], ["reply"]
     remark = ""
+    # DSPy refuses a signature with one name on both sides.
     both = [key for key in writes if key in reads]
     if both:
         remark = f"an input and an output of a signature have different names: {', '.join(both)} is both"
@@ -144,6 +148,7 @@ def _tools(code: NodeCode) -> list[str]:
     """The tools that a model is given, as code."""
     found = [tool for use in code.values(RunnableBinding) for tool in use.value.kwargs.get("tools", ())]
     if not found and "bind_tools" in code.names():
+        # `bind_tools` in a function: the tools are what lists in reach of the code hold.
         listed = [tool for use in code.values((list, tuple)) for tool in use.value]
         found = [tool for tool in listed if is_a(tool, (BaseTool, types.FunctionType))]
         found += [use.value for use in code.values(BaseTool)]
@@ -368,6 +373,7 @@ def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
     """A table, indented; the widest columns are cut until it fits, and columns without a value are left out."""
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in kept]
+    # One character at a time from the widest: narrow columns, such as names, stay whole.
     while sum(widths) + 2 * len(widths) > _WIDTH:
         widths[widths.index(max(widths))] -= 1
     cut = [[_cut(cell, width) for cell in column] for column, width in zip(kept, widths, strict=True)]

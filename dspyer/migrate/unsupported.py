@@ -149,6 +149,7 @@ def check_graph(
     for name in reached:
         if name in replaced:
             continue
+        # LangGraph keeps a handler as a node without edges, which no run reaches by itself.
         for own in (name, builder.nodes[name].error_handler_node):
             if own is not None:
                 _check_node(path + name, builder.nodes[own].runnable, findings)
@@ -249,6 +250,7 @@ def _note_unknown_keys(
     name: str, runnable: object, builder: StateGraph[Any, Any, Any, Any], findings: Findings
 ) -> None:
     """Note the keys that a node seems to return and that are no fields: a problem only where that code is reached."""
+    # A state that is one value has no keys.
     if "__root__" in builder.channels:
         return
     unknown = [key for key in read_keys(runnable).returned if key not in builder.channels]
@@ -283,6 +285,7 @@ def _check_router_keys(
     """
     if branch.input_schema is not None and source != START:
         return
+    # Only `state["x"]`: `.get` is for keys that may be missing.
     read = read_keys(branch.path).needed
     unknown = [key for key in read if key not in builder.channels and key not in builder.managed]
     if unknown and source != START:

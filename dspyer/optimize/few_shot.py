@@ -352,6 +352,7 @@ class FewShot(dspy.BootstrapFewShot):
             for name, pool in pools.items()
         }
         self.validation = [example for index, example in enumerate(self.trainset) if index not in used]
+        # As DSPy does it, with the same seed.
         random.Random(0).shuffle(self.validation)
         counts = ", ".join(f"{name}: {min(len(pool), wanted)}" for name, pool in pools.items())
         logger.info("FewShot: demonstrations by predictor: %s", counts)

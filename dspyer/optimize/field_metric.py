@@ -238,6 +238,7 @@ class FieldMetric:
         if found is not None:
             return found
         graph = internals_of(run).graph
+        # Checked once per graph: an optimizer scores thousands of runs of one.
         if graph is not self._fits:
             self._validate_graph(graph, self._scored)  # other fields may be those of another graph of the program
             self._fits = graph
@@ -266,6 +267,7 @@ class FieldMetric:
                 f"this run is {run.status}: culprits judges completed runs; run.failures names what failed"
             )
         known = self._judged(run, example)
+        # One thread judges, the others wait: a metric of a field may ask an LM.
         with known.lock:
             if known.judgement is None:
                 judge = RunJudge(run, example, self._judge, self.goal, known.results)

@@ -69,6 +69,7 @@ class CulpritSelector:
     ) -> list[str]:
         """The names of the components to edit."""
         del subsample_scores
+        # A component without a record would end the reflection with an error.
         ran = self._reflectable(candidate, trajectories)
         found = [self._responsible(trajectory) for trajectory in trajectories]
         culprit_nodes = frozenset[str]().union(*(one.culprits for one in found))
@@ -79,6 +80,7 @@ class CulpritSelector:
                 selected += self._next(state, candidate_idx, suspects)
         if selected:
             return [name for name in candidate if name in selected]
+        # No text can mend them: an edit of another node would teach it a wrong rule.
         if culprit_nodes and not self._components(culprit_nodes, candidate):
             self._stats.untunable += 1
             return []
@@ -93,6 +95,7 @@ class CulpritSelector:
         turns: list[int] = state.named_predictor_id_to_update_next_for_program_candidate
         order = [(turns[candidate_idx] + step) % len(names) for step in range(len(names))]
         place = next(place for place in order if names[place] in allowed)
+        # In the state of gepa: it is saved in `log_dir`, and goes on from there.
         turns[candidate_idx] = (place + 1) % len(names)
         return [names[place]]
 
@@ -159,6 +162,7 @@ class CulpritSelector:
                     by_node.setdefault(own.get(id(outputs), ""), set()).update(self._adapter.components.nodes_of(name))
         culprits, suspects = (frozenset[str]().union(*(by_node.get(one, {one}) for one in nodes)) for nodes in found)
         given = {name: thaw(value) for name, value in internals.inputs.raw_items()}
+        # What a module around the graph has given to it may be what is wrong.
         if "" not in by_node or all(name in example and same(value, example[name]) for name, value in given.items()):
             return Responsible(culprits, suspects)
         return Responsible(suspects=culprits | suspects | by_node[""] if any(found) else frozenset())
@@ -297,6 +301,7 @@ class GEPA(dspy.GEPA):
         validate_examples(student, valset, "valset")
         if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
             self.metric_fn.validate(student, trainset if given["valset"] is given["trainset"] else [*trainset, *valset])
+        # DSPy scores 0 what raises, and says so in a log alone: a misspelt metric would look like a bad program.
         given["adapter"].metric_fn = noting_errors(given["adapter"].metric_fn, stats)
         adapter = CountingAdapter(given["adapter"], components, stats)
         selector = given["module_selector"]
@@ -358,6 +363,7 @@ def _compile(optimize: Callable[..., Any]) -> Callable[..., Any]:
         vars(changed).update(vars(module), optimize=optimize)
         return changed
 
+    # The function imports `gepa` when it is called: only its own `__import__` is another one.
     names = {**own.__globals__, "__builtins__": {**vars(builtins), "__import__": importing}}
     made = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__

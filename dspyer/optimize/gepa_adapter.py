@@ -128,6 +128,7 @@ class LMCounts(Subscriber):
             execution = outermost_execution(call.execution)
             running = nodes.get(execution, call.node)
             inner = predictors.get(call.predictor) if execution == call.execution else vars(program).get(running)
+            # A worker says how many requests it has made; one without any was answered by a cache.
             counts = self.made if call.requests else self.cached
             with self._lock:
                 counts[self._node([*callers, program, inner], Executing(execution, running, program))] += 1
@@ -178,6 +179,7 @@ class CountingAdapter:
         self.components = components
         self.anew = False
         self._stats = stats
+        # A copy, so that another LM for one proposal is no LM of the adapter.
         self._proposer = copy.copy(inner)
         self._proposer.reflection_lm = inner.reflection_lm or dspy.settings.lm
         self._proposed: Counter[str] = Counter()
@@ -207,6 +209,7 @@ class CountingAdapter:
 
     def _made(self, runs: int, make: Callable[[], list[Any]]) -> list[Any]:
         """What `make` gives, whose runs and LM calls are counted."""
+        # Before they are made: a run that raises has been paid for.
         self._stats.metric_calls += runs
         failed: list[list[Failure]] = []
         with dspy.context(**{FAILED_RUNS: failed}), self.counting():

@@ -100,6 +100,7 @@ class GEPAStats:
         """The figures of a node; one that the graph does not name (a tool) gets a row as not tunable."""
         found = self.nodes.get(name)
         if found is None:
+            # Such as a tool in an agent: it may be a culprit, and has no text to edit.
             found = self.nodes[name] = NodeTuning(name, tunable=False)
         return found
 
@@ -164,6 +165,7 @@ class GEPAStats:
 
 def noting_errors(metric: Callable[..., Any], stats: GEPAStats) -> Callable[..., Any]:
     """The metric; the figures say what it raises, which DSPy's evaluation only logs."""
+    # DSPy calls the metric in many threads.
     lock = Lock()
 
     @wraps(metric, updated=())
@@ -194,6 +196,7 @@ def _edits(name: str) -> Callable[[NodeTuning], str]:
 _FIGURES = (
     _Figure("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
     _Figure("culprit", lambda one: f"{one.culprit:,}"),
+    # Columns that most tables would show empty are left out of them.
     _Figure("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
     _Figure("failed", lambda one: f"{one.failed:,}", lambda one: one.failed),
     _Figure("proposed", _edits("proposed")),

@@ -1,4 +1,4 @@
-"""The two drivers: they run what a session starts, in threads for sync code and in tasks for async code.
+"""The two drivers, and the calls of programs: what a session starts runs in threads, and for async code in tasks.
 
 The split is that of a sans-I/O protocol, as in h11: the scheduler and the session decide without waiting, a driver
 waits without deciding. Both drivers have the same loop:
@@ -12,6 +12,9 @@ waits without deciding. Both drivers have the same loop:
 
 A stop or an exception lets nothing new start. What runs is awaited, committed and written before the exception is
 raised: a result that was paid for is not lost.
+
+Below the drivers, `call_program` is one call of a program, from the request in DSPy's settings to its prediction;
+`run_program` puts the request there, and makes a `Run` of what comes of the call.
 """
 
 from __future__ import annotations
@@ -507,7 +510,7 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
                 raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
             raise ended.error
         finally:
-            del ended  # the traceback refers to this frame, which should not refer to the error
+            del ended  # of a stopped run, whose error its `Run` keeps: the traceback refers to this frame
     if ended.questions:
         direct = request.inside is None and bool(executing_id())
         raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)

@@ -6,6 +6,9 @@
 3. The transition: patch, state and targets, which the scheduler commits.
 
 A transition is atomic: if anything raises before it, nothing is committed.
+
+The file has, in this order, the workers that make executions for a driver, the general path of an execution (the three
+steps above), the calls of one node that run at once, and the straight path, which is the general one for plain nodes.
 """
 
 from __future__ import annotations
@@ -56,18 +59,15 @@ from dspyer.values.scalars import SCALARS
 from dspyer.waiting import gives_up, may_raise
 from dspyer.worker_threads import start_work
 
-# Concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
+# --- concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
 #
 # The pattern is that of a completion queue (Java's `ExecutorCompletionService`, for example): any number of workers,
-# one
-# consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees outcomes
-# in
-# the order in which they arrived, failures too.
+# one consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees
+# outcomes in the order in which they arrived, failures too.
 #
 # - Threads are those of `dspyer.worker_threads`: as many as there is work, used again by later runs.
 # - Each piece of work runs in a copy of the caller's context variables (PEP 567), and so with its DSPy settings, but
-# with
-#   a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
+#   with a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
 # - `wake` puts an empty outcome into the queue, so that a waiting consumer checks again which executions may start.
 
 
@@ -263,6 +263,9 @@ class TaskWorkers:
                     await asyncio.wait(tuple(self._tasks))
 
 
+# --- the general path
+
+
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
     return _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
@@ -274,7 +277,8 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     call = _call(session, execution, execution.branch.state)
     for layer in session.layers.admitting(name):
         _admit(session, layer, call)
-    call.context.delegate.raise_if_unanswered()
+    if session.records.questions:
+        call.context.delegate.raise_if_unanswered()
     began, clock = time(), perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
     patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
@@ -290,7 +294,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
         targets = (Target(check.name, check.sent_on(session.run.log, name, execution.branch.head, execution.overlay)),)
     if targets is None:
-        targets = _known_targets(session, name, call, goto, after)
+        targets = _known_targets(session, name, goto)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, perf_counter() - clock)
     else:
@@ -319,14 +323,13 @@ def output_of(call: Call, reply: Reply) -> Output:
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of the first commit: its patch is known (`RunStart`), and only routers at `START` are called."""
     began, clock = time(), perf_counter()
-    patch = session.run_start.patch
-    exits = session.graph.exits[execution.node]
-    if len(exits) == 1 and isinstance(exits[0], str):
-        return Transition(patch, session.run_start.state, (Target(exits[0]),), None, began, perf_counter() - clock)
-    call = _call(session, execution, session.run_start.state)
+    first = session.run_start
+    if (targets := _known_targets(session, execution.node)) is not None:
+        return Transition(first.patch, first.state, targets, None, began, perf_counter() - clock)
+    call = _call(session, execution, first.state)
     call.context.delegate.over = True
     call.context.delegate.raise_if_unanswered()
-    transition = yield from _route(session, execution, call, patch, session.run_start.state, began, clock)
+    transition = yield from _route(session, execution, call, first.patch, first.state, began, clock)
     call.context.delegate.finish()
     return transition
 
@@ -355,26 +358,12 @@ def _admit(session: Session, layer: Layer, call: Call) -> None:
 # --- where the branch continues
 
 
-def _known_targets(
-    session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
-) -> tuple[Target, ...] | None:
-    """The targets if no driver is needed to find them: by a `Command`, one edge or one inline router; else None.
-
-    Most nodes have one of these: this saves them the generator of `_route`.
-    """
+def _known_targets(session: Session, name: str, goto: Sequence[str | Send] | None = None) -> tuple[Target, ...] | None:
+    """The targets if no router is asked: by a `Command`, or one edge; else None."""
     if goto is not None:
         return checked_targets(session, name, goto)
     exits = session.graph.exits[name]
-    if len(exits) != 1:
-        return None
-    exit_ = exits[0]
-    if isinstance(exit_, str):
-        return (Target(exit_),)
-    if exit_.module_name is not None:
-        return None
-    found = exit_.call(call._replace(state=after)).targets
-    first = found[0]  # a router returns declared targets only, so one name needs no check
-    return (Target(first),) if len(found) == 1 and isinstance(first, str) else checked_targets(session, name, found)
+    return (Target(exits[0]),) if len(exits) == 1 and isinstance(exits[0], str) else None
 
 
 def _route(
@@ -567,17 +556,16 @@ class Batch(Generic[T]):
         return results
 
 
-# The straight path: a plain node, with the way out of it, as one function from an execution to its transition.
+# --- the straight path
 #
-# Most nodes are a function or a predictor of fields alone, with nothing around them, and with one way out: an edge,
-# or a
-# router that is a field or a function of fields. What the general path (`execution`) finds out at each call of such a
+# A plain node, with the way out of it, as one function from an execution to its transition.
+#
+# Most nodes are a function or a predictor of fields alone, with nothing around them, and with one way out: an edge, or
+# a router that is a field or a function of fields. What the general path (`execution`) finds out at each call of such a
 # node, that there is no policy, no view, no resource and no question, is known when the graph is compiled. So a
-# function
-# is made that reads, calls, commits and routes. It gives the same transition, and raises the same errors.
+# function is made that reads, calls, commits and routes. It gives the same transition, and raises the same errors.
 #
-# If something surrounds the nodes of a session, all of them take the general path (`straight_paths`). The functions
-# are
+# If something surrounds the nodes of a session, all of them take the general path (`straight_paths`). The functions are
 # derived from the graph: they are made when it first runs, and no pickle holds them.
 
 

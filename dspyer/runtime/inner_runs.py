@@ -50,6 +50,7 @@ def _request_inside(
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         host = attempt.host
         return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
+    # Of a node that is attempted once, nothing need be kept: rows of its commits would be made for nothing.
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
     outer = around.inside
@@ -70,6 +71,7 @@ def _request_inside(
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)
+    # An outcome of its own, since the run around has not ended; its events wait for the same reader.
     return Request(asked, inside, around.records, stop_signal=stop_signal, outcome=Outcome(around.events.queue))
 
 

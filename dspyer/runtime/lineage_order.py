@@ -172,13 +172,11 @@ def uncredited(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> 
 # Corrections as training examples: what a checked node has read, and the output that its check accepted in the end.
 #
 # Everything is read from commits: a check that refuses an output sends the fix what the node has read, the refused
-# output
-# and the problems, and these values are a part of the check's commit. So a run and a stored thread give the same
+# output and the problems, and these values are a part of the check's commit. So a run and a stored thread give the same
 # examples, of graphs inside nodes too.
 #
-# The check of an agent has no fix: the agent resumes. Its example is one of the whole task, from its inputs, which
-# are a
-# part of the user message, to the outputs that were accepted. No single turn leads from the one to the other.
+# The check of an agent has no fix: the agent resumes. Its example is one of the whole task, from its inputs, which are
+# a part of the user message, to the outputs that were accepted. No single turn leads from the one to the other.
 
 
 logger = logging.getLogger("dspyer")

@@ -33,7 +33,7 @@ from dspyer.lm.parameters import (
 )
 from dspyer.lm.source import SourceText, reduce_program, source_class
 from dspyer.log.journal import CheckedStore
-from dspyer.log.time_travel import check_thread_name
+from dspyer.log.reader import check_thread_name
 from dspyer.nodes.attempt import Answers, Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.steps import InsideRun
@@ -512,6 +512,7 @@ class CompiledGraph(dspy.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
+        # Optimizers copy a program by the hundred: what they cannot change is shared.
         shared = {"_graph": self._graph, "_resources": self._resources, "_store": self._store}
         if self._executor is not None:
             shared["_executor"] = self._executor
@@ -524,6 +525,7 @@ class CompiledGraph(dspy.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
+        # Clients, connections and pools belong to this process.
         state.pop("_executor", None)
         return {**state, "_resources": {}}
 

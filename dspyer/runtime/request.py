@@ -204,6 +204,7 @@ class Outcome:
         self.lost: list[Steps] = []
         self.cut_off: Run | None = None
         self.spending: Spending | None = None
+        # By run: a wrapper may call the program in several threads, and the last that ends may have failed.
         self._predictions: dict[str, dspy.Prediction] = {}
 
     def predicted(self, run_id: str, prediction: dspy.Prediction) -> None:
@@ -222,11 +223,6 @@ class Outcome:
         ended = self.ended or self.returned
         return None if ended is None else ended.error
 
-    def take_returned(self) -> Run | None:
-        """Removes the run that a worker has returned."""
-        returned, self.returned = self.returned, None
-        return returned
-
     def ended_with(self, error: BaseException) -> bool:
         """Whether `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
         ended = self.ended or self.returned
@@ -235,7 +231,7 @@ class Outcome:
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)  # each is one call, and equal to no other
 class Request:
     """What `run`, `stream`, a thread or an outer graph pass to the next call of a program.
 

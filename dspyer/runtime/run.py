@@ -29,8 +29,8 @@ from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec, counted_parts
 from dspyer.ids import commit_name, outermost_execution, whole_execution
 from dspyer.layers.redacted import redacted
-from dspyer.lm.tap import LMRecorder
-from dspyer.log.rows import total_cost
+from dspyer.lm.tap import Counted, LMRecorder, usage_of
+from dspyer.log.rows import LMUsage, total_cost
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
@@ -45,11 +45,10 @@ from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
 
-# `RunLink`: what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
+# --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
 #
 # A prediction refers to its link, and the link to its run; a run refers to its prediction weakly, so that both are
-# freed
-# by their reference counts.
+# freed by their reference counts.
 
 
 ATTRIBUTE = "_dspyer_run"
@@ -102,7 +101,7 @@ class KeptPrediction:
     def of(self, run: Any) -> dspy.Prediction:
         """The prediction of `run`."""
         prediction = self._made()
-        if prediction is None:
+        if prediction is None:  # it is gone: another one, with the same parts, is as good
             prediction = _prediction_of(self._parts)
             prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
             self._made = weakref.ref(prediction)
@@ -129,16 +128,6 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     """The link of a prediction; None if a program has not given it."""
     found = getattr(prediction, "__dict__", {}).get(ATTRIBUTE)
     return found if isinstance(found, RunLink) else None
-
-
-def has_no_run(prediction: object) -> NoReturn:
-    """Raises the error for a prediction without a run."""
-    if not isinstance(prediction, dspy.Prediction):
-        raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
-    raise LookupError(
-        "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from the fields "
-        "of another one, as prediction.copy() does. Pass on the prediction that program(...) returned"
-    )
 
 
 def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
@@ -169,15 +158,11 @@ class Run:
         state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: the questions that an interrupted run waits for, in branch order.
-        commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
-            and come last.
-        conflicts: every conflict of a join, resolved or not.
         events: the events, in the order in which they happened, without tokens and emitted values: only a stream has
             these.
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order: the steps that led to the result, and
             those whose output a check refused, the latter with copies of their predictors.
         trace_steps: all steps as `dspyer.events.TraceStep`, with node, attempt and status.
-        usage: by language model, tokens as DSPy counts them, `requests`, and `cost` in US dollars (None if unknown).
         lm_calls: the LM calls that this process has made, as `dspyer.events.LMCall`, in the order in which they ended.
             Messages and responses are there on a thread, as `compile(record_lm_calls=)` says.
         duration: seconds.
@@ -203,29 +188,26 @@ class Run:
         self.state: ImmutableState = run.trunk_state
         self.error = ended.error
         self.questions: tuple[Question, ...] = ended.questions
-        self._interrupted = (
+        self._interrupted = (  # now, since the run keeps no session, which knows whether it is stored
             Interrupted.of(self.questions, session.graph.name, session.log is not None) if self.questions else None
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
-        self.usage = {} if recorder is None else recorder.usage_by_lm()
+        self._counted: Counted = ((), {}) if recorder is None else recorder.counted()
         self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
         self.duration = ended.duration
         self._ended = session.began[0] + ended.duration
-        self._lm_usages = () if recorder is None else tuple(recorder.usages)
         self._recorded = recorder is not None
         self._prediction = None if prediction is None else KeptPrediction(prediction)
         if prediction is not None and (link := link_of(prediction)) is not None:
-            link.set(self)
+            link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)
-        self._make_fields = session.make_fields
+        self._origin = session.fields_origin
+        # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
-        self._entries = canonical_order(list(run.log), run.first)
         self._first = run.first
-        self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
-        self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
         self._redactor = None if session.graph.redaction is None else redacted(session).own
         self._begin = session.run_start.state
@@ -234,11 +216,6 @@ class Run:
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
         self._asked = session.layers.shown(asked, ends=True) if asked else asked
         self._depth = len(session.ids.scope)
-        self.conflicts: tuple[MergedConflict, ...] = (
-            *[conflict for entry in self._entries for conflict in entry.conflicts],
-            *(failed for failure in run.failures for failed in failure.conflicts),
-        )
-        self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
         records = session.records
         self._source = None if records.journal is None else RunSource.of(session)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
@@ -273,8 +250,13 @@ class Run:
             'add'
         """
         link = link_of(prediction)
+        if link is None and not isinstance(prediction, dspy.Prediction):
+            raise TypeError(f"Run.of takes the prediction that a program gave, not {type(prediction).__name__}")
         if link is None:
-            has_no_run(prediction)
+            raise LookupError(
+                "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from "
+                "the fields of another one, as copy() does. Pass on the prediction that program(...) returned"
+            )
         run: Run = link.run(prediction)
         return run
 
@@ -293,6 +275,50 @@ class Run:
             3
         """
         return counts_in(self.commits, self._graph.nodes)
+
+    @cached_property
+    def commits(self) -> tuple[Commit, ...]:
+        """The commits in canonical order: by step, then by branch.
+
+        Inside a fork that never joined they have no version, and come last.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> [commit.node for commit in graph.compile().run({"n": 1}).commits]
+            ['START', 'add']
+        """
+        return tuple([entry.commit for entry in self._entries])
+
+    @cached_property
+    def conflicts(self) -> tuple[MergedConflict, ...]:
+        """Every conflict of a join, resolved or not.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph(merge={"x": "last_write_wins"}).add_edge(START, ["a", "b"]).add_edge(["a", "b"], END)
+            >>> for name in ("a", "b"):
+            ...     graph = graph.add_node(name, lambda ctx: {"x": ctx.node}, writes=["x"])
+            >>> run = graph.compile().run({})
+            >>> [conflict.path for conflict in run.conflicts]
+            [('x',)]
+        """
+        return (
+            *[conflict for entry in self._entries for conflict in entry.conflicts],
+            *(failed for failure in self._failures for failed in failure.conflicts),
+        )
+
+    @cached_property
+    def usage(self) -> dict[str, LMUsage]:
+        """By language model, tokens as DSPy counts them, `requests`, and `cost` in US dollars (None if unknown).
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).usage
+            {}
+        """
+        return usage_of(*self._counted)
 
     @property
     def cost(self) -> float | None:
@@ -613,7 +639,7 @@ class Run:
         parts = counted_parts(self._graph)
         earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
         unknown = [] if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
-        calls = [replace(call, execution=outermost_execution(call.execution)) for call in self._lm_usages]
+        calls = [replace(call, execution=outermost_execution(call.execution)) for call in self._counted[0]]
         if parts["maps"]:
             earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
@@ -747,12 +773,19 @@ class Run:
         return f"<pre>{escape(self.report())}</pre>"
 
     @cached_property
+    def _entries(self) -> list[LogEntry]:
+        return canonical_order(list(self._log), self._first)
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return {commit.id: i for i, commit in enumerate(self.commits)}
+
+    @cached_property
     def _fields(self) -> Fields:
-        return self._make_fields()
+        return Fields(self._origin)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What makes the fields may refer to the store of a thread, which no copy has; the fields themselves know that.
-        return {**vars(self), "_fields": self._fields, "_make_fields": None}
+        return {**vars(self), "_origin": self._origin.copied()}  # which may refer to a store that no copy has
 
     @cached_property
     def _writers(self) -> Writers:
@@ -795,7 +828,8 @@ class Run:
 
 def take_run(outcome: Outcome, recorder: LMRecorder | None) -> Run:
     """The last run of a request, which had ended: made here, or returned by a worker."""
-    return outcome.take_returned() or Run(*outcome.take(), recorder)
+    returned, outcome.returned = outcome.returned, None
+    return returned or Run(*outcome.take(), recorder)
 
 
 class Counts(NamedTuple):

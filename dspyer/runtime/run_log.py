@@ -210,6 +210,7 @@ class KeptCommits:
         """Keeps what a run has committed."""
         if self.handed_over or not self._inside.keeps_commits:
             return
+        # Rows, and not the run: an attempt continues from what it would find after a crash, by the same replay.
         rows = [row.numbered(seq) for seq, row in enumerate(self._commits.since(self._known, run))]
         committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.

@@ -18,7 +18,6 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ from dspyer.runtime.lineage_order import (
 )
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.session_views import Fields, RunViews
+from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.schedule import (
     Branch,
     Execution,
@@ -101,7 +100,6 @@ from dspyer.views import ViewRead
 from dspyer.waiting import StopSignal
 
 logger = logging.getLogger("dspyer")
-_lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
 
 CAN_RESUME = "What it has committed is kept: continue it with thread.resume()"
 CANNOT_RESUME = "Start it again; if it is stored, program.thread('a name').run(...), it can be continued with resume()"
@@ -117,7 +115,7 @@ class ExecutionNotes:
         completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
-        trial_error: the number of the first trial that raised, and what it raised.
+        trial_error: what the first trial of a search has raised; None if it has not.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
@@ -129,7 +127,7 @@ class ExecutionNotes:
         self.lost: dict[str, list[LostSteps]] = {}
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
-        self.trial_error: tuple[int, Exception] | None = None
+        self.trial_error: Exception | None = None
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
 
@@ -244,16 +242,16 @@ class Session(AttemptHost):
     def fields(self) -> Fields:
         """The items or keys of each field with their authors, for views. Nothing is computed before a view is read."""
         if self._fields is None:
-            self._fields = self.make_fields()
+            self._fields = Fields(self.fields_origin)
         return self._fields
 
     @property
-    def make_fields(self) -> Callable[[], Fields]:
-        """Makes the fields anew, without the session."""
+    def fields_origin(self) -> FieldsOrigin:
+        """What the fields follow from, which a `Run` keeps: it keeps no session."""
         start, ids = self.run_start, self.ids
         # A run on a thread begins with updates of what the thread has.
         whole = self.log is None or bool(ids.scope)
-        return partial(Fields, self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
+        return FieldsOrigin(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
 
     # --- what a driver calls
 
@@ -288,7 +286,6 @@ class Session(AttemptHost):
                     break
                 if events:
                     self.events.publish_once_written(events)
-                del events  # the traceback of a join that failed refers to this frame
                 if execution is not None:
                     started.append(execution)
             for look in together.each_round:
@@ -490,16 +487,14 @@ class Session(AttemptHost):
             self.notes.traces[attempt.execution] = steps
 
     def hold_error(self, trial: int, error: Exception) -> None:
-        """Keeps what the first of all trials has raised that raise. May be called from any thread."""
-        with _lock:
-            if self.notes.trial_error is None or trial < self.notes.trial_error[0]:
-                self.notes.trial_error = (trial, error)
+        """Keeps what the trial with the number 0 has raised. From any thread: there is one such trial."""
+        if not trial:
+            self.notes.trial_error = error
 
     @property
     def first_trial_error(self) -> Exception | None:
         """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
-        number, error = self.notes.trial_error or (None, None)
-        return error if number == 0 else None
+        return self.notes.trial_error
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
@@ -555,11 +550,7 @@ class Session(AttemptHost):
         self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
-        """Publishes the end of the run, and returns how it ended.
-
-        The session keeps no exception of the run: the frames of a traceback refer to the session, and only the cyclic
-        garbage collector would free both.
-        """
+        """Publishes the end of the run, and returns how it ended."""
         duration = time.perf_counter() - self.began[1]
         if self.run.failures:
             self._show_failures()
@@ -570,14 +561,6 @@ class Session(AttemptHost):
             error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
-        del error  # its traceback may refer to this frame
-        if ended.error is not None:
-            self.run = self.run._replace(failures=())
-            if self.log is not None:
-                self.log.error = None
-                self.log.written(self.run)
-                if not self.ids.scope:
-                    self.log.journal.drop_traceback()
         self.events.kept = []
         return ended
 

@@ -112,45 +112,49 @@ class RunViews(ViewSource):
         return f"{left} left of {topology.max_steps}: come to an end."
 
 
+class FieldsOrigin(NamedTuple):
+    """What the parts of the fields of a run follow from, beside its log.
+
+    Attributes:
+        schema: the schema of the state.
+        whole_values: whether the first commit of the run holds whole values, and not updates.
+        prefix: what the global ids of its commits begin with.
+        earlier: loads the commits of the thread before the run; None for none.
+        id_prefixes: what the ids of the commits of earlier processes begin with (see `RunStart`).
+    """
+
+    schema: Schema
+    whole_values: bool
+    prefix: str = ""
+    earlier: EarlierCommits | None = None
+    id_prefixes: tuple[tuple[int, str], ...] = ()
+
+    def copied(self) -> FieldsOrigin:
+        """The same for a copy in another process: without the earlier runs of a thread, which are in its store."""
+        return self._replace(earlier=self.earlier and _not_copied)
+
+
 class Fields:
     """The parts of each field of a run at each of its commits, computed when asked for.
 
-    `whole_values` says that the first commit of the run holds whole values and not updates; `prefix` and `id_prefixes`
-    are what the global ids of the commits of this and of earlier processes begin with (see `RunStart`).
+    `weigh` returns the size of a part; None counts no sizes.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        whole_values: bool,
-        prefix: str = "",
-        earlier: EarlierCommits | None = None,
-        id_prefixes: tuple[tuple[int, str], ...] = (),
-    ) -> None:
-        self.schema = schema
-        self._whole_values = whole_values
-        self._prefix = prefix
-        self._id_prefixes = id_prefixes
-        self._earlier = earlier
-        self._weigh: Callable[[str, FieldPart], int] | None = None
+    def __init__(self, origin: FieldsOrigin, weigh: Callable[[str, FieldPart], int] | None = None) -> None:
+        self.origin = origin
+        self.schema = origin.schema
+        self._earlier = origin.earlier
+        self._weigh = weigh
         self._indexes: dict[str, FieldIndexes] = {}
-        self._lock = Lock()
-
-    def fresh(self, weigh: Callable[[str, FieldPart], int] | None = None) -> Fields:
-        """The same fields with nothing computed yet; `weigh` returns the size of a part, None counts no sizes."""
-        new = Fields(self.schema, self._whole_values, self._prefix, self._earlier, self._id_prefixes)
-        new._weigh = weigh
-        return new
+        self._lock = Lock()  # nodes that run at once read views, and so extend one index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process computes anew, without the earlier runs of a thread, which are in its store."""
-        return Fields, (self.schema, self._whole_values, self._prefix, self._earlier and _not_copied, self._id_prefixes)
+        return Fields, (self.origin.copied(),)
 
     def indexed(self, field: str) -> IndexedField | None:
         """The rule by which the parts of a field follow from its updates; None if it has no parts."""
-        return IndexedField.of(
-            self.schema.fields.get(field), self._whole_values, self._prefix, self._id_prefixes, self._weigh
-        )
+        schema, whole, prefix, _, prefixes = self.origin
+        return IndexedField.of(schema.fields.get(field), whole, prefix, prefixes, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The log of a run after the commits of earlier runs, as far as they concern `field` ("" for none)."""
@@ -232,7 +236,8 @@ class TokenReads:
 
     def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
         self._sizes = Sizes(count)
-        self._fields = fields.fresh(self._sizes.part)
+        # Sizes are counted in an index of its own: nodes need none, and views cost no tokenizer.
+        self._fields = Fields(fields.origin, self._sizes.part)
         self._log = log
 
     def of_views(self, reads: Iterable[ViewRead]) -> Iterator[TokenRead]:
@@ -296,11 +301,10 @@ def _has_changed(parts: FieldParts, before: Any, after: Any) -> bool:
     return bool(parts.parts) or (before is not DELETE and bool(before) and not after)
 
 
-# `ReadSources`: the commits behind what a node and its routers have read, for `Run.sources`.
+# --- the commits behind what a node and its routers have read, for `Run.sources`.
 #
 # Of a view these are the commits that brought the parts that it showed, of any other value those behind it, as the
-# index
-# of the log has them (`scheduler.writers`).
+# index of the log has them (`scheduler.writers`).
 
 
 Found = dict[str, set[int]]
@@ -342,7 +346,7 @@ class ReadSources:
         self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
         self._posted: dict[str, list[tuple[int, int]]] | None = None
         self._writers = writers
-        self._lock = RLock()
+        self._lock = RLock()  # one index of writers, which each look extends, for all threads that ask the run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReadSources, (self._graph, self._fields, self._log, self._view_reads, self._writers)
@@ -370,6 +374,7 @@ class ReadSources:
         if node is None or is_manual(entry.commit):
             return {}
         (head,) = entry.parents
+        # What a `Send` brought stands before the state: the node has read that value, and not the one of the field.
         found = self._sent(index, node, head)
         whole = {field for _, field in node.whole_fields(self._log[head].state)}
         views = self._views.get((node.name, head), ())

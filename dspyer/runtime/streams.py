@@ -1,8 +1,7 @@
 """The events of a run as they happen: the run has a thread or task of its own, which puts events into a queue.
 
 The thread or task does not refer to the stream. So a stream that its reader drops is freed at once by its reference
-count, and its `__del__` stops the run. The traceback of an exception refers to the frames that it passed, and these to
-their variables: that is why several functions here delete a variable before they raise.
+count, and its `__del__` stops the run.
 """
 
 from __future__ import annotations
@@ -51,14 +50,10 @@ _OTHER_LOOP = (
 def _raise_failure(run: Run) -> None:
     """Raises the error of a failed run. A `StopIteration` is wrapped: it would end the reader's loop as a success."""
     error = run.error if run.status == "failed" else None
-    del run  # the traceback refers to this frame
-    try:
-        if isinstance(error, StopIteration | StopAsyncIteration):
-            raise RuntimeError(f"a node raised {type(error).__name__}") from error  # noqa: TRY004 - as Python does for generators
-        if error is not None:
-            raise error
-    finally:
-        del error
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        raise RuntimeError(f"a node raised {type(error).__name__}") from error  # noqa: TRY004 - as Python does for generators
+    if error is not None:
+        raise error
 
 
 def _run_of(future: Future[Run] | asyncio.Future[Run] | None, closed: bool) -> Run:
@@ -140,10 +135,7 @@ class Events(Iterator[Event]):
                 return event
             if not self._exhausted:
                 self._exhausted = True
-                try:
-                    _raise_failure(self._future.result())
-                finally:
-                    del self  # the traceback refers to this frame, and the stream to the run with its error: a cycle
+                _raise_failure(self._future.result())
             raise StopIteration
 
     def close(self) -> None:
@@ -210,7 +202,7 @@ def _start(work: Work, request: Request, queue: EventQueue[Event], future: Futur
         finally:
             del _open[future]
             queue.end()
-            del future, queue  # the traceback of an exception refers to this frame
+            del future, queue  # frames below this one, to which the error of a stopped run refers, refer to this one
 
     _open[future] = request
     try:
@@ -220,7 +212,6 @@ def _start(work: Work, request: Request, queue: EventQueue[Event], future: Futur
         del _open[future]
         future.set_exception(error)
         queue.end()
-        del future, queue
 
 
 def _is_elsewhere(future: Future[Run]) -> bool:
@@ -308,10 +299,7 @@ class AsyncEvents(AsyncIterator[Event]):
             event = await self._next()
             if event is not None:
                 return event
-            try:
-                self._raise_at_end()
-            finally:
-                del self  # as in Events.__next__
+            self._raise_at_end()
         raise StopAsyncIteration
 
     def _begin(self) -> bool:
@@ -339,10 +327,7 @@ class AsyncEvents(AsyncIterator[Event]):
         """Raises, to the first reader that comes to the end, why the run has failed or could not begin."""
         if not self._exhausted:
             self._exhausted = True
-            try:
-                _raise_failure(self.run)
-            finally:
-                del self  # as in Events.__next__
+            _raise_failure(self.run)
 
     async def start(self) -> Self:
         """Begins the run and waits for its first event, which stays in the stream.
@@ -378,11 +363,7 @@ class AsyncEvents(AsyncIterator[Event]):
                 await self._end(CANCELLED)
                 raise
             if not len(self._queue):
-                try:
-                    self._raise_at_end()
-                except BaseException:
-                    del self  # as in Events.__next__
-                    raise
+                self._raise_at_end()
         return self
 
     def sse(self, heartbeat: float | None = 15.0) -> AsyncIterator[bytes]:
@@ -546,7 +527,7 @@ def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> async
         try:
             return playing.result()
         finally:
-            del playing  # the traceback of its error refers to this frame
+            del playing  # as in the thread of a sync stream
 
     def ended(task: asyncio.Task[Run]) -> None:
         _tasks.discard(task)

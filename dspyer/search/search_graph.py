@@ -421,6 +421,7 @@ def _search(
     )
     graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
     if bounds.rounds is not None:
+        # A graph with a loop has no bound of its own, and a long search must not end at the default of `max_steps=`.
         graph._least_steps = 3 * bounds.rounds + 3
     return graph
 
@@ -444,6 +445,7 @@ def _program(given: Any, what: str) -> Any:
 
 def _check_lasting(module: dspy.Module) -> None:
     """Refuse a module with tools whose calls are not undone: trials lose, and what they did would stay."""
+    # In graphs inside of it, too: a tool may be many modules deep.
     for path, part in modules_in(module):
         for name, node in part.graph.nodes.items() if is_program(part) else ():
             if lasting := node.lasting:
@@ -491,6 +493,7 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
         if name not in inputs:
             types.setdefault(field, (Any, Field()))
             found.append(field)
+    # Without a name for what it gives, a trial would change nothing.
     given = list(outputs) if writes is None and outputs is not None else None if writes is None else [*writes.values()]
     if given is None:
         raise GraphError(
@@ -513,6 +516,7 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
             f"{list_names(taken)}: a search has fields of this name itself: map that of the module to another field, "
             f"reads={{{taken[0]!r}: 'a field'}} or writes={{...}}"
         )
+    # Last: the other problems explain themselves better.
     _check_reads(reward, known, given if writes is None else list(writes.values()))
     return _Fields(types, list(dict.fromkeys(found)), list(dict.fromkeys(needed)), given, reads, writes)
 
@@ -585,6 +589,7 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
             found += [name for name in io.inputs if name not in io.optional]
         elif callable(part) and not isinstance(part, type):
             own = read_signature(part, "").parameters
+            # What has a default, or comes from the run itself, need not be an input.
             plain = [one.name for one in own if not one.default and one.name not in ("state", "ctx") and _is_plain(one)]
             found += plain
     return found
@@ -594,6 +599,7 @@ def _check_reads(reward: Any, fields: Collection[str], given: Sequence[str]) -> 
     """Refuse a function of other names than those of fields, such as the `(args, pred)` of `dspy.BestOfN`."""
     if isinstance(reward, dspy.Module | type) or not callable(reward):
         return
+    # It may read inputs of the run besides; it is wrong only if it reads nothing that a trial makes.
     unknown = [name for name in _judged_inputs(reward, None) if name not in fields]
     own = {one.name for one in read_signature(reward, "").parameters}
     if unknown and own.isdisjoint([*given, "state"]):
@@ -627,6 +633,7 @@ def _schema(fields: _Fields, name: str) -> Any:
 
 def _choose_node(choose: Choose) -> Callable[..., Any]:
     def choose_trials(tree, trials):  # type: ignore[no-untyped-def]
+        # Completed rounds alone: what is under way may end in any order.
         seen = Tree(tree, [trial["name"] for trial in trials])
         chosen = _checked(choose(seen), seen)
         return Command(goto=Send("trial", {CHOSEN: chosen}) if chosen else FINISH)
@@ -651,6 +658,7 @@ def _checked(found: Any, tree: Tree) -> list[dict[str, Any]]:
         if parent != ROOT and tree[parent].done:
             why = "failed" if tree[parent].failure is not None else "is done"
             raise NodeOutputError(f"choose named the parent {parent!r}, which {why}: nothing continues it")
+        # The next place of a parent counts those that are chosen in this round.
         if parent not in new:
             new[parent] = tree.next_place(parent)
         if not is_whole_number(place) or place != new[parent]:
@@ -672,6 +680,7 @@ def grow(tree, trials):  # type: ignore[no-untyped-def]
             change = changes.setdefault(name, {"value": before["value"], "visits": before["visits"]})
             change["value"] += trial["value"]
             change["visits"] += 1
+    # An entry replaces what is there, though its name is new: a merge would leave out a None in it.
     return {TREE: {**{trial["name"]: Replace(trial) for trial in trials}, **changes}}
 
 
@@ -688,6 +697,7 @@ def _best(tree: Tree, search: str, ctx: Context) -> str:
     """The name of the best trial: of those that are done or, if none is, of all; the first of equal ones."""
     rated = [trial for trial in tree.values() if trial.reward is not None]
     if rated:
+        # A solution beats what is only rated higher.
         solved = [trial for trial in rated if trial.done]
         return max(solved or rated, key=lambda trial: cast(float, trial.reward)).name
     failures = [trial.failure for trial in tree.values() if trial.failure is not None]
@@ -713,6 +723,8 @@ def _changes(state: ImmutableState, entries: Any, best: str, folded: frozenset[s
         for field, value in change.whole.items():
             updates.pop(field, None)
             values[field] = value
+    # Whole values, and for reducers the updates in their order: the join and the history then show what the best trial
+    # wrote.
     found: dict[str, Any] = {field: DELETE if value is DELETE else Replace(value) for field, value in values.items()}
     for field, parts in updates.items():
         found[field] = Updates(*([found[field]] if field in found else []), *parts)

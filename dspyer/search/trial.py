@@ -179,8 +179,10 @@ class TrialNode(Node):
 
     def script(self, call: Call) -> Script[Reply]:
         """Make the trials, as many at once as the runner allows."""
+        # The choice comes with the `Send` and in no field, so nothing else can write it.
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
+        # A resumed run, and a later attempt, make only those that have no result yet.
         fresh = [trial for trial in trials if trial.recorded is MISSING]
         made = iter((yield Gather([trial.script() for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
@@ -189,6 +191,7 @@ class TrialNode(Node):
     def _trial(self, call: Call, chosen: FrozenDict[str, Any], index: int, count: int) -> _Trial:
         attempt = call.context.delegate.item(index)
         place = Place(chosen.raw("name"), chosen.raw("parent"), chosen.raw("number"))
+        # Made before the trials run at once: the tree does not change in a round.
         before = state_of(call.state, call.state.raw(TREE, None), place.parent, self.schema)
         inner = _within(call, attempt)._replace(state=before, overlay=None)
         return _Trial(self, inner, place, index, count, attempt.recorded_result())
@@ -233,6 +236,7 @@ class _Trial:
         publish_start(attempt, self.index, self.count)
         steps = step_count()
         try:
+            # A question that waits for its answer must not be asked again beside it.
             attempt.raise_if_unanswered()
             entry = yield from self._tried()
             result = freeze(entry, (TRIALS, self.index))
@@ -244,6 +248,7 @@ class _Trial:
             attempt.host.lose_steps(attempt, number, take_steps(steps))
             raised = unwrap_stop_iteration(error)
             assert isinstance(raised, Exception)
+            # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
             attempt.host.hold_error(self.place.number, raised)
             failure = attempt.failure(raised, number)
             del raised
@@ -251,8 +256,10 @@ class _Trial:
             result = freeze(entry, (TRIALS, self.index))
         else:
             publish_end(attempt, self.index, self.count)
+            # What the judge has called is no step of the trial: it would become an example of the program.
             judged = take_steps(steps + self.steps)
             attempt.host.lose_steps(attempt, attempt.last.number, judged)
+            # The steps of the best trial are put into the trace at the end, and no others.
             attempt.host.hold_steps(attempt, take_steps(steps))
         yield from recorded(self.call, attempt, result)
         return result
@@ -279,6 +286,7 @@ class _Trial:
         node = self.node
         begun, change = step_count(), self._recorded()
         if change is None:
+            # By the number in the tree and not by time: a resumed search asks DSPy's cache the same questions.
             number = self.place.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
             output: Output = yield from item_script(node.inner, self.call._replace(made=self._made), wrap)
@@ -286,6 +294,7 @@ class _Trial:
             yield from self._record(change)
         self.steps = step_count() - begun
         after = self.call._replace(state=change.applied(self.call.state, node.schema))
+        # A part of its own: an answer or an effect of the judge must not be taken for one of the module.
         judge = _within(after, self.call.context.delegate.of_part(REWARD))
         reward = yield from part_script(judge, self._judge)
         done = False if node.done is None else (yield from self._done(after))
@@ -308,6 +317,7 @@ class _Trial:
             reply = yield from rated.script(call)
             reward = _number(thaw(reply.updates.get(REWARD)), self.node.who)
         except NodeOutputError as error:
+            # What a judge has said may be right at the next attempt; a function would say the same again.
             error.of_module = error.of_module or self.node.judged
             raise
         call.context.delegate.finish()
@@ -372,7 +382,9 @@ class TrialChange(NamedTuple):
         whole: dict[str, Any] = {}
         for field, update in patch.items():
             folds = schema.reducer(field) is not None
+            # In order and one by one: the reducer must fold them again as it did.
             written = [list(each_update(update))] if folds and not resets(update) else _as_merge_patch(update)
+            # What replaces the value of a reducer is no update of it.
             if written and not (folds and resets(update)):
                 found[field] = written[0]
             elif field in after:
@@ -592,6 +604,7 @@ class Tree(Mapping[str, Trial]):
             0
         """
         name = parent if isinstance(parent, str) else parent.name
+        # Doubled, then halved: a wide parent has thousands of children, and each look is one in a mapping.
         most = 1
         while f"{name}.{most - 1}" in self._entries:
             most *= 2
@@ -676,6 +689,7 @@ class MonteCarlo:
         last = [trial for trial in tree.last if trial.done or not self.stops_when_done]
         if _reached(last, self.threshold):
             return []
+        # Each choice of a round depends on those before it, and on no result.
         chosen: Choice = []
         losses: dict[str, int] = {}  # the visits of this round, by trial
         while len(chosen) < min(self.per_round, self.max_trials - len(tree)):
@@ -692,6 +706,7 @@ class MonteCarlo:
         """The next trial below one; None if all are tried, or chosen in this round."""
         children = tree.children(name)
         chosen = 0
+        # Those of this round are no children yet.
         while f"{name}.{len(children) + chosen}" in losses:
             chosen += 1
         if len(children) + chosen < self.branch:

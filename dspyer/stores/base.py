@@ -148,7 +148,7 @@ class Change(NamedTuple):
 
 
 class DeletionReport(NamedTuple):
-    """What a deletion deleted, and what it kept because other threads reach it.
+    """The outcome of a deletion: what is gone, and what is kept because other threads reach it.
 
     Attributes:
         threads: names of the deleted threads.
@@ -184,7 +184,7 @@ class RunPlace(NamedTuple):
 
 
 class RunQuery(NamedTuple):
-    """Which runs a list has.
+    """A choice of runs for a list.
 
     Attributes:
         thread: only those that were made for this thread; None for all threads.
@@ -249,18 +249,18 @@ def end_of(newest_first: Iterable[Row]) -> Row | None:
 
 
 def ending_of(row: Row) -> str:
-    """How a run ended, by its row of the kind `"end"`."""
+    """Return how a run ended, by its row of the kind `"end"`."""
     status = row.header.get("status")
     return status if isinstance(status, str) else ""
 
 
 def start_of(run: RunRow) -> float:
-    """When a run was started; 0 if that is not known."""
+    """Return when a run was started; 0 if that is not known."""
     return float(run.header.get("started", 0.0))
 
 
 def is_listed(listed: ListedRun, query: RunQuery) -> bool:
-    """Whether a list has a run, whatever its thread and the limit."""
+    """Return whether a list has a run, whatever its thread and the limit."""
     return (
         (query.run is None or listed.run.id == query.run)
         and (query.graph is None or listed.run.header.get("graph") == query.graph)
@@ -277,7 +277,7 @@ ENDINGS = frozenset((END, RESUME))
 
 
 class Store(ABC):
-    """Where runs are stored: a base class for stores of your own.
+    """A place for runs: the base class for stores of your own.
 
     A store is used by many threads of a process at once, and by many processes if they share it. Every method may
     block and is called from any thread. Exceptions of the store's own are raised unchanged; the caller turns them into
@@ -624,7 +624,7 @@ class StoreAround(Store):
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address of that store."""
         return self.store.address
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -657,7 +657,7 @@ class StoreAround(Store):
 
 
 class CurrentRows(NamedTuple):
-    """What a store holds where a change will write, read in the writing transaction.
+    """The rows that a store holds where a change will write, read in the writing transaction.
 
     Attributes:
         thread: the thread of the change.
@@ -675,7 +675,7 @@ class CurrentRows(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """What a store must write.
+    """The part of a change that a store must write.
 
     Attributes:
         epoch: the epoch of the thread afterwards.
@@ -762,14 +762,14 @@ def check_epochs(current: Mapping[str, int], required: Mapping[str, int]) -> Non
 
 
 def same_run(left: RunRow, right: RunRow) -> bool:
-    """Whether two runs were created equal; a store may have cleared the thread of one since, so it is not compared."""
+    """Return whether two runs were created equal, but for the thread: a store may have cleared that of one since."""
     return (left.id, tuple(left.parents)) == (right.id, tuple(right.parents)) and _same_json(
         dict(left.header), dict(right.header)
     )
 
 
 def same_row(left: Row, right: Row) -> bool:
-    """Whether two rows are equal as they are stored."""
+    """Return whether two rows are equal as they are stored."""
     return (left.seq, left.kind) == (right.seq, right.kind) and (
         _same_json(left.header, right.header) and left.content == right.content
     )
@@ -781,7 +781,7 @@ def _same_json(left: Any, right: Any) -> bool:
 
 
 def _was_written(change: Change, current: CurrentRows, thread: ThreadRow) -> bool:
-    """Whether a thread of another epoch has it because of this very change."""
+    """Return whether a thread of another epoch has it because of this very change."""
     owner = change.owner if change.lease else None
     if not (change.rows or change.run or owner):
         return False  # only an epoch, a head or a snapshot: another owner could have written the same

@@ -47,7 +47,7 @@ _UNREAD = object()
 
 
 class ReadBudget:
-    """What may still be read for one content or one snapshot, spent before anything is parsed."""
+    """A limit of what may still be read for one content or one snapshot, spent before anything is parsed."""
 
     def __init__(self) -> None:
         self._bytes = MAX_JSON_BYTES
@@ -150,7 +150,7 @@ class Content:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the bytes were computed already, or come from a store."""
+        """True once the bytes were computed, and for a content from a store."""
         return self._data is not None or self._value is _UNREAD
 
     @property

@@ -15,8 +15,8 @@ How concurrent writers are kept apart:
   transaction another connection may be in between. A lost connection is replaced and the write repeated once:
   `plan_write` recognizes a change that was written the first time.
 
-`dspyer.stores.sql` has the statements that are the same in SQLite, `dspyer.stores.postgres` the connections,
-addresses and tables.
+First the connections, addresses and tables of the server, then the store. `dspyer.stores.sql` has the statements that
+are the same in SQLite.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ from dspyer.waiting import at_fork
 # The server of a PostgreSQL store: its connections, its address and its tables.
 #
 # Connections are kept open between uses and shared by the threads of a process, but never by processes: two that use
-# one
-# connection would mix their messages to the server.
+# one connection would mix their messages to the server.
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -228,7 +227,7 @@ def _close_all(connections: list[Connection]) -> None:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether the server ends the connection, even if the client has not noticed yet.
+    """Return whether the server ends the connection, even if the client has not noticed yet.
 
     SQLSTATE classes: 08 is a connection failure, 57P a shutdown or a terminated session, 25P03 an idle transaction that
     took too long.
@@ -614,7 +613,7 @@ def _append(session: PostgresSession, change: Change, encoded: EncodedChange) ->
 
 
 def _is_append(change: Change) -> bool:
-    """Whether a change only appends to a run, moves the head to its rows, or renews a lease."""
+    """Return whether a change only appends to a run, moves the head to its rows, or renews a lease."""
     if change.run or change.snapshot or change.root or change.runs or change.next_epoch is not None:
         return False
     seqs = [row.seq for row in change.rows]

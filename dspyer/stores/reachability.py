@@ -39,7 +39,7 @@ class RunSummary(NamedTuple):
 
 
 class DeletionPlan(NamedTuple):
-    """What a store must delete.
+    """The threads, runs and rows that a store must delete.
 
     Attributes:
         threads: threads to delete.
@@ -153,7 +153,7 @@ def _gaps(spans: Iterable[tuple[int, int]], last: int) -> Iterator[tuple[int, in
 
 
 def _overlap(left: Iterable[tuple[int, int]], right: Collection[tuple[int, int]]) -> bool:
-    """Whether two lists of spans have a row in common; a run without rows is shared by all that reach it."""
+    """Return whether two lists of spans have a row in common; a run without rows is shared by all that reach it."""
     if not right or all(last < first for first, last in right):
         return True
     return any(first <= end and start <= last for first, last in left for start, end in right)

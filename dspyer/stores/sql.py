@@ -1,4 +1,4 @@
-"""What the stores in SQLite and in PostgreSQL have in common: their statements, and the order in which a change writes.
+"""The common part of the stores in SQLite and PostgreSQL: statements, and the order in which a change writes.
 
 The tables are the same, so the statements are too. In a statement, `{s}.` is the schema, `?` a value; an `SQLSession`
 executes it with the driver of its database. What differs between the two is its methods: locks, leases, and how the
@@ -52,16 +52,14 @@ from dspyer.stores.reachability import DeletionPlan, RunSummary, plan_delete_unr
 # How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows compressed, and back.
 #
 # Bytes, not the databases' own text and JSON types: PostgreSQL's `text` refuses the character 0 and its `jsonb`
-# rewrites
-# numbers, and neither database takes the lone surrogates that a model may return.
+# rewrites numbers, and neither database takes the lone surrogates that a model may return.
 #
 # The *body* of an entry or a snapshot is DEFLATE (RFC 1951) over three lines: the header as JSON, the ids of the
-# blobs of
-# the content with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the
-# first two. A body without content has one line. Entries are short and alike, so the compressor begins with a preset
-# dictionary: `zlib.decompressobj(-15, zdict=DICTIONARY).decompress(body)` reads any of them. Two bytes follow, the
-# CRC-16
-# of those before them: the frame that zlib itself puts around them takes ten, a fifth of the body of a short entry.
+# blobs of the content with commas, and the bytes of the content (JSON, unless the store encrypts). No line break
+# occurs in the first two. A body without content has one line. Entries are short and alike, so the compressor begins
+# with a preset dictionary: `zlib.decompressobj(-15, zdict=DICTIONARY).decompress(body)` reads any of them. Two bytes
+# follow, the CRC-16 of those before them: the frame that zlib itself puts around them takes ten, a fifth of the body
+# of a short entry.
 
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -179,7 +177,7 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
 
 
 def encode_ended(row: Row) -> bytes:
-    """How a run ended, by its last row of the kind `"end"`: its status, its number and its header, in three lines."""
+    """Encode how a run ended, by its row of the kind `"end"`: its status, its number and its header, in three lines."""
     return b"%b\n%d\n%b" % (encode_text(ending_of(row)), row.seq, encode_json(row.header))
 
 

@@ -1,7 +1,7 @@
 """A store in one SQLite file, for many threads and processes of one machine.
 
-`dspyer.stores.sqlite` has the connections and the log, `dspyer.stores.sqlite` what is refused,
-`dspyer.stores.sql` nearly all statements; here is what is done otherwise than in PostgreSQL.
+First what is refused, then the connections and the log, then the store. `dspyer.stores.sql` has nearly all statements;
+here is what is done otherwise than in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ from dspyer.waiting import at_fork, gives_up, held_back
 # Opening the file of an SQLite store: its tables and their version, and what is refused.
 #
 # A file that is only read is opened so that nothing is created or changed. SQLite itself makes two files next to a
-# file
-# with a write-ahead log, even for a connection that may not write. So:
+# file with a write-ahead log, even for a connection that may not write. So:
 #
 # - While other programs have the file open, both are there, and a read-only connection uses them (`mode=ro`).
 # - Otherwise all of the data is in the file, which is read without locks (`immutable=1`). Another program may open it
-# at
-#   that moment; it changes the file itself only when it copies its log back. So the file must be the same before and
-#   after each read, or else the read is done again.
+#   at that moment; it changes the file itself only when it copies its log back. So the file must be the same before
+#   and after each read, or else the read is done again.
 
 
 T = TypeVar("T")
@@ -79,13 +77,13 @@ class StoreClosedError(StoreError):
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether SQLite refused because another connection holds a lock."""
+    """Return whether SQLite refused because another connection holds a lock."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the low byte: there are extended codes of it
 
 
 def is_store(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether a file has the tables of a store; False for an empty one.
+    """Return whether a file has the tables of a store; False for an empty one.
 
     Raise `StoreError` for the file of something else, or of another version of dspyer. The tables are read first: they
     come with the application id, in one transaction, and another process may be making them.
@@ -293,26 +291,20 @@ def _close_all(idle: list[tuple[FileFacts, sqlite3.Connection]]) -> None:
 # How SQLite is used, and why:
 #
 # - *Write-ahead log* (WAL, https://sqlite.org/wal.html): a commit appends pages to the `-wal` file, readers keep
-# reading
-#   the older state, and one writer at a time holds the write lock of the file. `synchronous=NORMAL`: a commit is in
-# the
-#   operating system's memory when it returns, so the end of this process loses nothing; a change with `flush` sets
-# FULL
-#   for its transaction and waits for the disk.
+#   reading the older state, and one writer at a time holds the write lock of the file. `synchronous=NORMAL`: a commit
+#   is in the operating system's memory when it returns, so the end of this process loses nothing; a change with
+#   `flush` sets FULL for its transaction and waits for the disk.
 # - *Checkpoints* copy the log back into the file, so that the log can start again from its beginning. The commit that
 #   makes the log too long does this, and pays for it: SQLite does so itself (`wal_autocheckpoint`), from 3.51.3 on.
 #   SQLite before that can lose a commit if a checkpoint starts on a log that is already copied as a whole while
-# another
-#   connection commits. There, the checkpoints of all processes run one after the other, under a lock on the log file,
-# and
-#   each one first writes a page, so that there is always something to copy. A process that finds a log that is too
-# long
-#   empties it: one that was killed may have left it.
+#   another connection commits. There, the checkpoints of all processes run one after the other, under a lock on the
+#   log file, and each one first writes a page, so that there is always something to copy. A process that finds a log
+#   that is too long empties it: one that was killed may have left it.
 # - *Connections*: a call takes one that no other call uses, and gives it back.
 # - *Fork*: SQLite's locks are POSIX locks, which belong to one process, while its memory of them would be copied into
-# the
-#   child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So before a
-#   fork all connections are closed, as soon as each is idle, and both processes open new ones when they need them.
+#   the child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So
+#   before a fork all connections are closed, as soon as each is idle, and both processes open new ones when they need
+#   them.
 # - *Lock order*: `write_lock`, then `opening`, then the locks of connections.
 
 
@@ -600,7 +592,7 @@ class HeldConnection:
 def checkpoint(connection: sqlite3.Connection) -> None:
     """Copy the log into the file, and empty it if all of it was copied: readers may still need it."""
     try:
-        # Writes a page, so that the log has something that is not copied yet: see the module docstring.
+        # Writes a page, so that the log has something that is not copied yet: see above.
         connection.execute(f"PRAGMA application_id={APPLICATION}")
     except sqlite3.OperationalError as error:
         if is_busy(error):

@@ -173,6 +173,7 @@ class _Answer:
         """A call of the tool that is most similar to the inputs; after results, of the one that ends the loop."""
         tools = [tool for tool in self.prompt.tools if tool.name in self.prompt.must_call] or list(self.prompt.tools)
         ends = [tool for tool in tools if tool.name == "submit"]
+        # One call of a tool, then the end: an agent in a test must not go on for ever.
         if len(tools) > len(ends) and any(turn.role == "tool" for turn in self.prompt.turns):
             tools = ends or tools
         elif len(tools) > 1:
@@ -181,6 +182,7 @@ class _Answer:
         similarity = index_of(texts).similarities(" ".join(self.prompt.inputs.values()))
         tool = tools[max(range(len(tools)), key=similarity.__getitem__)]
         properties = dict(tool.schema.get("properties", {}))
+        # Optional arguments are left out: nothing in the prompt asks for them.
         needed = tool.schema.get("required", properties)
         args = {
             name: self.build(PromptField(name, "", tool.description, "text"), properties[name], tool.schema, 1)
@@ -201,6 +203,7 @@ class _Answer:
         for union in ("anyOf", "oneOf", "allOf"):
             options = schema.get(union)
             if options:
+                # A value that may be missing below the first level ends types that refer to themselves.
                 absent = {"type": "null"} if {"type": "null"} in options and depth > 1 else None
                 return self.build(field, absent or options[0], root, depth + 1)
         if "const" in schema or "enum" in schema:
@@ -485,6 +488,7 @@ def _expected(name: str, feedback: str) -> str:
 
 def _corrected(value: str, feedback: str, known: set[str]) -> str:
     """The right value according to feedback: the value that it names, or the given one if it does not object."""
+    # Another known value in the feedback is the right one, if it is the only one.
     named = [other for other in sorted(known) if other != value and re.search(rf"\b{re.escape(other)}\b", feedback)]
     if len(named) == 1 and len(named[0]) <= _VALUE_LENGTH:
         return named[0]

@@ -217,6 +217,7 @@ def _read_inputs(turns: Sequence[Turn], form: PromptForm, task: _Task) -> dict[s
     found: dict[str, str] = {}
     is_current = True
     has_history = any(field.type == "History" for field in task.inputs)
+    # From the end: what was given last counts.
     for turn in reversed(turns):
         is_current = is_current and turn.role != "assistant"
         if turn.role == "assistant" or not (is_current or has_history):
@@ -226,11 +227,13 @@ def _read_inputs(turns: Sequence[Turn], form: PromptForm, task: _Task) -> dict[s
         else:
             read = _read_fields(_without_request(turn.content), form, names | {_RESULTS} if is_current else names)
         found = {**read, **found}
+    # As the signature has them, and not as the messages do: scripts and tests read them in this order.
     order = [field.name for field in task.inputs]
     return {name: found[name] for name in sorted(found, key=lambda name: order.index(name) if name in order else -1)}
 
 
 def _without_request(content: str) -> str:
+    # The last one: an input may quote a prompt.
     requests = list(_REQUEST.finditer(content))
     return content[: requests[-1].start()] if requests else content
 
@@ -242,6 +245,7 @@ def _read_demos(
         if (user.role, assistant.role) != ("user", "assistant"):
             continue
         outputs = _read_outputs(assistant.content, form, given)
+        # A demo of which only some fields are known shows a text in the place of the others.
         supplied = {name: text for name, text in outputs.items() if not text.strip().startswith(_MISSING)}
         if supplied:
             yield Demo(MappingProxyType(_read_fields(_without_request(user.content), form, asked)), supplied)
@@ -335,6 +339,7 @@ def _literal_values(type_: str) -> tuple[str, ...]:
     if start < 0:
         return ()
     end = type_.find("]", start)
+    # The values of a `Literal` may hold brackets themselves.
     while end >= 0:
         try:
             values = ast.literal_eval(type_[start + len("Literal") : end + 1])
@@ -392,6 +397,7 @@ class TextEngine:
             ToolCallPart(id=call.id or f"call_{number}", name=call.name, input=dict(call.args))
             for number, call in enumerate(answer.calls, before)
         ]
+        # Counted as a provider counts them: calls are output, too.
         outputs = [answer.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
         read = sum(count_tokens(turn.content) for turn in turns_of(request))
         usage = Usage(input_tokens=read, output_tokens=sum(map(count_tokens, outputs)))
@@ -444,6 +450,7 @@ class TextLM(dspy.LM):
 
     def __init__(self, model: str, writer: AnswerWriter, **kwargs: Any) -> None:
         engine = TextEngine(writer)
+        # A cache would hide calls from a test, and a retry would use up a second answer.
         defaults = {"cache": False, "num_retries": 0}
         super().__init__(model, engine=engine, async_engine=AsyncTextEngine(engine), **{**defaults, **kwargs})
 
@@ -503,5 +510,6 @@ def _next_sampling(request: Request) -> Sampling:
     if call is None:
         return Sampling(request.config.temperature or 0.0)
     current = Sampling(call.temperature, call.rollout, call.candidate)
+    # One call of DSPy asks for several candidates by one request each.
     call.candidate += 1
     return current

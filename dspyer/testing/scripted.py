@@ -93,6 +93,7 @@ class ScriptedLM(TextLM):
 
     def __enter__(self) -> Self:
         stack, failed = ExitStack(), _LastError()
+        # The error of a run that does not raise is often why answers are left.
         stack.enter_context(dspy.context(lm=self, callbacks=[*(dspy.settings.callbacks or ()), failed]))
         self._script.entered.append((stack, failed))
         return self
@@ -100,6 +101,7 @@ class ScriptedLM(TextLM):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # In the script and not here: an optimizer may copy the LM inside of the block.
         stack, failed = self._script.entered.pop()
         stack.close()
         try:
@@ -276,11 +278,13 @@ class AnswerScript:
     def write(self, prompt: Prompt, _sampling: Sampling, /) -> LMAnswer:
         """The answer to one call."""
         with self.lock:
+            # Under the lock: two threads must not get one answer of a list.
             rule = next((rule for rule in self.rules if rule.matches(prompt) and rule.has_answer()), None)
             answer = rule.take() if rule else UnexpectedCallError(self._unexpected(prompt))
         try:
             written = _written(answer, prompt)
         except BaseException as error:  # an answer may be any exception, KeyboardInterrupt too
+            # Recorded though it raises: `assert_used` reports an unexpected call that the program has caught.
             self._record(ScriptedCall(prompt, error=error))
             raise
         self._record(ScriptedCall(prompt, answer=written.text, tool_calls=written.calls))
@@ -313,6 +317,7 @@ class AnswerScript:
         last = self.calls[-1] if self.calls else None
         if last is None or last.answer is None or prompt.form != "json" or last.prompt.form != "chat":
             return ""
+        # Another call, which has nothing to do with the last answer.
         if dict(last.prompt.inputs) != dict(prompt.inputs):
             return ""
         return f". DSPy asks again in JSON because it could not parse the answer before: {_short(last.answer)!r}"
@@ -329,7 +334,9 @@ def rules_of(script: Any) -> list[AnswerRule]:
             f"a script is a list of answers, a mapping from match to answer, a list of pairs, or a function, "
             f"not {type(script).__name__}"
         )
+    # An answer is never a tuple, so pairs and answers cannot be taken for each other.
     pairs = [isinstance(item, tuple) and len(item) == 2 for item in script]
+    # A list of pairs with one lone answer is a mistake that would otherwise match nothing.
     if any(pairs):
         if not all(pairs):
             lone = next(item for item, paired in zip(script, pairs, strict=True) if not paired)
@@ -370,6 +377,7 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
         answer = {name: value for name, value in answer.items() if called.get(name) is None}
         if calls and not answer:
             return LMAnswer("", calls)
+    # Nothing names the fields that it asks for.
     if prompt.form == "plain":
         return LMAnswer(json.dumps(dict(answer)), calls)
     unknown = [name for name in answer if name not in prompt.asks]
@@ -379,6 +387,7 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
             f"an answer of the script does not fit the call: "
             f"{'; '.join([*_list_if_any('it lacks', missing), *_list_if_any('it has', unknown)])}. {_call_text(prompt)}"
         )
+    # `reasoning` may be left out: few tests are about it.
     values = {name: answer.get(name, "") for name in prompt.asks}
     return LMAnswer(write_answer(prompt, values), calls)
 

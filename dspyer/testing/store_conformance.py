@@ -57,7 +57,7 @@ from dspyer.values.freezing import same
 
 
 class StoreConformance:
-    """What a store promises, as tests.
+    """The promises of a store, as tests.
 
     A subclass with a fixture named `store` is all that pytest needs; each test gets an empty store. A subclass that
     also defines `opener` is tested through a second store object and from other processes, some of which are killed
@@ -357,7 +357,7 @@ class StoreConformance:
         play(store, begin("t", "r", 2), claim, *late, append("t", "r", 2, epoch=2))
 
     def test_the_owner_of_a_deleted_thread_cannot_write(self, store: Store) -> None:
-        """Whether another thread has the name since or not."""
+        """In both cases: another thread has the name since, or none has."""
         late = [append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)]
         play(store, begin("t", "r", 2), deleting("t"), *late)
         store.write(begin("t", "new", 1))

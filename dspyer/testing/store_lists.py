@@ -1,4 +1,4 @@
-"""What a store promises of its lists of runs: `check_lists` is called by `StoreConformance`."""
+"""The promises of a store for its lists of runs: `StoreConformance` calls `check_lists`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_run(
 
 
 def listed(store: Store, query: RunQuery) -> list[tuple[str, str, str, int, int | None]]:
-    """What a list has of each run: thread, run, status, its last row, and its end."""
+    """Return what a list has of each run: thread, run, status, its last row, and its end."""
     return [
         (one.thread.name, one.run.id, one.status, one.last, one.end and one.end.seq) for one in store.list_runs(query)
     ]
@@ -107,7 +107,7 @@ def check_queries(store: Store) -> None:
 
 
 def listed_slowly(store: Store, query: RunQuery) -> list[tuple[str, str, str, int, int | None]]:
-    """What `Store.list_runs` answers."""
+    """Return what `Store.list_runs` answers, which reads all rows."""
     found = Store.list_runs(store, query)
     return [(one.thread.name, one.run.id, one.status, one.last, one.end and one.end.seq) for one in found]
 

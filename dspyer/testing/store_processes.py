@@ -92,13 +92,13 @@ def write_concurrently(store: Store, changes: Sequence[Change]) -> list[bool]:
 
 
 def has_all_blobs(store: Store, run: str) -> bool:
-    """Whether the store has all blobs that the rows of a run refer to."""
+    """Return whether the store has all blobs that the rows of a run refer to."""
     contents = [entry.content for entry in store.rows(run) if entry.content is not None]
     return all(set(found.refs) <= {blob_id(data) for data in blobs_of(store, found).values()} for found in contents)
 
 
 def expected_after(name: str, count: int) -> dict[str, Any]:
-    """What `read_back` must return after the first `count` changes: what it returns of a store in memory."""
+    """Return what `read_back` finds in a store in memory after the first `count` changes."""
     store = Memory()
     for change in changes_of_every_kind(name)[:count]:
         store.write(change)
@@ -106,7 +106,7 @@ def expected_after(name: str, count: int) -> dict[str, Any]:
 
 
 def read_back(store: Store, name: str) -> dict[str, Any]:
-    """What the store has of the threads and runs of `changes_of_every_kind`."""
+    """Read the threads and runs of `changes_of_every_kind` from a store."""
     found: dict[str, Any] = {}
     for thread in (store.thread(name), store.thread(f"{name} copy")):
         if thread is not None:

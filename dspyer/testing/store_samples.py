@@ -256,7 +256,7 @@ def play(store: Store, *steps: Step) -> None:
 
 
 def outcome(store: Store, step: Step) -> object:
-    """What a call of a store returns, or the kind of error with which it is refused."""
+    """Return what a call of a store returns, or the kind of error with which it is refused."""
     try:
         return store.write(step) if isinstance(step, Change) else step(store)
     except (ConcurrentRunError, ValueError) as error:

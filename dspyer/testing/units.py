@@ -27,7 +27,7 @@ from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
-from dspyer.runtime.session_views import Fields, RunViews
+from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.provenance import PriorHistory
 from dspyer.scheduler.schedule import Branch
 from dspyer.schema.schema import Schema
@@ -75,6 +75,7 @@ def call_node(
     schema = graph.topology.schema
     with _without_run(program):
         reply = run_script(graph.nodes[node].script(call))
+        # Posts end with the node, as in a run.
         call.context.delegate.finish()
         updates = given(call, reply.updates, schema)
         updates = run_script(condensed(graph.condensers.get(node, {}), updates, call))
@@ -154,6 +155,7 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
     graph = program.graph
     nodes = dict(graph.nodes)
     senders: list[Node | Router] = [*nodes.values(), *graph.routers]
+    # A `Send` may bring values that are no fields: a fake may read them, too.
     sent = {target for sender in senders if sender.sends for target in sender.goto}
     problems: list[str] = []
     for name, fake in fakes.items():
@@ -165,9 +167,11 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
     if problems:
         raise GraphError(problems)
     twin: CompiledGraph = program.deepcopy()
+    # The fake gives what it gives: a condenser would call its LM.
     condensers = {name: found for name, found in graph.condensers.items() if name not in fakes}
     twin._graph = replace(graph, nodes=nodes, condensers=condensers)
     for name in fakes:
+        # The module of a node that is replaced must not be tuned or saved.
         twin.__dict__.pop(name, None)
     return twin
 
@@ -213,8 +217,9 @@ def _call(
         schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
     )
     current = ImmutableState(state)
+    # A view may ask who wrote a value: the test did.
     log = PriorHistory.of_state(current, START).log
-    views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
+    views = RunViews(program.graph, Fields(FieldsOrigin(schema, whole_values=False)), log, None)
     host = AttemptHost(first_of(answer_source(answers), program.graph.answer), program, given, views)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
     return Call(current, Context("test", node, delegate=attempt), program, None, given)

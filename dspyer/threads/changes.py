@@ -137,7 +137,7 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
             "a run with its inputs, rerun from its START; to continue differently, thread.copy(to=..., at=...)"
         )
     records = thread.read_records(prefix.run)
-    records.resumes = 0
+    records.resumes = 0  # what follows is done anew: its resumes without progress are counted from here
     thread.count_before(records, prefix.run, head.row.root)
     thread.compatibility.check_graph(prefix.run)
     _, names = thread.compatibility.allowed(prefix.run, True)  # a rerun is one of the graph as it is now
@@ -257,6 +257,7 @@ def _run_with(
     thread: StoredThread, head: ThreadHead, parents: tuple[Point, ...], first: int, commit: DraftRow, status: str
 ) -> NewRun:
     """A run that has one commit, of version `first`, and has ended."""
+    # Only a completed run has a digest: more rows follow the end of an open one.
     digest = Journal(thread.store, thread.name, 0, "", 0).digest([commit]) if status == "completed" else None
     before = totals_at(thread.store, parents, head.row.root)
     run = RunRow(new_run_id(), thread.name, parents, thread.run_header(head, first))
@@ -299,6 +300,8 @@ def _write_run(store: Store, thread: ThreadRow, made: NewRun) -> None:
         Change(
             thread.name,
             thread.epoch,
+            # A new epoch though no run owns the thread: a start that has read the old head is refused then. Of a new
+            # thread the store chooses the epoch.
             thread.epoch + 1 if thread.epoch else None,
             lease=0.0,
             head=Point(run.id, rows[-1].seq),
@@ -441,7 +444,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     for conflict in merged.conflicts:
         if _lasts(thread, conflict.path[0]):
             log_conflict(conflict)
-    heads = (head.row.head, other_head.row.head)
+    heads = (head.row.head, other_head.row.head)  # ours first: readers fold along first parents
     # Its version counts the commits of both sides.
     version = head.next_version + history.count_settled_not_in(*heads)
     commit = Commit(FIRST, version, f"join:{other.name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())

@@ -24,9 +24,9 @@ from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreErro
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
 from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
-from dspyer.log.reader import HistoryReader, check_snapshot, cyclic_history, read_run
+from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
 from dspyer.log.rows import EndRow, is_readable
-from dspyer.log.time_travel import Bounds, ThreadReader, check_thread_name, failures_in, last_end, thread_bounds
+from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunQuery, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
 from dspyer.stores.content import Content, ReadBudget, blob_id
@@ -49,7 +49,7 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
             digest.update(data)
             file.write(data)
         file.write(dump({"digest": digest.hexdigest()}) + b"\n")
-    part.replace(target)
+    part.replace(target)  # only now: a file of that name is whole, or as it was
     return digest.hexdigest()
 
 
@@ -214,9 +214,10 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported) -> None:
         store.write(Change(name, epoch, run=run._replace(thread=name if run.thread else ""), lease=LEASE))
         count += is_new
         last = -1 if is_new else max((row.seq for row in store.rows(run.id)), default=-1)
-        fresh = [row for row in rows if row.seq > last]
+        fresh = [row for row in rows if row.seq > last]  # of a shared run, what the store lacks
         for start in range(0, len(fresh), BATCH):
             store.write(Change(name, epoch, lease=LEASE, rows_of=run.id, rows=fresh[start : start + BATCH]))
+    # The head comes last, with the end of the ownership: until then no reader follows it into runs that are not whole.
     runs = max(thread.runs - count, 0)  # later runs get labels that none of these has
     end = Change(name, epoch, lease=0.0, head=thread.head, root=thread.root, flush=True, runs=runs)
     store.write(end._replace(snapshot=exported.snapshot))

@@ -103,7 +103,10 @@ def fingerprint_of(program: HasGraph) -> GraphFingerprint:
 
 
 def graph_facts(program: HasGraph) -> dict[str, Any]:
-    """The facts of a graph; empty ones are left out, so that a new kind of fact leaves old fingerprints as they are."""
+    """The facts of a graph; empty ones are left out, so that a new kind of fact leaves old fingerprints as they are.
+
+    The order of edges is one of them: it numbers the branches of a fork, and the ids of their commits.
+    """
     graph = program.graph
     topology = graph.topology
     facts = {
@@ -275,22 +278,15 @@ class OtherGraphs(NamedTuple):
 NO_OTHERS = OtherGraphs()
 
 
+@dataclasses.dataclass(frozen=True)
 class GraphCompatibility:
     """Compares the graph of a program with the graphs that made the runs of one thread."""
 
-    def __init__(
-        self,
-        thread: str,
-        graph: GraphSpec,
-        fingerprint: GraphFingerprint,
-        reader: HistoryReader,
-        others: OtherGraphs,
-    ) -> None:
-        self.thread = thread
-        self.graph = graph
-        self.fingerprint = fingerprint
-        self.reader = reader
-        self.others = others
+    thread: str
+    graph: GraphSpec
+    fingerprint: GraphFingerprint
+    reader: HistoryReader
+    others: OtherGraphs
 
     def changed(self, last: RunRows | None) -> bool:
         """Whether the graph differs from that of the last run. Runs of old versions name no graph: they fit any."""
@@ -311,7 +307,7 @@ class GraphCompatibility:
             return
         other = f"graph {name!r}"
         if not (named and graph.named):
-            made_by = self._made_by(last)
+            made_by = self._made_by(last) if self.changed(last) else None
             if made_by is None or in_common(made_by, self.fingerprint.facts):
                 return
             other = f"a graph {name!r} that has no node and no field in common with it"
@@ -360,6 +356,7 @@ class GraphCompatibility:
                 "returns the new ones",
                 sorted(problems),
             )
+        # The same object, if nothing has changed: then a run commits no patch that adapts the state.
         if list(values) == list(state) and all(same(values[name], state.raw(name)) for name in values):
             return Adapted(state, state)
         return Adapted(state, ImmutableState(values))
@@ -367,7 +364,7 @@ class GraphCompatibility:
     def _migrated(self, state: ImmutableState, migrate: Migrate) -> dict[str, Any]:
         """The values that `migrate=` returns."""
         thread, schema, new = self.thread, self.graph.topology.schema, migrate(thaw(state))
-        if not isinstance(new, Mapping):
+        if not isinstance(new, Mapping):  # a function of the user
             raise ChangedGraphError(
                 f"migrate= returned {brief(new)} for thread {thread!r}: it must return the values of the fields as a "
                 "dict",
@@ -461,6 +458,7 @@ class GraphCompatibility:
             adapted = self.adapted(branch.state, last)
             patch = adapted.patch(schema, {})
             state = adapted.state
+            # New fields get their defaults here, since only the first commit of a run gives defaults.
             for name, field in schema.fields.items():
                 value = field.default(state) if name not in state else DELETE
                 if value is not DELETE:
@@ -514,7 +512,7 @@ class Adapted(NamedTuple):
                 old, new = self.before.raw(name, DELETE), after.raw(name, DELETE)
                 if not same(old, new):
                     found[name] = diff_value(old, new)
-            elif adapted:
+            elif adapted:  # in one patch: what the field holds after the adaptation, then what is folded in
                 value = self.state.raw(name, DELETE)
                 updates = [DELETE if value is DELETE else Replace(value), *([patch[name]] if name in patch else [])]
                 found[name] = updates[0] if len(updates) == 1 else Updates(*updates)
@@ -679,6 +677,7 @@ def changed_fields(old: FingerprintFacts, new: FingerprintFacts) -> set[str]:
     if old.get("open"):
         return set(after)
     found = set()
+    # Fields that are new have no value, and those that are gone leave the state: only common ones can misfit.
     for name in before.keys() & after.keys():
         # The classes that its type names, directly or through the fields of other classes.
         reached: set[str] = set()
@@ -762,7 +761,7 @@ def _holds(value: Any, name: str) -> bool:
     parts: Iterable[Any] = ()
     cls = type(value)
     if isinstance(value, CopyOnRead):
-        if isinstance(value.content, Opaque):
+        if isinstance(value.content, Opaque):  # its bytes came from the store, and go back as they are
             return False
         cls, parts = value.cls, (value.content,)
     elif isinstance(value, FrozenDict):

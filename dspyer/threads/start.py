@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import time
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,9 +26,9 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import fold_run, recover_state
+from dspyer.log.history import CommitListing, fold_run, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, read_run
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
     NO_BLOBS,
@@ -42,7 +43,7 @@ from dspyer.log.rows import (
     open_row,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, check_thread_name, resumes_without_progress, thread_redactor
+from dspyer.log.time_travel import ThreadReader, resumes_without_progress, thread_redactor
 from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -60,7 +61,7 @@ from dspyer.threads.graph_changes import (
     decoder,
     fingerprint_of,
 )
-from dspyer.threads.views_across_runs import EarlierRuns, recent_indexes
+from dspyer.threads.views_across_runs import EarlierRuns
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.persistent import PersistentVector
@@ -159,9 +160,12 @@ class StoredThread:
         self.program, self.graph, self.schema, self.name = program, graph, schema, name
         self.store = CheckedStore(store, *check)
         self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
-        self.history = ThreadReader(self.reader, name)
         self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
-        self._recent = recent_indexes(program)
+
+    @cached_property
+    def history(self) -> ThreadReader:
+        """The reader of its past, which a run does not need."""
+        return ThreadReader(self.reader, self.name)
 
     def redactor(self) -> Redactor | None:
         """Return what hides values of the thread where it is read; None if the graph hides none."""
@@ -177,6 +181,7 @@ class StoredThread:
         """The end of a thread by its row: remembered, if this process has written it, else read."""
         if row is None or row.head is None:
             return ThreadHead(row or ThreadRow(self.name, None, 0), None, ImmutableState(), 0)
+        # By the class of states, since another graph may read the same values as other classes.
         known = self.store.heads.get(row, self.schema.model)
         if known is None:
             return self.head_at(row, row.head)
@@ -295,6 +300,7 @@ class StoredThread:
         last, names = self.compatibility.allowed(read_run(self.store, at), allow)
         asked = _Asked(self, last)
         given, records = asked.given(answers or {}), asked.records
+        # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
         records.answers.update(given)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
@@ -383,7 +389,7 @@ class StoredThread:
         state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch, made)
         fresh: RunState = start(self.graph.topology, before, first, node)
         try:
-            rows = records.commits(())
+            rows = records.commits(())  # of the run's own graph: those of graphs inside are replayed by their nodes
             run = replay(fresh, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
         except ChangedGraphError as error:
             raise self.compatibility.explained(error, last) from None
@@ -416,8 +422,11 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        listed = self.history.cache.up_to
-        return EarlierRuns(self.graph, self.reader, listed, self._recent, self.name, parents[0], row.root, state, first)
+        listed, root = self._commits_up_to, row.root
+        return EarlierRuns(self.graph, self.reader, listed, self.program, self.name, parents[0], root, state, first)
+
+    def _commits_up_to(self, at: Point) -> CommitListing:
+        return self.history.cache.up_to(at)
 
     # --- totals
 

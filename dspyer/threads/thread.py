@@ -51,6 +51,7 @@ class Thread:
         self.name = name
         self._program = program
         self._store = store
+        # Made once: it caches the history that was read, and holds nothing of a run between two calls.
         self._stored = StoredThread(program, store, name, others)
 
     # --- run

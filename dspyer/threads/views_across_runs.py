@@ -35,7 +35,7 @@ class EarlierRuns:
         graph: the graph of the run.
         reader: reads the history.
         list_commits: lists all commits up to a row of the thread.
-        recent: the indexes that the program caches.
+        program: it caches indexes of fields.
         thread: the name of the thread.
         head: the last row of this history.
         root: the row at which it begins, if older history was pruned.
@@ -46,7 +46,7 @@ class EarlierRuns:
     graph: GraphSpec
     reader: HistoryReader
     list_commits: Callable[[Point], CommitListing]
-    recent: RecentIndexes
+    program: object
     thread: str
     head: Point
     root: Point | None
@@ -79,20 +79,22 @@ class EarlierRuns:
         of = IndexedField.of(self.reader.schema.fields.get(name))
         if of is None:
             return None
-        known = self.recent.get(self.head, name, self.root)
+        recent = recent_indexes(self.program)
+        known = recent.get(self.head, name, self.root)
         if known is not None:
             return known
         indexes, number, before = FieldIndexes(of), 0, None
         for span in runs_back(self.reader.store, self.head, self.root):
             before = span.at
             # At the newest run, number is still 0: its end is the head, for which no index is cached.
-            known = self.recent.get(before, name, self.root) if number else None
+            known = recent.get(before, name, self.root) if number else None
             if known is not None:
                 indexes.begin(number - 1, known)
                 break
             number = span.first
+        # The older index is dropped: nothing begins there any more, unless the thread is rerun from before it.
         made = indexes.at(log, self.first - 1)
-        self.recent.put(self.head, name, made, before if known is not None else None, self.root)
+        recent.put(self.head, name, made, before if known is not None else None, self.root)
         return made
 
     def entry(self, number: int, name: str) -> LogEntry:
@@ -103,6 +105,7 @@ class EarlierRuns:
         the values in it count as new, with an unknown author.
         """
         parts = self._parts
+        # Back from the newest: a view mostly asks for what is new since the last run.
         while not parts or number < parts[-1].first:
             oldest = parts[-1] if parts else None
             at = self.head if oldest is None else oldest.history.snapshot_at

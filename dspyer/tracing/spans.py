@@ -117,6 +117,7 @@ class _OpenTelemetry:
         # The span of the caller, if a run continues another trace.
         self.caller_key = context.create_key("dspyer-caller")
         self._suppressed = str(getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
+        # What a program has that sets no provider.
         self._none = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
         self._last: tuple[object, Tracer] | None = None
 
@@ -156,6 +157,7 @@ def span_layers() -> tuple[Layer, ...]:
     found = _tracing()
     if found is None:
         return ()
+    # Shared by the three layers: an event of a run must find the span of its node.
     open_runs = _OpenRuns()
     return NodeSpans(found, open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
 
@@ -184,6 +186,7 @@ def continued_trace(request: Any) -> AbstractContextManager[None]:
     try:
         stored = api.stored(trace)
         there, caller = (api.trace.get_current_span(one).get_span_context() for one in (stored, None))
+        # The caller is in that trace already, or there is none to continue.
         if not there.is_valid or there.trace_id == caller.trace_id:
             return UNTRACED
         around = api.trace.set_span_in_context(api.trace.get_current_span(stored))
@@ -283,6 +286,7 @@ class RunSpans:
         api, graph = self._api, self._graph
         current = api.context.get_current()
         self._prefix = str(api.context.get_value(api.node_key, current) or "")
+        # A session that the user has named is meant for all spans in it.
         user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
         if self._thread:
             self._common = {SESSION_ID: user_session or self._thread, CONVERSATION: self._thread}
@@ -309,6 +313,7 @@ class RunSpans:
             if self._thread and not user_session:  # the instrumentation of OpenInference puts it on DSPy's spans
                 inside = api.context.set_value(SESSION_ID, self._thread, inside)
             self._context = inside
+            # A trace that goes on is stored already.
             if self._stored and not continues:
                 self._keep_trace(session)
         return _Current(api, self._context)
@@ -328,6 +333,7 @@ class RunSpans:
 
     def _keep_trace(self, session: Any) -> None:
         """Queues the row with the trace context: with the first commit of a new run, at once in a resumed one."""
+        # The format of W3C: the process that resumes the run may have another exporter.
         carrier: dict[str, str] = {}
         self._api.propagator.inject(carrier, context=self._context)
         if not carrier:
@@ -340,6 +346,7 @@ class RunSpans:
 
     def end(self, session: Any) -> None:
         """Ends the span of the run, and those of the executions that nothing was committed of."""
+        # A list: threads that still end take theirs out meanwhile.
         for execution in list(self._running):
             self._finish(execution, "stopped")
         span = self._span
@@ -389,6 +396,7 @@ class RunSpans:
             self._left_with(execution, error)
             raise
         finally:
+            # Here and not at the event: waiting for siblings, or for the store, is no time of the node.
             running.ended = running.ended or time.time_ns()
 
     def _current_node(self, name: str, span: Span) -> _Current:
@@ -413,6 +421,7 @@ class RunSpans:
             before = "" if position is None else _node_before(call.runner.session.run, position.head)
             if before:
                 attributes[NODE_PARENT] = self._prefix + before
+            # The first node of a run inside of a node follows that node.
             elif self._prefix:
                 attributes[NODE_PARENT] = self._prefix[:-1]
             running = _Running(self._tracer.start_span(f"{INVOKE_NODE} {name}", self._context, attributes=attributes))

@@ -239,7 +239,7 @@ def test_a_layer_of_items_replies_what_an_item_gives(kind: type[Replies], play: 
         assert isinstance(mapped(wrong).error, NodeOutputError)
 
 
-@each("hook", ["of", "surrounds", "around", "run", "event", "shown"])
+@each("hook", ["of", "surrounds", "around", "run", "event"])
 def test_a_stop_elsewhere_than_in_admit_says_so(hook: str, play: Play) -> None:
     def stops(self: Layer, *given: object, **more: object) -> None:
         raise Stop("enough")

@@ -22,7 +22,13 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
-from dspyer.lm.source import EdgeText, FunctionText, MapText, graph_text, parsed, reduce_program, source_class
+from dspyer.graph.compile import source_text
+from dspyer.graph.spec import EdgeDeclaration
+from dspyer.lm.source import parsed, reduce_program, source_class
+from dspyer.nodes.node import MapOptions
+from dspyer.nodes.options import node_options
+from dspyer.nodes.router import RouterOptions
+from dspyer.schema.schema import Schema
 from tests.rows import each
 
 
@@ -32,6 +38,15 @@ class Numbered(BaseModel):
 
 def count(x: int) -> dict[str, int]:
     return {"x": x + 1}
+
+
+def text_of(nodes: dict[str, Any], edges: Any = (), *, schema: type[BaseModel] | None = None, name: str = "G") -> str:
+    """The text of a graph; a node may be given as the arguments of `node_options`."""
+    options = Graph(schema, name=name)._options
+    given = {one: node if isinstance(node, dict) else {"node": node} for one, node in nodes.items()}
+    return source_text(
+        options, [node_options(one, schema=Schema.of(None), **node) for one, node in given.items()], edges
+    )
 
 
 TEXT = "class Chain(dspy.Module):\n    'a -> b'\n"
@@ -72,8 +87,8 @@ def test_a_graph_that_is_made_again_parses_no_source_again(monkeypatch: pytest.M
 
     def text() -> str:
         again: Callable[[int], str] = lambda x: "count" if x < 3 else END  # noqa: E731 - it stands on a line of its own
-        edges = [EdgeText("START", ("count",)), EdgeText("count", ("count", "END"), again)]
-        return graph_text("G", schema=Numbered, nodes={"count": count}, edges=edges)
+        edges = [EdgeDeclaration(("START",), ("count",)), RouterOptions("count", again, ["count", "END"])]
+        return text_of({"count": count}, edges, schema=Numbered)
 
     first = text()
     assert "x: int = 0" in first
@@ -100,7 +115,7 @@ def test_an_unused_class_is_removed() -> None:
     ("name", "expected"), [("My graph!", "My_graph_"), ("", "Graph"), ("1st", "Graph_1st"), ("Übung", "Übung")]
 )
 def test_any_name_of_a_graph_gives_a_class(name: str, expected: str) -> None:
-    text = graph_text(name, schema=None, nodes={}, edges=[])
+    text = text_of({}, name=name)
     assert source_class(name, Base, text).__name__ == expected
     assert inspect.getsource(source_class(name, Base, text)) == text
     compile(text, "text", "exec")
@@ -134,8 +149,8 @@ class Judge:
         return "again" if name else "done"
 
 
-def line_of(node: object) -> str:
-    text = graph_text("G", schema=None, nodes={"x": node}, edges=[])
+def line_of(node: Any) -> str:
+    text = text_of({"x": node})
     return next(line.strip() for line in text.splitlines() if '"x"' in line)
 
 
@@ -162,11 +177,11 @@ class Sig(dspy.Signature):
         (dspy.ChainOfThought(Sig), 'graph.add_node("x", dspy.ChainOfThought("a -> b: list[int]"))'),
         (Base(), 'graph.add_node("x", Base())'),
         (
-            FunctionText(named, {"ask": dspy.Predict("a -> b")}),
+            {"node": named, "modules": {"ask": dspy.Predict("a -> b")}},
             'graph.add_node("x", named, modules={"ask": dspy.Predict("a -> b")})',
         ),
         (
-            MapText(FunctionText(named), "docs", "doc", "found"),
+            {"node": named, "map": MapOptions("docs", "doc", "found", None, None, 0.0)},
             'graph.add_map("x", named, over="docs", item="doc", into="found")',
         ),
     ],
@@ -177,13 +192,13 @@ def test_every_kind_of_node_is_one_call(node: object, line: str) -> None:
 
 def test_edges_are_the_users_calls() -> None:
     edges = [
-        EdgeText("START", ("a",)),
-        EdgeText("a", ("b", "c")),
-        EdgeText("b", ("a", "END"), Judge(), {"again": "a", True: "END"}),
-        EdgeText("c", ("a", "END"), "category"),
-        EdgeText("d", (), named),
+        EdgeDeclaration(("START",), ("a",)),
+        EdgeDeclaration(("a",), ("b", "c")),
+        RouterOptions("b", Judge(), {"again": "a", True: "END"}),
+        RouterOptions("c", "category", ["a", "END"]),
+        RouterOptions("d", named),
     ]
-    text = graph_text("G", schema=Doc, nodes={}, edges=edges, doc='Says "so".')
+    text = text_of({}, edges, schema=Doc)
 
     assert [line.strip() for line in text.splitlines() if "graph.add" in line] == [
         'graph.add_edge(START, "a")',
@@ -195,13 +210,13 @@ def test_edges_are_the_users_calls() -> None:
     assert "graph = Graph(Doc)" in text
     assert inspect.getsource(Doc).strip().splitlines()[-1] in text
     assert 'return {"name": question}' in text
-    assert text.startswith('class G(dspy.Module):\n    """Says "so".')
+    assert text.startswith('class G(dspy.Module):\n    """A graph of nodes')
     assert "0x" not in text
     compile(text, "text", "exec")
 
 
 def test_each_source_is_shown_once() -> None:
-    text = graph_text("G", schema=None, nodes={"a": named, "b": named, "c": Judge(), "d": Judge()}, edges=[])
+    text = text_of({"a": named, "b": named, "c": Judge(), "d": Judge()})
     assert text.count("def named(") == 1
     assert text.count("class Judge") == 1
 
@@ -213,7 +228,7 @@ def test_functions_of_equal_code_have_the_texts_of_their_files(tmp_path: Path, m
     first, second = (importlib.import_module(name).add for name in ("first_file", "second_file"))
     assert first.__code__ == second.__code__
     for name, function in (("first_file", first), ("second_file", second)):
-        assert f"# {name}" in graph_text("G", schema=None, nodes={"add": function}, edges=[])
+        assert f"# {name}" in text_of({"add": function})
 
 
 def test_the_source_of_a_function_that_is_made_again_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +240,7 @@ def test_the_source_of_a_function_that_is_made_again_is_read_once(monkeypatch: p
 
     getsource = Mock(wraps=inspect.getsource)
     monkeypatch.setattr(inspect, "getsource", getsource)
-    texts = {graph_text("G", schema=None, nodes={"add": make(n)}, edges=[]) for n in range(3)}
+    texts = {text_of({"add": make(n)}) for n in range(3)}
     assert len(texts) == getsource.call_count == 1
 
 

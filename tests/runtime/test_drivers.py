@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import anyio
-import dspy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,17 +194,6 @@ def test_running_siblings_finish_after_a_failure(everywhere: Play) -> None:
     assert [(c.node, c.version) for c in run.commits] == [("START", 0), ("a", 1), ("c", None)]
     with pytest.raises(KeyError, match="no b"):
         _ = run.prediction
-
-
-def test_a_failed_router_discards_the_patch_of_its_node(play: Play) -> None:
-    def route(count: int) -> str:
-        raise ZeroDivisionError("router")
-
-    graph = Graph(Log).add_node("a", says("a")).add_edge(START, "a").add_conditional_edges("a", route, {"x": END})
-    run = play(graph.compile(), {})
-    assert isinstance(run.error, ZeroDivisionError)
-    assert [c.node for c in run.commits] == ["START"]
-    assert run.state["log"] == []
 
 
 BAD: list[tuple[Any, type[Exception], str]] = [
@@ -531,19 +519,6 @@ def test_a_time_limit_waits_until_cancelled_nodes_have_cleaned_up() -> None:
     asyncio.run(main())
 
 
-def test_a_node_that_cancels_itself_ends_the_run_instead_of_hanging_it() -> None:
-    async def gives_up(state: Any) -> None:
-        raise asyncio.CancelledError
-
-    async def main() -> None:
-        graph = Graph(Log).add_node("gives_up", gives_up).add_node("beside", says("beside"))
-        program = graph.add_edge(START, ["gives_up", "beside"]).add_edge(["gives_up", "beside"], END).compile()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(program.acall(), 30)
-
-    asyncio.run(main())
-
-
 def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
     def work(state: Any) -> None:
         raise KeyboardInterrupt
@@ -553,17 +528,6 @@ def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
         program.run({})
     with pytest.raises(KeyboardInterrupt):
         program()
-
-
-def test_concurrent_runs_of_one_program_are_independent() -> None:
-    program = fork().compile()
-    evaluate = dspy.Evaluate(
-        devset=[dspy.Example(start=str(i)).with_inputs("start") for i in range(24)],
-        metric=lambda example, prediction, trace=None: prediction.count == 5,
-        num_threads=8,
-        display_progress=False,
-    )
-    assert evaluate(program).score == 100.0
 
 
 def test_node_failed_event_holds_the_error(play: Play) -> None:
