@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import MapError, SearchError, StepLimitError, suggestion
+from dspyer.errors import DspyerError, StepLimitError, suggestion
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -191,8 +191,8 @@ class FailedBranch(NamedTuple):
 
     @property
     def all_attempts(self) -> tuple[Failure, ...]:
-        """The attempts before the last one, and the items of a map, or the trials of a search, that have failed it."""
-        inside = self.error.failures if isinstance(self.error, MapError | SearchError) else ()
+        """The attempts before the last one, and those of the parts of a node that have failed it, as items of a map."""
+        inside = getattr(self.error, "failures", ()) if isinstance(self.error, DspyerError) else ()
         return (*self.failed_attempts, *inside)
 
     @property
