@@ -66,6 +66,11 @@ REMOVED: dict[str, str] = {
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
+    "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",
+    "ArchivedThread.execution": "record = thread.record(): record.step(id), record.state(id), record.calls(id)",
+    "ArchivedThread.posts": "thread.record(): each of its steps has its posts",
+    "ArchivedThread.conflicts": "thread.record(): each of its joins has its conflicts",
+    "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import dspyer
 from dspyer import errors
 
 CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES["ArchivedThread"] = inspect.signature(dspyer.Archive.thread, eval_str=True).return_annotation
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)
