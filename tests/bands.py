@@ -44,46 +44,32 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point Record RunFile RunPath RunQuery "
-        "RunRow RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count "
-        "changed commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
-        "record_of run_answer run_in_thread run_label runs_back shown_places"
+        "Bounds GraphPicture HistoryReader ImmutableState ListedRun Moment Point Record RunPath Stats ThreadReader "
+        "cancellation_count count_stats describe_run draw_svg drawn_graph first_version is_alive json record_of "
+        "run_in_thread run_of write_page"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
-    "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
-        "commit_header display_rows full_id outermost_execution path_of_id path_text"
-    ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
         "failures_in full_id is_readable questions_at read_run rows_through run_label sum_usage"
     ),
-    "archive.stored_graph": (
-        "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
-        "draw_mermaid draw_svg drawing_id fingerprint_id"
-    ),
-    "archive.stored_records": (
-        "Checked CommitListing FinalFailure HistoryReader Mapped PostRow RowKind RunRows Stats UnreadablePatch "
-        "count_stats encode full_id is_readable parent_of path_of_id run_label run_usage stored_calls sum_usage "
-        "unrecorded update_size"
-    ),
+    "archive.stored_graph": "GraphDrawing GraphPicture draw_mermaid draw_svg drawing_of",
     "cli.commands": "Thread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store UnreadablePatch "
-        "encode_update export is_encrypted load open_store"
+        "Address Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store "
+        "UnreadablePatch commit_answer encode_update execution_answer export full_id is_encrypted load open_store "
+        "stops_of"
     ),
     "cli.summaries": "cost_text count_of duration_text path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
-    "display.graph_picture": "END Edge START Topology",
+    "display.graph_picture": "DrawnGraph END Edge START Schema Topology",
     "display.progress": "Address at_fork watching whole_execution",
     "display.progress_screen": "path_text",
-    "display.report": "path_text whole_execution",
-    "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
-    "display.run_page": "changed",
-    "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
+    "display.report": "DELETE ROLES Replace path_text thaw",
+    "display.run_page": "ImmutableState changed encode_update freeze json outermost_execution",
+    "display.stats": "sum_usage",
     "display.tokens": "label",
     "executors.call": (
         "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
@@ -100,7 +86,10 @@ NOT_YET: dict[str, str] = {
     "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
-    "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
+    "inspector.reading": (
+        "Address Archive ArchivedThread RECORD commit_answer commit_row conflicts_of cut_within execution_answer "
+        "full_id part_of posts_of run_answer steps_of stops_of"
+    ),
     "inspector.web_app": "Archive PAGE",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": (
@@ -136,7 +125,6 @@ NOT_YET: dict[str, str] = {
         "read_signature resets sent_to"
     ),
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
-    "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
@@ -172,6 +160,5 @@ NOT_YET: dict[str, str] = {
         "executing_here fake_clock first_of given giving node_options plain_patch resources_of run_script "
         "signature_of"
     ),
-    "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

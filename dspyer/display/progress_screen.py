@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text, one_line
 from dspyer.display.progress import (
     EndedVisits,
     MapProgress,
@@ -31,7 +31,6 @@ from dspyer.display.progress import (
     RunningRuns,
     SpentSum,
 )
-from dspyer.display.run_rows import one_line
 from dspyer.ids import path_text
 
 # What runs right now, as lines for rich: never more than one screen, and every text of a program as plain text.
@@ -272,7 +271,7 @@ def _fit(lines: Sequence[Line], height: int, signs: _Signs) -> list[Line]:
     """At most `height` lines: first what has ended is put together, then the rest is cut."""
     if _height(lines) <= height:
         return list(lines)
-    short = _without_ended(lines, signs)
+    short = _without_ended(lines, signs)  # what runs counts more than what is over
     if _height(short) <= height:
         return short
     found: list[Line] = []
@@ -336,7 +335,7 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _same_terminal(file: TextIO | None, other: TextIO) -> bool:
-    """Whether two streams write to one terminal."""
+    """True if two streams write to one terminal."""
     if file is None or not _is_terminal(file):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -374,6 +373,7 @@ class TerminalScreen:
                 redirect_stderr=False,
                 vertical_overflow="crop",
             )
+            # Drawn by the thread of the display alone: with a refresh of its own, rich would draw in a thread more.
             self._live.start()
             self._console.show_cursor(True)  # a process that is killed could not show it again
             for name in self._streams:
