@@ -29,7 +29,6 @@ CHANGES = (
     parts.rerun,
     parts.pruned,
     parts.merged,
-    parts.landed,
     parts.without_snapshots,
 )
 
