@@ -38,16 +38,15 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.tools": (
         "FunctionSignature OfGraph Parameter Schema check_name class_of flag_problems is_async is_program "
-        "is_value_class module_io node_options own_call read_signature shown_type signature_of "
-        "signature_of_module"
+        "is_value_class module_io node_options own_call read_signature shown_type signature_of signature_of_module"
     ),
     "archive.archive": (
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds GraphPicture HistoryReader ImmutableState ListedRun Moment Point Record RunPath Stats "
-        "ThreadReader cancellation_count count_stats describe_run draw_svg drawn_graph first_version is_alive "
-        "json record_of run_in_thread run_of write_page"
+        "Bounds GraphPicture HistoryReader ImmutableState ListedRun Moment Point Record RunPath Stats ThreadReader "
+        "cancellation_count count_stats describe_run draw_svg drawn_graph first_version is_alive json record_of "
+        "run_in_thread run_of write_page"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
     "archive.run_info": (
@@ -73,10 +72,10 @@ NOT_YET: dict[str, str] = {
     "display.stats": "sum_usage",
     "display.tokens": "label",
     "executors.call": (
-        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside "
-        "KeptPrediction LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace "
-        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
+        "LMRecorder Outcome Request RunLink SEND_STREAM Spends TRACE_SIZE TRACKER append_to_trace current_gate "
+        "end_of executing executing_id find_resource id_prefix layers_around may_raise parameter_names prices_here "
+        "rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
