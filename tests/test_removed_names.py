@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import dspyer
-from dspyer import errors
+from dspyer import errors, optimize
 
-CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__} | {"GEPA": optimize.GEPA}
 CLASSES["ArchivedThread"] = inspect.signature(dspyer.Archive.thread, eval_str=True).return_annotation
 
 
