@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 import dspyer
 from dspyer import errors, optimize
+from dspyer.archive.archived_thread import ArchivedThread
 
-CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__} | {"GEPA": optimize.GEPA}
-CLASSES["ArchivedThread"] = inspect.signature(dspyer.Archive.thread, eval_str=True).return_annotation
+CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES |= {"ArchivedThread": ArchivedThread, "GEPA": optimize.GEPA}
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)
