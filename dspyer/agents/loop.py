@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MethodType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_origin
 
@@ -71,67 +71,48 @@ class AgentOptions(NamedTuple):
     max_demo_turns: int | None
 
 
-class ModePlan(NamedTuple):
-    """A mode of an agent, as the assembly needs it.
-
-    Attributes:
-        name: its name; that of its node.
-        instructions: what is added to the instructions of the signature.
-        tools: what the model may call.
-        rules: which modes may follow it, and what decides about it.
-        context: selects the messages that it is shown.
-        config: settings of the LM.
-        lm: its LM; None for the one that is configured.
-        desc: what other modes are told about it.
-    """
-
-    name: str
-    instructions: str
-    tools: tuple[ToolSpec, ...]
-    rules: ModeRules
-    context: Selection
-    config: Mapping[str, Any]
-    lm: dspy.BaseLM | None
-    desc: str
-
-
 class AgentPlan(NamedTuple):
-    """An agent: its task, its modes, the one in which it starts first, and the options of the whole.
+    """An agent.
 
     Attributes:
+        task: its inputs and outputs.
+        modes: its modes by name, that in which it starts first, with the options of the agent where they have none.
+        tools: by mode, the tools that are nodes.
+        options: the options of the whole.
         shows_mode: whether it has a field for the current mode.
     """
 
     task: type[dspy.Signature]
-    modes: tuple[ModePlan, ...]
+    modes: Mapping[str, Mode]
+    tools: Mapping[str, tuple[ToolSpec, ...]]
     options: AgentOptions
     shows_mode: bool
 
 
 def assemble(plan: AgentPlan) -> Graph:
     """The graph of an agent; raises `GraphError` with all that is wrong with it."""
-    tools = {tool.name: tool for mode in plan.modes for tool in mode.tools}
+    tools = {tool.name: tool for several in plan.tools.values() for tool in several}
     problems = [*_plan_problems(plan), *_name_problems(plan, tools), *_mode_problems(plan), *_field_problems(plan)]
     problems += _command_problems(plan, tools)
     if problems:
         raise GraphError(problems)
-    task, given, names = plan.task, plan.options, tuple(mode.name for mode in plan.modes)
+    task, given = plan.task, plan.options
     graph = _graph(plan, tools)
-    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), names))
+    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), tuple(plan.modes)))
     # Each mode has the same `submit`: the last one serves the node that ends turns.
     submit = None
     rules, predictors = {}, {}
-    for mode in plan.modes:
-        react = _react(plan, mode)
-        submit, predictors[mode.name] = react.tools[SUBMIT], react.react
-        own = frozenset(tool.name for tool in mode.tools)
-        rules[mode.name] = mode.rules._replace(tools=own)
+    for name, mode in plan.modes.items():
+        react = _react(plan, name)
+        submit, predictors[name] = react.tools[SUBMIT], react.react
+        own = frozenset(tool.name for tool in plan.tools[name])
+        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own)
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
-        renders = {tool.name: tool.render for tool in mode.tools if tool.render is not None}
-        handoffs = frozenset(f"{HAND_OFF}{name}" for name in mode.rules.to)
+        renders = {tool.name: tool.render for tool in plan.tools[name] if tool.render is not None}
+        handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
         options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, fn, renders, handoffs)
-        graph.add_node(mode.name, options, reads=reads)
+        graph.add_node(name, options, reads=reads)
     assert submit is not None
     for tool in tools.values():
         add_tool(graph, tool, () if given.schema is None else tuple(given.schema.model_fields), HANDOFFS)
@@ -146,27 +127,27 @@ def assemble(plan: AgentPlan) -> Graph:
     return graph.add_edge(START, BEGIN)
 
 
-def _react(plan: AgentPlan, mode: ModePlan) -> Any:
+def _react(plan: AgentPlan, name: str) -> Any:
     """The module of DSPy whose predictor and tools a mode uses."""
+    mode = plan.modes[name]
     texts = (plan.task.instructions, mode.instructions)
     task = plan.task.with_instructions("\n\n".join(texts)) if mode.instructions else plan.task
-    others = {other.name: other for other in plan.modes}
-    handoffs = [_handoff_tool(others[name]) for name in mode.rules.to]
-    react = dspy.ReActV2(task, [*(tool.tool for tool in mode.tools), *handoffs])
+    handoffs = [_handoff_tool(other, plan.modes[other]) for other in mode.to]
+    react = dspy.ReActV2(task, [*(tool.tool for tool in plan.tools[name]), *handoffs])
     react.react.update_config(**mode.config)
     # On the predictor and not by a context: it is saved with the program, and `set_lm` may change it.
     react.react.lm = mode.lm
     return react
 
 
-def _handoff_tool(mode: ModePlan) -> Tool:
+def _handoff_tool(name: str, mode: Mode) -> Tool:
     """The tool by which a model hands off to a mode."""
 
     def hand_off() -> None:
         """Never called: the node that ends the turn makes the handoff."""
 
-    desc = mode.desc or mode.instructions or f"Continue in the mode {mode.name}."
-    return Tool(hand_off, name=f"{HAND_OFF}{mode.name}", desc=desc)
+    desc = mode.desc or mode.instructions or f"Continue in the mode {name}."
+    return Tool(hand_off, name=f"{HAND_OFF}{name}", desc=desc)
 
 
 # --- fields
@@ -183,7 +164,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     fields |= {name: (info.annotation, ...) for name, info in task.output_fields.items()}
     fields["messages"] = (Messages, [])
     if plan.shows_mode:
-        names = tuple(mode.name for mode in plan.modes)
+        names = tuple(plan.modes)
         fields[MODE] = (Literal[names], names[0])
     sessions = (SESSIONS,) if any(_has_sessions(tool) for tool in tools.values()) else ()
     if sessions:
@@ -238,7 +219,7 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
 
 
 def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[str]:
-    modes = [mode.name for mode in plan.modes]
+    modes = list(plan.modes)
     for name in tools:
         if name in OF_AGENT:
             yield f"{name!r} cannot name a tool, since the agent has a node {name!r}: agents.tool(..., name='...')"
@@ -258,7 +239,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
         HANDOFFS,
         *((MODE,) if plan.shows_mode else ()),
         *((PROBLEMS,) if given.check is not None else ()),
-        *((SESSIONS,) if any(_has_sessions(tool) for mode in plan.modes for tool in mode.tools) else ()),
+        *((SESSIONS,) if any(_has_sessions(tool) for several in plan.tools.values() for tool in several) else ()),
     }
     for name in task.fields:
         if name in own:
@@ -276,26 +257,24 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
 
 def _mode_problems(plan: AgentPlan) -> Iterator[str]:
     """Modes that do not exist, that nothing reaches, and routes that name them."""
-    names = [mode.name for mode in plan.modes]
+    names = list(plan.modes)
     follow: dict[str, set[str]] = {}
-    for mode in plan.modes:
-        rules = mode.rules
-        for name in rules.to:
+    for own, mode in plan.modes.items():
+        for name in mode.to:
             if name not in names:
                 yield (
-                    f"mode {mode.name!r} hands off to {name!r}, which is no mode.{suggestion(name, names)} Modes: "
+                    f"mode {own!r} hands off to {name!r}, which is no mode.{suggestion(name, names)} Modes: "
                     f"{list_names(names)}"
                 )
-        allowed = rules.to or tuple(names)
-        routed = literals(read_signature(rules.route, "").returns) if callable(rules.route) else ()
+        allowed = tuple(mode.to) or tuple(names)
+        routed = literals(read_signature(mode.route, "").returns) if callable(mode.route) else ()
         for label in map(str, routed):
-            if label not in (mode.name, *allowed):
+            if label not in (own, *allowed):
                 yield (
-                    f"the route of mode {mode.name!r} may return {label!r}, which cannot follow it: the modes that can "
+                    f"the route of mode {own!r} may return {label!r}, which cannot follow it: the modes that can "
                     f"are {list_names(allowed)}.{suggestion(label, allowed)}"
                 )
-        follow[mode.name] = {*rules.to, *(routed or allowed if rules.route is not None else ())}
-    # A mode that nothing reaches is a mistake in a name more often than a plan.
+        follow[own] = {*mode.to, *(routed or allowed if mode.route is not None else ())}
     reached, waiting = {names[0]}, [names[0]]
     while waiting:
         for name in follow.get(waiting.pop(), ()):
@@ -310,7 +289,7 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
 def _command_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[str]:
     """Modes that a tool declares to hand off to, in its return annotation, and that no mode with the tool may."""
     for name, tool in tools.items():
-        allowed = {other for mode in plan.modes if tool in mode.tools for other in mode.rules.to}
+        allowed = {other for own, mode in plan.modes.items() if tool in plan.tools[own] for other in mode.to}
         returns = read_signature(tool.target, "").returns if callable(tool.target) else Any
         commands = [kind for kind in members(returns) if get_origin(kind) is Command]
         for target in dict.fromkeys(target for kind in commands for target in literals(kind)):
@@ -519,21 +498,21 @@ def _agent(
         raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
     tools = _distinct([tool for mode in given.values() for tool in mode.tools])
     specs = list(zip(tools, as_tools(tools), strict=True))
-    plans = [
-        ModePlan(
-            name=name,
-            instructions=mode.instructions,
-            tools=tuple(next(spec for known, spec in specs if _same(tool, known)) for tool in mode.tools),
-            rules=ModeRules(tuple(mode.to), mode.route, mode.guard),
+    # The first mode comes first in the type of the field `mode`, whose default it is; the others keep their order.
+    modes = {
+        name: replace(
+            mode,
             context=common.context if mode.context is None else mode.context,
             config={**common.config, **mode.config},
             lm=common.lm if mode.lm is None else mode.lm,
-            desc=mode.desc,
         )
-        # The first mode comes first in the type of the field `mode`, whose default it is; the others keep their order.
         for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
-    ]
-    return assemble(AgentPlan(dspy.ensure_signature(signature), tuple(plans), common, shows_mode))
+    }
+    own = {
+        name: tuple(next(spec for known, spec in specs if _same(tool, known)) for tool in mode.tools)
+        for name, mode in modes.items()
+    }
+    return assemble(AgentPlan(dspy.ensure_signature(signature), modes, own, common, shows_mode))
 
 
 def _tool_list(tools: Any) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ def commits_of(
         if not found:
             t.commit(version_of(inside))  # raises if there is no such commit
         return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
-    found = t.history(run=run, first=first, count=count + 1, newest=newest)
+    found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
     more = found[count].version if len(found) > count else None
     return [_commit_dict(commit) for commit in found[:count]], more
 
@@ -88,7 +88,7 @@ def _commit_dict(commit: Commit) -> dict[str, Any]:
 
 
 def unreadable_in(commit: Mapping[str, Any]) -> str | None:
-    """Why the patch of a commit cannot be read; None if it can."""
+    """The reason why the patch of a commit cannot be read; None if it can."""
     patch = commit["patch"]
     return patch["value"] if isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE else None
 
@@ -103,6 +103,7 @@ def open_existing(common: CommonOptions) -> Store:
     address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
+    # First read only: a name that is mistyped must not make a file.
     with _opened(address, read_only=True) as reading:
         checked = CheckedStore(reading)
         is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
@@ -147,7 +148,7 @@ def _keys_in(file: str) -> list[str | bytes]:
         data = Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"--key-file {file!r} cannot be read: {error.strerror}") from error
-    if len(data) == 32:
+    if len(data) == 32:  # base64 of a key has 43 or 44
         return [data]
     keys = data.decode("ascii", "replace").replace(",", " ").split()
     if not keys:

@@ -1,4 +1,4 @@
-"""What drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
+"""The value that drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
 
 The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.spec`) both take it.
 """
@@ -33,6 +33,7 @@ class GraphPicture:
         found: dict[EdgeKey, Edge] = {}
         for edge in self.topology.edges:
             key = (edge.source, edge.target)
+            # Two routers may lead to one node, and an error edge beside them: it is one line.
             known = found.get(key, edge)
             conditional, on_error = known.conditional and edge.conditional, known.on_error and edge.on_error
             found[key] = Edge(*key, conditional, on_error)
@@ -54,5 +55,5 @@ class GraphPicture:
         return ("end", "") if node in (START, END) else self.looks.get(node, ("function", ""))
 
     def goes_back(self, edge: Edge) -> bool:
-        """Whether an edge starts the next round of a loop: drawings dash it."""
+        """True if an edge starts the next round of a loop: drawings dash it."""
         return self.topology.rounds.goes_back(edge.source, edge.target)

@@ -272,7 +272,7 @@ def _fit(lines: Sequence[Line], height: int, signs: _Signs) -> list[Line]:
     """At most `height` lines: first what has ended is put together, then the rest is cut."""
     if _height(lines) <= height:
         return list(lines)
-    short = _without_ended(lines, signs)
+    short = _without_ended(lines, signs)  # what runs counts more than what is over
     if _height(short) <= height:
         return short
     found: list[Line] = []
@@ -336,7 +336,7 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _same_terminal(file: TextIO | None, other: TextIO) -> bool:
-    """Whether two streams write to one terminal."""
+    """True if two streams write to one terminal."""
     if file is None or not _is_terminal(file):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -374,6 +374,7 @@ class TerminalScreen:
                 redirect_stderr=False,
                 vertical_overflow="crop",
             )
+            # Drawn by the thread of the display alone: with a refresh of its own, rich would draw in a thread more.
             self._live.start()
             self._console.show_cursor(True)  # a process that is killed could not show it again
             for name in self._streams:

@@ -129,6 +129,7 @@ class RunFile:
             raise IsADirectoryError(
                 f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}"
             )
+        # Its own name for each process: two that write at once do not mix, and the last one stays.
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_text(self.html(), encoding="utf-8", newline="\n")

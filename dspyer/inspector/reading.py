@@ -1,4 +1,4 @@
-"""What the inspector reads, from an `Archive` alone, and how a page follows a thread.
+"""Reading for the inspector, from an `Archive` alone, and following a thread.
 
 Functions that read may block and run in worker threads.
 """
@@ -51,7 +51,7 @@ def commits_of(thread: ArchivedThread, run: str | None, first: int, count: int, 
         return thread.history(run=run, count=first + count, newest=True)[first:]
     if first == 0:
         return thread.history(run=run, count=count)
-    beginning = thread.history(run=run, count=1)
+    beginning = thread.history(run=run, count=1)  # a copy or a second run does not begin with version 0
     if not beginning or beginning[0].version is None:
         return thread.history(run=run)[first : first + count]
     page = thread.history(run=run, first=beginning[0].version + first, count=count)
@@ -178,7 +178,7 @@ class Reading:
         """The thread; one that was asked for lately has cached what it read."""
         name = text_of(request, "thread")
         thread = self._kept.get(name)
-        if thread is None or not thread.position():
+        if thread is None or not thread.position():  # deleted since: another one may have its name
             try:
                 thread = self._archive.thread(name)
             except ThreadError as error:

@@ -1,6 +1,14 @@
 """`Record`: a run as one immutable value, for whatever reads runs for people."""
 
-from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
-from dspyer.record.record import Record
+from typing import TYPE_CHECKING
+
+from dspyer.hints import lazy_names
+
+if TYPE_CHECKING:
+    from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
+    from dspyer.record.record import Record
 
 __all__ = ["Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+
+# A graph knows `record.drawn`; the rest is for readers of runs.
+__getattr__ = lazy_names(__name__, {name: "record" if name == "Record" else "making" for name in __all__})

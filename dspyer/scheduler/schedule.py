@@ -453,8 +453,8 @@ def advance(
     if schema.limited_fields or schema.state_limit is not None:
         commit = schema.with_sizes(commit, before, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
-    if made != NO_CALLS or reason is not None or schema.none_by_default:
-        changed |= extra_counts(commit, schema.none_by_default, counts.get)
+    if made != NO_CALLS or reason is not None:
+        changed |= extra_counts(commit, counts.get)
     counts = counts.update(changed)
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
     if not one or targets[0].overlay is not None:
@@ -667,7 +667,7 @@ def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunSt
     """Adds a manual commit on top of the only active branch, with the state after it. The branch keeps its target."""
     (branch,) = active_branches(run)
     commit = run.topology.schema.with_sizes(commit, branch.state, commit.patch, state)
-    counts = branch.counts.update(extra_counts(commit, run.topology.schema.none_by_default, branch.counts.get))
+    counts = branch.counts.update(extra_counts(commit, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(

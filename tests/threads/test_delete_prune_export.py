@@ -278,19 +278,6 @@ def test_loading_leaves_other_runs_with_the_same_ids_as_they_are(store: Store, t
     assert len(other.rows(name)) == 3
 
 
-def test_a_pruned_thread_can_be_exported_and_loaded(store: Store, tmp_path: Path) -> None:
-    t = program(store).thread("t")
-    for q in ("a", "long b", "c"):
-        t.run({"q": q})
-    t.prune(before=10)
-    t.export(tmp_path / "t.jsonl")
-    u = program(Memory()).thread("u")
-    u.load(tmp_path / "t.jsonl")
-    assert commits_and_states(u) == commits_and_states(t)
-    u.run({"q": "d"})
-    assert u.state["log"] == ["a", "side", "long b", "side", "c", "side", "d", "side"]
-
-
 @pytest.mark.parametrize(
     ("first", "later"),
     [

@@ -121,16 +121,6 @@ def test_a_stored_failure_is_read_as_it_was_written(tmp_path: Path, kind: str, s
 KEY = Encrypted.new_key()
 
 
-def test_an_export_keeps_failures(tmp_path: Path) -> None:
-    run = Desk().program(Memory()).thread("t")
-    run.run({"q": "x"})
-    run.export(tmp_path / "t.jsonl")
-    other = Desk().program(Memory()).thread("u")
-    other.load(tmp_path / "t.jsonl")
-    assert other.state == run.state
-    assert [commit.failure for commit in other.history()] == [commit.failure for commit in run.history()]
-
-
 def test_a_rerun_from_the_failure_calls_the_handler_alone(store: Store) -> None:
     desk = Desk()
     t = desk.program(store).thread("t")

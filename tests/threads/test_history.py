@@ -73,18 +73,6 @@ def test_the_history_says_who_changed_what_in_which_order() -> None:
         second.blame("user.a")
 
 
-def test_abandoned_commits_keep_their_place_in_the_history() -> None:
-    thread = program(Memory()).thread("t")
-    thread.run({"q": "a"})
-    thread.run({"q": "bad"})
-    failed = thread.history()
-    assert thread.run({"q": "b"}, abandon=True).status == "completed"
-    history = thread.history()
-    assert history[: len(failed)] == failed
-    assert [commit.id for commit in history[len(failed) :]] == [f"t.3/trunk:{i}" for i in range(3)]
-    assert [commit.version for commit in history] == list(range(len(history)))
-
-
 def test_commits_of_an_unjoined_fork_have_an_id_and_no_version() -> None:
     def bad(state: Any) -> None:
         raise RuntimeError

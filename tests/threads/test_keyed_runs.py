@@ -324,18 +324,6 @@ def test_a_key_is_refused_with_inputs_that_have_no_digest() -> None:
 # --- rule 12: other threads, deletion
 
 
-def test_another_thread_may_use_the_same_key(store: Store) -> None:
-    flaky = Flaky()
-    program = flaky.program(store)
-    one = program.thread("t").run({"n": 1}, key="a")
-    two = program.thread("u").run({"n": 2}, key="a")
-    program.thread("t").copy(to="v")
-    three = program.thread("v").run({"n": 3}, key="a")
-    assert len({one.run_id, two.run_id, three.run_id}) == 3
-    assert [run.state["n"] for run in (one, two, three)] == [20, 30, 40]
-    assert program.thread("t").run({"n": 1}, key="a").state["n"] == 20
-
-
 def test_a_deleted_run_is_forgotten(store: Store) -> None:
     flaky = Flaky()
     t = flaky.program(store).thread("t")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, Send, Thread, reducers
+from dspyer import END, START, CompiledGraph, Graph, Run, Thread, reducers
 from dspyer.errors import ImmutableError, MergeConflictError, NodeOutputError, OpenRunError
 from dspyer.stores import SQLite
 from dspyer.stores.base import Store
@@ -125,18 +125,6 @@ def test_b2_a_slow_sibling_finishes_and_is_kept(store: Store, world: World, mode
     assert sorted(world.calls) == ["bad", "bad", "ok"]
 
 
-def test_b3_what_a_failed_node_emitted_does_not_count_as_its_result(store: Store, world: World) -> None:
-    def node(state: Any, ctx: Context) -> dict[str, Any]:
-        ctx.emit("partial")
-        return dict(world.fails("node")(state))
-
-    thread = Graph(Log, inputs=[]).add_node("node", node).add_path(START, "node", END).compile(store=store).thread("t")
-    assert run(thread).status == "failed"
-    world.broken = False
-    assert resume(thread).state["log"] == ["node"]
-    assert world.calls == ["node", "node"]
-
-
 def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Store, world: World) -> None:
     """A transition is whole: without a route nothing of it is stored, and nothing is skipped on resume."""
 
@@ -154,29 +142,6 @@ def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Stor
     world.broken = False
     assert resume(thread).state["log"] == ["node", "after"]
     assert world.calls == ["node", "router", "node", "router", "after"]
-
-
-def test_c_parallel_writes_come_in_the_order_of_declaration_after_a_resume_too(store: Store, world: World) -> None:
-    names = ["n2", "n10", "n1"]
-    graph = Graph(Log, inputs=[])
-    for name in names:
-        graph.add_node(name, world.fails(name) if name == "n2" else world.says(name))
-    thread = graph.add_edge(START, names).add_edge(names, END).compile(store=store).thread("t")
-    run(thread)
-    world.broken = False
-    assert resume(thread).state["log"] == names
-
-
-def test_d_a_join_waits_for_the_branch_that_failed(store: Store, world: World) -> None:
-    """And runs once, with what all branches have written."""
-    graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", world.says("b"))
-    graph.add_node("b2", world.fails("b2")).add_node("j", world.says("j")).add_edge(START, ["a", "b"])
-    graph.add_path("b", "b2", "j").add_path("a", "j", END)
-    thread = graph.compile(store=store).thread("t")
-    assert run(thread).status == "failed"
-    world.broken = False
-    assert resume(thread).state["log"] == ["a", "b", "b2", "j"]
-    assert world.calls.count("j") == 1
 
 
 def test_d_arrivals_at_a_join_do_not_count_in_the_next_run(store: Store, world: World) -> None:
@@ -236,43 +201,6 @@ def test_h_an_invalid_value_is_never_stored_and_leaves_the_thread_usable(store: 
     world.broken = False
     assert resume(build()).state.to_dict() == {"log": ["a", "bad"], "x": None, "size": 1}
     assert run(build()).state["log"] == ["a", "bad", "a", "bad"]
-
-
-def test_h_the_last_node_is_validated_too(store: Store, world: World) -> None:
-    graph = Graph(Log, inputs=[]).add_node("a", lambda state: {"size": "large"}).add_path(START, "a", END)
-    thread = graph.compile(store=store).thread("t")
-    assert run(thread).status == "failed"
-    assert thread.state["size"] == 0
-
-
-def test_a_failed_subgraph_resumes_inside_and_its_next_call_starts_fresh(store: Store, world: World) -> None:
-    """Every call of a subgraph begins anew; a call that failed is resumed where it failed."""
-    inner = Graph(Log).add_node("one", world.says("one")).add_node("two", world.fails("two"))
-    outer = Graph(Log, inputs=[]).add_node("inner", inner.add_path(START, "one", "two", END).compile())
-    outer.add_edge(START, "inner")
-    outer.add_conditional_edges("inner", lambda log: "inner" if len(log) < 4 else END, ["inner", END])
-    thread = outer.compile(store=store).thread("t")
-    assert run(thread).status == "failed"
-    world.broken = False
-    assert resume(thread).state["log"] == ["one", "two", "one", "two"]
-    assert world.calls == ["one", "two", "two", "one", "two"]
-
-
-def test_only_the_failed_send_runs_again_with_its_own_values(store: Store, world: World) -> None:
-    def worker(state: Any, ctx: Context) -> dict[str, Any]:
-        world.calls.append(state["k"])
-        if world.broken and state["k"] == "b":
-            raise RuntimeError("boom")
-        return {"log": [state["k"]]}
-
-    graph = Graph(Log, inputs=[]).add_node("worker", worker)
-    graph.add_conditional_edges(START, lambda state: [Send("worker", {"k": k}) for k in "abc"], ["worker"])
-    thread = graph.add_edge("worker", END).compile(store=store).thread("t")
-    assert run(thread).status == "failed"
-    assert sorted(world.calls) == ["a", "b", "c"]
-    world.broken = False
-    assert resume(thread).state["log"] == ["a", "b", "c"]
-    assert sorted(world.calls) == ["a", "b", "b", "c"]
 
 
 @pytest.mark.parametrize("where", ["node", "router", "policy", "validation", "reducer"])

@@ -87,14 +87,6 @@ def test_a_manual_commit_after_a_finished_run_opens_no_run() -> None:
     assert thread.replay() == thread.state
 
 
-def test_updates_apply_in_order() -> None:
-    thread = Office().thread()
-    for number in range(5):
-        thread.update({"log": [str(number)], "draft": str(number)})
-    assert thread.state["log"] == ["0", "1", "2", "3", "4"]
-    assert [thread.at(version)["draft"] for version in range(5)] == ["0", "1", "2", "3", "4"]
-
-
 def test_manually_added_messages_have_unique_ids() -> None:
     office = Office()
     thread = office.failed("send")

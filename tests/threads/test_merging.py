@@ -70,26 +70,6 @@ def test_each_change_of_both_threads_is_applied_once() -> None:
     assert left.status == "completed"
 
 
-def test_merging_again_adds_nothing() -> None:
-    left, right = two()
-    assert left.merge(right) is None
-    assert right.merge(left) is None
-    do(right, n=1, log=["right"])
-    assert left.merge(right) is not None
-    before = left.history()
-    assert left.merge(right) is None
-    assert left.history() == before
-    assert right.merge(left) is not None  # the merge itself is new there
-    assert right.state == left.state
-    assert right.merge(left) is None
-    do(left, n=5, log=["l2"])
-    do(right, n=7, log=["r2"])
-    left.merge(right)
-    assert left.state["n"] == 14
-    assert left.state["log"] == ["base", "right", "l2", "r2"]
-    assert left.replay() == left.state
-
-
 def test_two_values_under_one_key_conflict() -> None:
     left, right = two()
     do(left, files={"k": "left", "l": "1"}, said=[{"id": "m", "content": "left"}])
