@@ -64,6 +64,7 @@ REMOVED: dict[str, str] = {
     "Graph.compile(shares_threads_with=)": "program.thread(name, graphs=['other name'])",
     "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
+    "GEPA.__init__(reuse=)": "optimize.GEPA(metric, ...): runs are made again, and DSPy's cache has their LM calls",
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dspyer
-from dspyer import errors
+from dspyer import errors, optimize
 
-CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__} | {"GEPA": optimize.GEPA}
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)

@@ -146,16 +146,10 @@ def show(
 
 
 def _show_step(t: Any, name: str, run: str | None, prompts: bool, common: CommonOptions) -> None:
-    try:
-        common.show(t.commit(version_of(name)).to_dict(), lambda found: print_commit(found, prompts))
-    except LookupError:
-        try:
-            execution = t.execution(name, run).to_dict()
-        except LookupError:
-            execution = None
-        if execution is None:
-            raise
-        common.show(execution, lambda found: print_execution(found, prompts))
+    from dspyer.cli.store_access import step_of
+
+    found, is_commit = step_of(t, version_of(name), run)
+    common.show(found, lambda found: (print_commit if is_commit else print_execution)(found, prompts))
 
 
 def log(

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dspyer.policies import Policies
+from dspyer.record.drawn import DrawnGraph
 from dspyer.scheduler.topology import END, START, Edge, Topology
+from dspyer.schema.schema import Schema
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
@@ -26,6 +29,12 @@ class GraphPicture:
     topology: Topology
     labels: Mapping[EdgeKey, str] = field(default_factory=dict)
     looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: DrawnGraph) -> GraphPicture:
+        """The picture of a graph as a run has stored it."""
+        topology = Topology(graph.name, tuple(graph.looks), graph.edges, Schema.of(None), Policies.of())
+        return cls(topology, graph.labels, graph.looks)
 
     @property
     def edges(self) -> tuple[Edge, ...]:

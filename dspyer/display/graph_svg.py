@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dspyer import END
 from dspyer.display.amounts import count_of
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
-from dspyer.display.run_rows import DisplayRow
+from dspyer.display.report import OUTCOMES
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
+from dspyer.record import DrawnGraph, Record
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
@@ -153,6 +155,16 @@ def draw_graph(picture: GraphPicture) -> GraphDrawing:
     return GraphDrawing(picture.topology.name, layout.width, layout.height, tuple(nodes), tuple(drawn))
 
 
+KEPT = 16
+"""Drawings that are kept: a page asks for that of its run again with every step."""
+
+
+@lru_cache(KEPT)
+def drawing_of(graph: DrawnGraph) -> GraphDrawing:
+    """The drawing of a graph as a run has stored it."""
+    return draw_graph(GraphPicture.of(graph))
+
+
 class RunPath(NamedTuple):
     """The way of a run through its graph.
 
@@ -169,18 +181,20 @@ class RunPath(NamedTuple):
     ended: Mapping[str, str]
 
     @classmethod
-    def of(cls, status: str, rows: Iterable[DisplayRow]) -> RunPath:
-        """The way that the rows of a run have gone."""
+    def of(cls, record: Record) -> RunPath:
+        """The way that a run has gone."""
         visits, taken = Counter[str](), Counter[EdgeKey]()
         ended: dict[str, str] = {}
-        for row in rows:
-            if row.commit is None:
-                ended.setdefault(row.node.removeprefix("join:"), row.outcome)  # failures come first
-            elif not row.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
-                visits[row.node] += 1
-                visits[END] += END in row.commit.route
-                taken.update((row.node, target) for target in row.commit.route)
-        return cls(status, visits, taken, ended)
+        for step in record.steps:
+            if step.parent is not None or (step.commit is None and step.status not in OUTCOMES):
+                continue
+            if step.commit is None:
+                ended.setdefault(step.node.removeprefix("join:"), OUTCOMES[step.status])  # failures come first
+            elif not step.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
+                visits[step.node] += 1
+                visits[END] += END in step.to
+                taken.update((step.node, target) for target in step.to)
+        return cls(record.status, visits, taken, ended)
 
 
 def draw_svg(picture: GraphPicture, path: RunPath | None = None) -> str:

@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text, one_line
 from dspyer.display.progress import (
     EndedVisits,
     MapProgress,
@@ -31,7 +31,6 @@ from dspyer.display.progress import (
     RunningRuns,
     SpentSum,
 )
-from dspyer.display.run_rows import one_line
 from dspyer.ids import path_text
 
 # What runs right now, as lines for rich: never more than one screen, and every text of a program as plain text.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import StepLimitError, suggestion
+from dspyer.errors import DspyerError, StepLimitError, suggestion
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -188,6 +188,12 @@ class FailedBranch(NamedTuple):
     position: Position
     conflicts: tuple[MergedConflict, ...] = ()
     failed_attempts: tuple[Failure, ...] = ()
+
+    @property
+    def all_attempts(self) -> tuple[Failure, ...]:
+        """The attempts before the last one, and those of the parts of a node that have failed it, as items of a map."""
+        inside = getattr(self.error, "failures", ()) if isinstance(self.error, DspyerError) else ()
+        return (*self.failed_attempts, *inside)
 
     @property
     def failure(self) -> Failure:

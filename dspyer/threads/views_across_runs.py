@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 from dspyer.graph.spec import GraphSpec
@@ -148,7 +149,7 @@ class _EarlierLog:
     """The commits before a run by their versions, as the index of one field reads them."""
 
     def __init__(self, earlier: EarlierRuns, name: str) -> None:
-        self._earlier: EarlierRuns = proxy(earlier)  # which keeps this: a cycle would keep all states of the thread
+        self._earlier: Any = proxy(earlier)  # which keeps this: a cycle would keep all states of the thread
         self._name = name
 
     def __len__(self) -> int:
