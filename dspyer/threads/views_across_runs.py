@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import cast
 from weakref import WeakKeyDictionary, proxy
 
 from dspyer.graph.spec import GraphSpec
@@ -149,7 +149,8 @@ class _EarlierLog:
     """The commits before a run by their versions, as the index of one field reads them."""
 
     def __init__(self, earlier: EarlierRuns, name: str) -> None:
-        self._earlier: Any = proxy(earlier)  # which keeps this: a cycle would keep all states of the thread
+        # `EarlierRuns` keeps this log: a cycle would keep all states of the thread.
+        self._earlier = cast("EarlierRuns", proxy(earlier))
         self._name = name
 
     def __len__(self) -> int:
