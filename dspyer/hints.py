@@ -10,7 +10,8 @@ import inspect
 import sys
 import types
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 if TYPE_CHECKING:
@@ -27,6 +28,20 @@ def without_none(annotation: Any) -> Any:
         if len(rest) == 1:
             return rest[0]
     return annotation
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are imported when they are first asked for (PEP 562).
+
+    `homes` has the module of each name.
+    """
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return found
 
 
 def bare_subclass(base: type[BaseModel], namespace: dict[str, Any], metaclass: type | None = None) -> Any:

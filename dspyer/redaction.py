@@ -113,12 +113,13 @@ class Redaction:
         return cls(_PatternRedaction(patterns), patterns, lists)
 
     def _shown(self, path: KeyPath, value: Any, appended: bool) -> Any:
-        """What to show of a value itself: by its path, and by the others under which a pattern may know it."""
+        """The form of a value itself: by its path, and by the others under which a pattern may know it."""
         paths = [path]
         # A search holds what a trial has changed in its field `tree` or `trials`: under the path of the trial.
         if len(path) > 3 and path[0] in ("tree", "trials") and path[2] in ("patch", "whole"):
             paths.append(path[3:])
         for known in paths:
+            # `list.*.key` is a path of an item: in an update that appends one, the item has no index yet.
             for one in (known, (known[0], 0, *known[1:])) if appended else (known,):
                 if (shown := self._decide(one, value)) is not value:
                     return shown
@@ -173,7 +174,7 @@ class Redaction:
         return shown
 
     def may_hide(self, name: str, fields: frozenset[str] | None) -> bool:
-        """Whether an output of a node, or a part of it, may be hidden; the node may write these fields, any for None.
+        """True if an output of a node, or a part of it, may be hidden; the node may write these fields, any for None.
 
         Code of the node may write the output to another field than that of its name, or as a part of one. So it may be
         hidden if a pattern matches anything in one of these fields.
@@ -231,7 +232,7 @@ class Redaction:
 
 
 def _reports_error(update: Any) -> bool:
-    """Whether an update of messages is the result of a tool call that failed."""
+    """True if an update of messages is the result of a tool call that failed."""
     messages = update if isinstance(update, list) else [update]
     return any(isinstance(one, dict) and one.get("role") == "tool" and one.get("error") is True for one in messages)
 
@@ -288,7 +289,7 @@ class Redactor:
         self._starts: dict[str, tuple[int, ...]] = {}
         self._by_start: dict[str, list[str]] = {}  # the texts
         self._beginnings: set[str] = set()  # of the first characters
-        self._pattern = 0, re.compile("")
+        self._pattern = 0, re.compile("")  # for so many beginnings
         for name in state:
             self.learn_value((name,), state[name])
 
@@ -403,7 +404,7 @@ class Redactor:
         return changed(value, **shown) if shown is not value and isinstance(value, JsonRecord) else shown
 
     def settled(self, text: str) -> int:
-        """How many of the first characters of a text that goes on can be redacted now, as in the whole text.
+        """The number of first characters of a text that goes on which can be redacted now, as in the whole text.
 
         What follows them may be the beginning of a hidden text.
         """
@@ -425,7 +426,7 @@ class Redactor:
         found: list[str] = []
         end = 0
         for at in self._candidates(text):
-            if at < end:
+            if at < end:  # inside of a text that was hidden
                 continue
             for length in self._starts.get(text[at : at + SHORTEST], ()):  # the longest first
                 if text[at : at + length] in self._texts:
@@ -454,11 +455,12 @@ class Redactor:
         It is a copy with the same traceback, since retries and error edges decide by what was raised, and states get
         its text. If the class cannot be copied, or the copy still shows something, it is a `DspyerError`.
         """
+        # One table for all: an exception may be the cause of two others, or an attribute of itself.
         copies = {} if copies is None else copies
         found = [one for one in _linked(error) if id(one) not in copies]
         if not self._texts or not any(map(self._shows_hidden, found)):
             return copies.get(id(error), error)
-        for one in found:
+        for one in found:  # first all copies, since they refer to each other
             self._copied(one, copies)
         for one in found:
             new, cause, context = copies[id(one)], one.__cause__, one.__context__
@@ -473,7 +475,7 @@ class Redactor:
         return any(self._text(text) is not text for text in (error_text(error), *map(_repr_of, parts)))
 
     def _attributes(self, error: BaseException, copies: _Copies) -> dict[str, Any]:
-        """What its copy has for the attributes of an exception; a list of notes of its own, since notes are added."""
+        """The attributes of the copy of an exception; a list of notes of its own, since notes are added."""
         shown = {name: self.redact(value, given=True, copies=copies) for name, value in vars(error).items()}
         return shown | {name: list(shown[name]) for name in ("__notes__",) if isinstance(shown.get(name), list)}
 
@@ -491,13 +493,14 @@ class Redactor:
         return copies[id(error)]
 
     def _copied_by(self, make: Callable[[Any], BaseException], error: BaseException, copies: _Copies) -> bool:
-        """Whether it could be copied: a copy says the same, and nothing that is hidden once its parts are changed."""
+        """True if it could be copied: a copy says the same, and nothing that is hidden once its parts are changed."""
         with suppress(Exception):  # classes of users raise anything
             made = copies[id(error)] = make(error)
             vars(made).update(vars(error))  # some classes do not copy them
             if error_text(made) != error_text(error):
                 return False
             vars(made).update(self._attributes(error, copies))
+            # C classes keep what they print in members of their own: `OSError.filename`, `SyntaxError.text`.
             for name, value in [("args", error.args), *_members(made)]:
                 if (shown := self.redact(value, given=True, copies=copies)) is not value:
                     with suppress(AttributeError, TypeError):  # read-only
@@ -520,7 +523,7 @@ class Redactor:
 
 
 class OutputRedaction:
-    """What is shown of the outputs of a node, by all graphs around it.
+    """The form of the outputs of a node, by all graphs around it.
 
     Args:
         hiding: for each graph, outermost first, what hides its values, and the fields that its node may write, or
@@ -531,25 +534,25 @@ class OutputRedaction:
         self._hiding = hiding
 
     def may_hide(self, field: str) -> bool:
-        """Whether an output is shown when it is complete: it, or a part of it, may be hidden by its path.
+        """True if an output is shown when it is complete: it, or a part of it, may be hidden by its path.
 
         So is any output inside of several graphs that hide something: each changes what the next one looks at.
         """
         return len(self._hiding) > 1 or any(one.redaction.may_hide(field, fields) for one, fields in self._hiding)
 
     def output(self, field: str, text: str) -> str:
-        """What to show of the whole text of an output."""
+        """The form of the whole text of an output."""
         for one, fields in self._hiding:
             text = one.redaction.output(field, fields, text)
         return text
 
     def settled(self, text: str) -> int:
-        """How many of the first characters of a text that goes on can be shown: the rest may begin a hidden text."""
+        """The number of first characters of a growing text which can be shown: the rest may begin a hidden text."""
         return self._hiding[0][0].settled(text)
 
 
 def _plain(update: Any) -> Any:
-    """What an update holds, to be compared with what is shown of it."""
+    """The content of an update, to be compared with what is shown of it."""
     if isinstance(update, Updates):
         return list(update.updates)
     value = update.frozen if isinstance(update, Replace) else update
@@ -587,6 +590,7 @@ def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def _copy_without_init(error: BaseException) -> BaseException:
+    # Without `__init__`, which may ask for other arguments than it keeps. `copy` is tried next: it calls `__reduce__`.
     made = type(error).__new__(type(error), *error.args)
     for name, value in _members(error):
         if value is not None:

@@ -36,13 +36,13 @@ def checked_heartbeat(seconds: float | None) -> float | None:
 
 def message(number: int, data: Mapping[str, Any]) -> bytes:
     """Returns the message of an event, or the last one: `data` is its JSON form, and names it."""
-    text = json.dumps(data, allow_nan=False)
+    text = json.dumps(data, allow_nan=False)  # in ASCII: no line break of any kind is in it
     return f"event: {data['event']}\nid: {number}\ndata: {text}\n\n".encode("ascii")
 
 
 def last_of_run(run_id: str, status: str, error: BaseException | None) -> dict[str, Any]:
     """The last message of a run: how it ended, and why it is not completed. The error is redacted, as events are."""
-    if status == "failed":
+    if status == "failed":  # nothing is raised into the response, so only the log has the traceback
         logger.error("run %s failed; its reader was told: %r", run_id, error, exc_info=error)
     return _last(run_id, status, None if error is None else error_dict(error))
 

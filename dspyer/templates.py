@@ -28,7 +28,7 @@ def fill(text: str) -> Fill:
 
     Args:
         text: the template. `{name}` is a field, or a run value such as `{run.remaining}`; a field that no node has
-            written stays as it is; `{{name}}` becomes `{name}`.
+            written, or that is None, stays as it is; `{{name}}` becomes `{name}`.
 
     Returns:
         The input, for the right side of `reads`.

@@ -82,9 +82,10 @@ def read(file: str) -> tuple[str, str] | None:
         info = failed[0]
         thread = archive.thread(info.thread)
         last = thread.history(run=info.run_id, newest=True, count=1)[0]
-        step = thread.commit(last.id)
-        print(f"  it had read       {step.before['letter']}")
-        print(f"  and written       {step.diff}")
+        record = thread.record(info.run_id)
+        step = record.step(last.id)
+        print(f"  it had read       {record.state(step.after[0])['letter']}")
+        print(f"  and written       {thread.diff(step.after[0], step.id)}")
         for call in thread.lm_calls(last.id):
             messages = call.messages or []
             print(f"  it had asked      {call.model}, {len(messages)} messages, {call.prompt_tokens} tokens")

@@ -5,14 +5,14 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS "
-        "Repair Schema TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
-        "set_apart text_of"
+        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair "
+        "Schema TURN apply_value build_finder facts_around filled giving into_problems plan_templates set_apart "
+        "text_of"
     ),
     "agents.conversation": (
         "ARGS Binding CUSTOM_TYPE_END_IDENTIFIER CUSTOM_TYPE_START_IDENTIFIER EMPTY Flaws FrozenDict FrozenList "
-        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature "
-        "text_of without_none"
+        "NOTHING NodeOptions TURN check_chat edited_text indented is_async label plan_binding read_signature text_of "
+        "without_none"
     ),
     "agents.loop": "PROBLEMS compiled flag_problems is_program is_whole_number literals members read_signature",
     "agents.mode": (
@@ -44,46 +44,31 @@ NOT_YET: dict[str, str] = {
         "CheckedStore HistoryReader ListedRun Opaque RunPlace RunQuery Schema Store check_thread_name json"
     ),
     "archive.archived_thread": (
-        "Bounds FrozenDict HistoryReader ImmutableState ListedRun Moment Point Record RunFile RunPath RunQuery "
-        "RunRow RunRows Stats ThreadReader ThreadRow UnreadablePatch Update calls_by_commit cancellation_count "
-        "changed commit_row describe_run draw_svg encode first_version full_id is_alive json listed_run read_run "
-        "record_of run_answer run_in_thread run_label runs_back shown_places"
+        "Bounds GraphPicture HistoryReader ImmutableState ListedRun Moment Point Record RunPath Stats ThreadReader "
+        "cancellation_count count_stats describe_run draw_svg drawn_graph first_version is_alive json record_of "
+        "run_in_thread run_of write_page"
     ),
     "archive.opening": "CheckedStore Encrypted RunQuery Store open_store",
-    "archive.run_display": (
-        "Address COMMITS DisplayRow ErrorText FailedAt MapCount RowKind RunFacts RunRows active_at_end "
-        "commit_header display_rows full_id outermost_execution path_of_id path_text"
-    ),
     "archive.run_info": (
         "COMMITS CommitRow EndRow HistoryReader ListedRun OpenRow Point RowKind START Store current_status encode "
         "failures_in full_id is_readable questions_at read_run rows_through run_label sum_usage"
     ),
-    "archive.stored_graph": (
-        "Checked ERROR_MARK Edge GraphDrawing GraphPicture Mapped RunRow Schema Store Topology draw_graph "
-        "draw_mermaid draw_svg drawing_id fingerprint_id"
-    ),
-    "archive.stored_records": (
-        "Checked CommitListing FinalFailure HistoryReader Mapped PostRow RowKind RunRows Stats UnreadablePatch "
-        "count_stats encode full_id is_readable parent_of path_of_id run_label run_usage stored_calls sum_usage "
-        "unrecorded update_size"
-    ),
+    "archive.stored_graph": "GraphDrawing GraphPicture draw_mermaid draw_svg drawing_of",
     "cli.commands": "Thread",
     "cli.programs": "Archive Budget CompiledGraph Graph Run RunInfo Store Thread decode_update encode freeze progress",
     "cli.store_access": (
-        "Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store UnreadablePatch "
-        "encode_update export is_encrypted load open_store"
+        "Address Archive ArchivedThread CheckedStore Encrypted ImmutableState RunQuery SQLITE Store UnreadablePatch "
+        "commit_answer encode_update execution_answer export full_id is_encrypted load open_store stops_of"
     ),
     "cli.summaries": "cost_text count_of duration_text path_text",
     "display.cut_values": "TAG",
     "display.graph_mermaid": "END START",
-    "display.graph_picture": "END Edge START Topology",
+    "display.graph_picture": "DrawnGraph END Edge START Schema Topology",
     "display.progress": "Address at_fork watching whole_execution",
     "display.progress_screen": "path_text",
-    "display.report": "path_text whole_execution",
-    "display.run_html": "ImmutableState LogEntry Redactor Writers freeze json outermost_execution sent_to",
-    "display.run_page": "changed",
-    "display.run_rows": "Address DELETE ROLES Replace path_of_id thaw",
-    "display.stats": "Address Checked HIDDEN Mapped Replace START execution_id",
+    "display.report": "DELETE ROLES Replace path_text thaw",
+    "display.run_page": "ImmutableState changed encode_update freeze json outermost_execution",
+    "display.stats": "sum_usage",
     "display.tokens": "label",
     "executors.call": (
         "ATTRIBUTE CallOptions DEFAULT_CONFIG Executing FAILED_RUNS HISTORY_OFF HISTORY_SIZE Inside KeptPrediction "
@@ -94,13 +79,15 @@ NOT_YET: dict[str, str] = {
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
         "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing "
-        "with_own_adapters"
+        "Request Steps TRACE TRACKER UsageTracker executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "graph.spec": "GraphDrawing GraphPicture draw_graph draw_mermaid draw_svg",
     "inspector": "Archive CompiledGraph Store",
     "inspector.acting": "CompiledGraph Events Store Thread decode_update freeze json named_classes",
-    "inspector.reading": "Archive ArchivedThread RECORD commit_row cut_within overview part_of",
+    "inspector.reading": (
+        "Address Archive ArchivedThread RECORD commit_answer commit_row conflicts_of cut_within execution_answer "
+        "full_id part_of posts_of run_answer steps_of stops_of"
+    ),
     "inspector.web_app": "Archive PAGE",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": (
@@ -120,14 +107,14 @@ NOT_YET: dict[str, str] = {
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
         "Attempt Hasher INPUT_KEYS LogEntry REQUEST Request Session SessionEnd Steps apart_from_earlier "
-        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count "
-        "take_run take_steps"
+        "append_to_trace check_inputs execute_attempt internals_of outermost_execution recording step_count take_run "
+        "take_steps"
     ),
     "optimize.field_metric": "GraphSpec internals_of outermost_execution same",
     "optimize.gepa": "FailedPrediction gepa_compile internals_of same",
     "optimize.gepa_adapter": (
-        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing "
-        "walk walk_parameters"
+        "CALLERS Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
+        "walk_parameters"
     ),
     "optimize.gepa_stats": "count_of table_html table_lines",
     "optimize.run_judge": "GraphSpec Router internals_of is_apart path_in_program",
@@ -136,28 +123,27 @@ NOT_YET: dict[str, str] = {
         "read_signature resets sent_to"
     ),
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
-    "runtime.run": "RunInfo",
     "search.search_graph": (
         "NodeOptions Schema apply_value as_float is_number is_program is_record is_value_class is_whole_number "
         "module_io modules_in name_map named_classes read_signature"
     ),
     "search.trial": (
-        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema "
-        "Within apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
+        "Built Flaws FrozenDict FrozenList Gather KindOptions LogEntry MISSING MapOptions NodeOptions Schema Within "
+        "apply_value as_float build_module build_subgraph each_update execute_item fits function_finder "
         "hidden_problems in_rollout is_program item_script module_io part_id part_script plan_binding publish_end "
         "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve": "CompiledGraph",
     "serve.agui_events": (
-        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within "
-        "last_of_refusal last_of_run redacted thaw whole_execution"
+        "FrozenList GraphSpec ImmutableState Redactor Run START Session THOUGHT call_text is_within last_of_refusal "
+        "last_of_run redacted thaw whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "AsyncEvents CompiledGraph GraphSpec HEARTBEAT Thread stop_waiting without_none",
     "testing": "FakeClock",
     "testing.prompt": (
-        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart "
-        "ToolCallDelta ToolCallPart Usage"
+        "Message Request Response StreamDeltaEvent StreamEndEvent StreamStartEvent TextDelta TextPart ToolCallDelta "
+        "ToolCallPart Usage"
     ),
     "testing.scripted": "BaseCallback",
     "testing.store_conformance": "Change Content Point Row RunRow Snapshot Store blob_id json same",
@@ -167,11 +153,9 @@ NOT_YET: dict[str, str] = {
         "Change Content DeletionReport MAX_INLINE NO_EPOCHS Owner Point Row RunRow Store ThreadRow"
     ),
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Built FakeClock Fields FieldsOrigin GraphSpec PersistentMap "
-        "PriorHistory Router RunViews Schema answer_source build_node check_resources check_send condensed "
-        "executing_here fake_clock first_of given giving node_options plain_patch resources_of run_script "
-        "signature_of"
+        "Answers Attempt AttemptHost Branch Built FakeClock Fields FieldsOrigin GraphSpec PersistentMap PriorHistory "
+        "Router RunViews Schema answer_source build_node check_resources check_send condensed executing_here "
+        "fake_clock first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
-    "threads.thread_stats": "Stats stored_stats",
     "tracing.spans": "FIRST GraphSpec Redacted RunState StoredTrace path_text redacted whole_execution",
 }

@@ -71,6 +71,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
         for module in ("graph_mermaid", "graph_picture", "graph_svg")
     },
+    ("graph.builder", "dspyer.stores"): "a program without a store loads none",
     ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",

@@ -93,7 +93,6 @@ SHOWN = {
     ],
     "team.py": [
         "researcher  analysis = view('analysis').new()      30   4,260   63,861    6.7 %",
-        "findings  Sr..r..r..r..r",
         "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
         "that is 11.8 %",
     ],

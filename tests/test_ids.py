@@ -14,7 +14,6 @@ from dspyer.ids import (
     outermost_execution,
     part_id,
     path_of_id,
-    thread_of,
     whole_execution,
 )
 
@@ -58,11 +57,6 @@ def test_what_is_written_is_read(address: Address) -> None:
 @given(HOSTILE)
 def test_every_text_is_read(text: str) -> None:
     assert str(Address.parse(text)) == text
-
-
-@given(HOSTILE, st.integers(1, 12))
-def test_a_label_names_its_thread(thread: str, number: int) -> None:
-    assert thread_of(label_of(thread, number)) == thread
 
 
 @given(OWN, st.lists(HOSTILE, min_size=1, max_size=3))

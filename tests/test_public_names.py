@@ -72,8 +72,6 @@ def test_every_documented_name_is_public() -> None:
     reached = {
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
         "dspyer.archive.archived_thread.ArchivedThread",  # as `archive.thread(name)`
-        "dspyer.archive.archived_thread.CommitInfo",  # as `archive.thread(name).commit(id)`
-        "dspyer.archive.archived_thread.ExecutionInfo",  # as `archive.thread(name).execution(id)`
         "dspyer.archive.run_info.Page",  # as `archive.runs()`
         "dspyer.archive.run_info.RunInfo",  # as an item of it
         "dspyer.archive.stored_graph.StoredGraph",  # as `archive.thread(name).graph()`

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import dspyer
-from dspyer import errors
+from dspyer import errors, optimize
+from dspyer.archive.archived_thread import ArchivedThread
 
 CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES |= {"ArchivedThread": ArchivedThread, "GEPA": optimize.GEPA}
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)

@@ -74,7 +74,9 @@ class BeginOptions(KindOptions):
             writes={"messages": "messages"},
             goto=self.modes,
             inputs=self.inputs,
-            none_by_default=options.schema.none_by_default,
+            none_by_default=frozenset(
+                name for name, field in options.schema.fields.items() if field.fixed_default is None
+            ),
         )
         return Built(node)
 

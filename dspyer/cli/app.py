@@ -22,7 +22,7 @@ from dspyer.errors import DspyerError, StoreError, error_text
 
 
 class ExitCode(IntEnum):
-    """What the shell gets."""
+    """The codes that the shell gets."""
 
     COMPLETED = 0
     FAILED = 1
@@ -42,7 +42,7 @@ EXIT_CODES = (
 )
 
 REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportError)
-"""What a command raises for a bad name, limit, version or file, or for an extra that is not installed."""
+"""The errors of a command for a bad name, limit, version or file, or for an extra that is not installed."""
 
 Function = Callable[..., str | None]
 """A command. If it made a run, it returns how that ended: the name of an `ExitCode`."""
@@ -123,7 +123,7 @@ def _guarded(function: Function) -> Callable[..., None]:
     def command(**options: Any) -> None:
         try:
             code = _code_of(function, options)
-            flush()
+            flush()  # here, and not at exit, where an error of stdout could not be told
         except OutputError as error:
             code = ExitCode.NO_OUTPUT
             note(f"dspyer: the command is done, but stdout cannot be written: {error}")
@@ -148,7 +148,7 @@ def _code_of(function: Function, options: Mapping[str, Any]) -> ExitCode:
 
 def exit_code(error: Exception) -> ExitCode:
     """The exit code for what a command has raised."""
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError):  # it is a DspyerError, too
         return ExitCode.STORE
     return ExitCode.USAGE if isinstance(error, REFUSALS) else ExitCode.FAILED
 
@@ -157,6 +157,7 @@ def _report(error: Exception) -> None:
     if os.environ.get("DSPYER_TRACEBACK"):
         traceback.print_exception(error, file=sys.stderr)
         return
+    # The text of a KeyError is the `repr` of its key.
     text = error_text(error.args[0]) if isinstance(error, KeyError) and error.args else error_text(error)
     kind = "" if isinstance(error, REFUSALS) else f"{type(error).__name__}: "
     note(f"dspyer: {kind}{text}")

@@ -22,11 +22,12 @@ Record = Mapping[str, Any]
 
 
 class UsageError(DspyerError):
-    """What was given on the command line cannot be done as it is. Nothing was changed."""
+    """Something given on the command line cannot be done as it is. Nothing was changed."""
 
 
 # --- times
 
+# A month and a year have no fixed length: who means them gives a date.
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d|w)")
 TIMES = "a time: 2026-11-22, 2026-11-22T14:09, today, yesterday, or how long ago: 30m, 2h, 3d, 1w"
@@ -65,6 +66,7 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
 
 def version_of(text: str) -> int | str:
     """A commit as `Thread` names it: a version for digits, any other text is an id."""
+    # Only ASCII digits: `int` takes digits of all scripts. 19 of them are more than any version.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
@@ -79,7 +81,7 @@ def parse_value(text: str) -> Any:
         (True, [1], 'Ada', '007')
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant)  # NaN is a text: no state takes it
     except (ValueError, RecursionError):
         return text
 
@@ -90,7 +92,7 @@ def parse_object(option: str, text: str | None) -> dict[str, Any]:
         return {}
     source = "the text" if text.lstrip().startswith("{") else "stdin" if text == "-" else repr(text)
     try:
-        content = text if source == "the text" else _read(text).decode("utf-8-sig")
+        content = text if source == "the text" else _read(text).decode("utf-8-sig")  # editors of Windows write a mark
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         hint = "; JSON begins with a brace" if isinstance(error, FileNotFoundError) else ""
@@ -143,7 +145,7 @@ def parse_answers(texts: Sequence[str], types: Mapping[str, object] = NO_TYPES) 
 
 
 def commit_argument(text: str) -> Any:
-    """What typer is told of an argument that names a commit."""
+    """Tell typer of an argument that names a commit."""
     return typer.Argument(metavar="COMMIT", help=text, show_default=False)
 
 

@@ -106,7 +106,7 @@ def threads(filters: ListOptions, common: CommonOptions) -> None:
 
 def _list(what: str, filters: ListOptions, common: CommonOptions) -> None:
     with common.archive() as archive:
-        page = getattr(archive, what)(**filters._asdict())
+        page = getattr(archive, what)(**filters._asdict())  # the options have the names of its parameters
         common.show_all([info.to_dict() for info in page], print_runs, f"no {what}")
         if page.next is not None:
             note(f"there are more: --after {shell_word(page.next)}")
@@ -146,16 +146,10 @@ def show(
 
 
 def _show_step(t: Any, name: str, run: str | None, prompts: bool, common: CommonOptions) -> None:
-    try:
-        common.show(t.commit(version_of(name)).to_dict(), lambda found: print_commit(found, prompts))
-    except LookupError:
-        try:
-            execution = t.execution(name, run).to_dict()
-        except LookupError:
-            execution = None
-        if execution is None:
-            raise
-        common.show(execution, lambda found: print_execution(found, prompts))
+    from dspyer.cli.store_access import step_of
+
+    found, is_commit = step_of(t, version_of(name), run)
+    common.show(found, lambda found: (print_commit if is_commit else print_execution)(found, prompts))
 
 
 def log(
@@ -179,6 +173,7 @@ def log(
         common.show_all(found, print_commits, "no commits")
         if more is not None:
             note(f"there are more: --first {more}")
+        # At the end: what can be read was printed, and the exit code tells that something cannot.
         if problem := next(filter(None, map(unreadable_in, found)), None):
             raise StoreError(problem)
 
@@ -363,6 +358,7 @@ def resume(
 
     budget = budget_of(spending)
     loaded, t = thread_of(program, thread, common)
+    # The types of the answers decide what their texts mean: `--answer code=007` is a text where one is asked for.
     asked = t.questions if answer else ()
     types = {name: (one.answer or {}).get("type") for one in asked for name in (one.key, one.id)}
     answers = parse_answers(answer or (), types) or None

@@ -67,7 +67,7 @@ def _found(name: str) -> Any:
         raise UsageError(f"{name!r} is a file: {FORM}. Did you mean {meant!r}?")
     if not module_name or not path:
         raise UsageError(f"{name!r} names no program: {FORM}")
-    here = str(Path.cwd())
+    here = str(Path.cwd())  # a command that was installed has its own folder there instead
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -167,6 +167,7 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
 
     stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does.
     """
+    # Schedulers and containers end a process by SIGTERM: its run stops like at Ctrl-C, and a resume continues it.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     run: Run | None = None
     began = datetime.now(UTC)

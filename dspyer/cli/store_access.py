@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,10 @@ from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
+from dspyer.display.run_page import commit_answer, execution_answer, stops_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.ids import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
@@ -62,6 +65,27 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
+def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
+    """The JSON form of a commit, or of an execution that failed or asks, and whether it is a commit."""
+    if isinstance(name, int):
+        page = t.history(run=run, first=name, count=1)
+        if not page or page[0].version != name:
+            t.at(name)  # raises that there is none
+        name = page[0].id
+    record = t.record(run)
+    if run is None and not record.has(name) and (label := Address.parse(name).run) not in ("", record.id):
+        with suppress(ThreadError):
+            record = t.record(label)
+    stops = stops_of(record)
+    for one in (name, full_id(record.id, name)):
+        if record.has(one) and record.step(one).commit is not None:
+            return commit_answer(record, record.step(one)), True
+        if one in stops:
+            return execution_answer(record, stops[one]), False
+    t.at(name)
+    raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
+
+
 UNREADABLE = "unreadable"
 
 
@@ -72,9 +96,9 @@ def commits_of(
     if inside is not None:
         found = t.history(version_of(inside), run=run)
         if not found:
-            t.commit(version_of(inside))  # raises if there is no such commit
+            t.at(version_of(inside))  # raises if there is no such commit
         return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
-    found = t.history(run=run, first=first, count=count + 1, newest=newest)
+    found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
     more = found[count].version if len(found) > count else None
     return [_commit_dict(commit) for commit in found[:count]], more
 
@@ -88,7 +112,7 @@ def _commit_dict(commit: Commit) -> dict[str, Any]:
 
 
 def unreadable_in(commit: Mapping[str, Any]) -> str | None:
-    """Why the patch of a commit cannot be read; None if it can."""
+    """The reason why the patch of a commit cannot be read; None if it can."""
     patch = commit["patch"]
     return patch["value"] if isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE else None
 
@@ -103,6 +127,7 @@ def open_existing(common: CommonOptions) -> Store:
     address, key_file, _ = common
     if address is None:
         raise UsageError(NO_STORE)
+    # First read only: a name that is mistyped must not make a file.
     with _opened(address, read_only=True) as reading:
         checked = CheckedStore(reading)
         is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
@@ -147,7 +172,7 @@ def _keys_in(file: str) -> list[str | bytes]:
         data = Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"--key-file {file!r} cannot be read: {error.strerror}") from error
-    if len(data) == 32:
+    if len(data) == 32:  # base64 of a key has 43 or 44
         return [data]
     keys = data.decode("ascii", "replace").replace(",", " ").split()
     if not keys:

@@ -1,4 +1,4 @@
-"""How the commands show runs, commits and differences to people, all from the form that `--json` prints."""
+"""Forms in which the commands show runs, commits and differences to people, all from the form that `--json` prints."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _remark(info: Record) -> str:
 
 
 def print_run(info: Record) -> None:
-    """What is known of one run without its state, failures and questions in full."""
+    """Print what is known of one run without its state, failures and questions in full."""
     took = duration_text(_took(info))
     fields: list[tuple[str, Cell]] = [
         ("thread", info["thread"] or "none: nothing was stored"),
@@ -94,6 +94,7 @@ def print_run(info: Record) -> None:
 
 def _next_command(info: Record) -> str:
     """The command that continues a run, for a shell; "" for none."""
+    # It is to be pasted: a name that a shell would split is quoted, and one like an option comes after `--`.
     if not info["thread"] or info["status"] in ("completed", "running"):
         return ""
     keys = [question["key"] for question in info["questions"] if question["answer"] is not None]
@@ -258,7 +259,7 @@ def _print_texts(title: str, call: Record) -> None:
 
 
 def _texts(call: Record) -> Iterator[tuple[str, Any]]:
-    """What was sent and what came back, each with its role; of a message that only calls tools, the calls."""
+    """The texts of an LM call, each with its role; of a message that only calls tools, the calls."""
     for message in call["messages"] if isinstance(call["messages"], list) else [call["messages"]]:
         if isinstance(message, Mapping):
             rest = {name: part for name, part in message.items() if name not in ("role", "content") and part}
@@ -273,7 +274,7 @@ def _texts(call: Record) -> Iterator[tuple[str, Any]]:
 
 
 def print_changes(before: Record, after: Record, indent: int = 0) -> None:
-    """What differs between two states, a line for each value that is gone and each that is new."""
+    """Print what differs between two states, a line for each value that is gone and each that is new."""
     found = list(changes(before, after))
     space = " " * indent
     if not found:
@@ -301,9 +302,10 @@ def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str,
                 yield "+", inner, after[name]
             else:
                 yield from changes(before[name], after[name], inner)
-    elif before == after and type(before) is type(after):
+    elif before == after and type(before) is type(after):  # 1 and True are equal, and not the same
         return
     elif isinstance(before, list) and isinstance(after, list) and before and before == after[: len(before)]:
+        # Most lists of a state grow: conversations, results. The whole of them would hide what is new.
         for index in range(len(before), len(after)):
             yield "+", f"{path}[{index}]", after[index]
     else:
@@ -315,7 +317,7 @@ def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str,
 
 
 def print_deleted(report: Record) -> None:
-    """What a deletion has deleted, and what it kept for other threads."""
+    """Print what a deletion has deleted, and what it kept for other threads."""
     write(f"deleted {count_of(report['runs'], 'run')} and {count_of(report['rows'], 'row')}")
     for name, runs in report["kept"].items():
         write(f"kept {count_of(len(runs), 'run')} for thread {visible(name)}")

@@ -1,4 +1,4 @@
-"""What the commands print: tables, fields and lines for people, JSON lines for programs, notes on stderr.
+"""Output of the commands: tables, fields and lines for people, JSON lines for programs, notes on stderr.
 
 Every text of a run may hold anything: names, values and errors are shown with their control characters as escapes, so
 that none reaches the terminal. JSON lines are ASCII for the same reason.
@@ -80,7 +80,7 @@ def shell_word(text: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal a text takes: two for wide characters, none for combining ones.
+    """The columns of a terminal that a text takes: two for wide characters, none for combining ones.
 
     Example:
         >>> width_of("日本"), width_of("e\\u0301")
@@ -119,14 +119,14 @@ def cut(text: str, width: int) -> str:
 
 
 def shows_colours(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours, and the user has not asked for none (no-color.org)."""
+    """True if a stream is a terminal that shows colours, and the user has not asked for none (no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return is_terminal(stream)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal; False for a stream that is closed or was replaced."""
+    """True if a stream is a terminal; False for a stream that is closed or was replaced."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):
@@ -159,7 +159,7 @@ def _write_line(text: str, stream: TextIO | None) -> None:
         return
     try:
         stream.write(f"{text}\n")
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a terminal of another encoding must not end the command
         encoding = stream.encoding or "ascii"
         stream.write(f"{text.encode(encoding, 'backslashreplace').decode(encoding)}\n")
     except BrokenPipeError:
@@ -253,7 +253,7 @@ def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Cell]], room: int
     titles = [width_of(column.title) for column in columns]
     widths = [max([title, *(width_of(_text(row[at])) for row in body)]) for at, title in enumerate(titles)]
     excess = sum(widths) + 2 * (len(columns) - 1) - room
-    while excess > 0:
+    while excess > 0:  # from the widest one on, until it is as wide as the next one
         able = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
         if not able:
             return None
@@ -326,6 +326,7 @@ def value_text(value: object) -> str:
 
 def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
+        # `{"$type": "set", "value": [...]}` is a list to a reader; a model or date has a value that says what it is.
         if value.keys() == {"$type", "value"} and isinstance(value["value"], list | str):
             return _readable(value["value"])
         return {key: _readable(part) for key, part in value.items()}

@@ -66,3 +66,8 @@ def cost_text(cost: float | None) -> str:
     if cost < 0.0001:
         return f"{cost:.6f}" if cost >= 0.0000005 else "<0.000001"
     return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
+
+
+def one_line(text: str) -> str:
+    """A text on one line, without control characters: a terminal would obey those."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -24,10 +24,10 @@ PART = 1_000_000
 JSONPath = tuple[str | int, ...]
 
 VALUE: Any = True
-"""Where an answer holds a value, which may be cut."""
+"""The mark of a place where an answer holds a value, which may be cut."""
 
 Places = Any
-"""Where an answer holds values: `VALUE`; `{key or index: places}`; or `[places]`, for each part of a list or mapping.
+"""The places where an answer holds values: `VALUE`; `{key or index: places}`; or `[places]`, for each part of a list.
 Everything else is whole: its names, ids, figures and lists are what the page is made from."""
 
 

@@ -1,4 +1,4 @@
-"""What drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
+"""The value that drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
 
 The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.spec`) both take it.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dspyer.policies import Policies
+from dspyer.record.drawn import DrawnGraph
 from dspyer.scheduler.topology import END, START, Edge, Topology
+from dspyer.schema.schema import Schema
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
@@ -27,12 +30,19 @@ class GraphPicture:
     labels: Mapping[EdgeKey, str] = field(default_factory=dict)
     looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, graph: DrawnGraph) -> GraphPicture:
+        """The picture of a graph as a run has stored it."""
+        topology = Topology(graph.name, tuple(graph.looks), graph.edges, Schema.of(None), Policies.of())
+        return cls(topology, graph.labels, graph.looks)
+
     @property
     def edges(self) -> tuple[Edge, ...]:
         """One edge for each pair of connected nodes; conditional if all parallel ones are, and so is `on_error`."""
         found: dict[EdgeKey, Edge] = {}
         for edge in self.topology.edges:
             key = (edge.source, edge.target)
+            # Two routers may lead to one node, and an error edge beside them: it is one line.
             known = found.get(key, edge)
             conditional, on_error = known.conditional and edge.conditional, known.on_error and edge.on_error
             found[key] = Edge(*key, conditional, on_error)
@@ -54,5 +64,5 @@ class GraphPicture:
         return ("end", "") if node in (START, END) else self.looks.get(node, ("function", ""))
 
     def goes_back(self, edge: Edge) -> bool:
-        """Whether an edge starts the next round of a loop: drawings dash it."""
+        """True if an edge starts the next round of a loop: drawings dash it."""
         return self.topology.rounds.goes_back(edge.source, edge.target)

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dspyer import END
 from dspyer.display.amounts import count_of
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
-from dspyer.display.run_rows import DisplayRow
+from dspyer.display.report import OUTCOMES
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
+from dspyer.record import DrawnGraph, Record
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
@@ -47,10 +49,9 @@ class DrawnNode(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; `x` and `y` are the middle of the box."""
-        x, y, w, h = map(_tenths, self.box)
-        box = {"x": x, "y": y, "w": w, "h": h}
-        look = {"shape": self.shape, "word": self.word, "label": self.label, "head": self.head}
-        return {"name": self.name, **look, **box}
+        found = self._asdict()
+        x, y, w, h = map(_tenths, found.pop("box"))
+        return {**found, "x": x, "y": y, "w": w, "h": h}
 
 
 class DrawnEdge(NamedTuple):
@@ -82,21 +83,10 @@ class DrawnEdge(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; `x`, `y` and `anchor` are the position of the label, `start` that of the mark."""
-        at = self.at
-        return {
-            "source": self.source,
-            "target": self.target,
-            "path": self.path,
-            "start": list(map(_tenths, self.start)),
-            "label": self.label,
-            "whole": self.whole,
-            "x": None if at is None else _tenths(at.x),
-            "y": None if at is None else _tenths(at.y),
-            "anchor": None if at is None else at.anchor,
-            "conditional": self.conditional,
-            "back": self.back,
-            "on_error": self.on_error,
-        }
+        found = self._asdict()
+        x, y, anchor = found.pop("at") or (None, None, None)
+        label = {"x": x and _tenths(x), "y": y and _tenths(y), "anchor": anchor}
+        return {**found, "start": list(map(_tenths, self.start)), **label}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +155,16 @@ def draw_graph(picture: GraphPicture) -> GraphDrawing:
     return GraphDrawing(picture.topology.name, layout.width, layout.height, tuple(nodes), tuple(drawn))
 
 
+KEPT = 16
+"""Drawings that are kept: a page asks for that of its run again with every step."""
+
+
+@lru_cache(KEPT)
+def drawing_of(graph: DrawnGraph) -> GraphDrawing:
+    """The drawing of a graph as a run has stored it."""
+    return draw_graph(GraphPicture.of(graph))
+
+
 class RunPath(NamedTuple):
     """The way of a run through its graph.
 
@@ -181,18 +181,20 @@ class RunPath(NamedTuple):
     ended: Mapping[str, str]
 
     @classmethod
-    def of(cls, status: str, rows: Iterable[DisplayRow]) -> RunPath:
-        """The way that the rows of a run have gone."""
+    def of(cls, record: Record) -> RunPath:
+        """The way that a run has gone."""
         visits, taken = Counter[str](), Counter[EdgeKey]()
         ended: dict[str, str] = {}
-        for row in rows:
-            if row.commit is None:
-                ended.setdefault(row.node.removeprefix("join:"), row.outcome)  # failures come first
-            elif not row.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
-                visits[row.node] += 1
-                visits[END] += END in row.commit.route
-                taken.update((row.node, target) for target in row.commit.route)
-        return cls(status, visits, taken, ended)
+        for step in record.steps:
+            if step.parent is not None or (step.commit is None and step.status not in OUTCOMES):
+                continue
+            if step.commit is None:
+                ended.setdefault(step.node.removeprefix("join:"), OUTCOMES[step.status])  # failures come first
+            elif not step.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
+                visits[step.node] += 1
+                visits[END] += END in step.to
+                taken.update((step.node, target) for target in step.to)
+        return cls(record.status, visits, taken, ended)
 
 
 def draw_svg(picture: GraphPicture, path: RunPath | None = None) -> str:
@@ -377,6 +379,7 @@ def arrange(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> Grid:
     back.
     """
     rank = _ranks(nodes, keys)
+    # Nothing leads on from the end: it is drawn below all, also if a short path reaches it.
     if all(source != nodes[-1] for source, _ in keys):
         rank[nodes[-1]] = max(rank.values())
     above: dict[Cell, list[Cell]] = {node: [] for node in nodes}
@@ -430,7 +433,7 @@ def _uncross(
     """Orders the rows by barycentre, down and up in turn; keeps the order with the fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(rows, below)
     for sweep in range(SWEEPS):
-        if not fewest:
+        if not fewest:  # most graphs have no crossing at first
             break
         down = sweep % 2 == 0
         numbers = range(1, len(rows)) if down else range(len(rows) - 2, -1, -1)
@@ -476,12 +479,14 @@ def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
         for cell in row:
             x[cell] -= at / 2
     pulls = {cell: _pulls(grid, cell) for row in grid.rows for cell in row}
+    # Down and up in turn: one direction alone would pull all rows after the first one.
     for sweep in range(ROUNDS):
         for row in grid.rows if sweep % 2 == 0 else reversed(grid.rows):
             weights = [sum(pulls[cell].values()) for cell in row]
             wanted = [sum(x[other] * pull for other, pull in pulls[cell].items()) for cell in row]
             wanted = [total / weight for total, weight in zip(wanted, weights, strict=True)]
             x.update(zip(row, spread(wanted, _gaps(row, widths), weights), strict=True))
+    # Afterwards, and with little weight for what is no chain: a mean of neighbours alone leaves long edges slanted.
     chains = {cell: chain for chain in _chains(grid) for cell in chain}
     for _ in range(5 * SWEEPS):
         for row in grid.rows:
@@ -491,7 +496,7 @@ def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
 
 
 def _pulls(grid: Grid, cell: Cell) -> dict[Cell, float]:
-    """How much each neighbour of a cell pulls it: less, the more edges one of the two has on that side."""
+    """The pull of each neighbour of a cell: less, the more edges one of the two has on that side."""
     upper, lower = grid.above.get(cell, ()), grid.below.get(cell, ())
     pulls = {other: 1 / max(len(upper), len(grid.below[other])) for other in upper}
     return pulls | {other: 1 / max(len(lower), len(grid.above[other])) for other in lower}
@@ -568,9 +573,9 @@ class Layout:
     """The layout of a graph: the box of each node; the path, start and label position of each edge; the whole size."""
 
     boxes: Mapping[str, NodeBox]
-    paths: Mapping[EdgeKey, str]
-    starts: Mapping[EdgeKey, Coordinates]
-    labels: Mapping[EdgeKey, LabelPosition]
+    paths: dict[EdgeKey, str]
+    starts: dict[EdgeKey, Coordinates]
+    labels: dict[EdgeKey, LabelPosition]
     width: float
     height: float
 
@@ -622,7 +627,9 @@ def lay_out(
     }
     _settle_ends(grid, boxes, tops, heights, lanes)
     layout = Layout(boxes, {}, {}, {}, max(edges) + shift + MARGIN, height)
-    return _with_lanes(_with_curves(layout, grid, x, tops, heights, labels), lanes, labels)
+    _add_curves(layout, grid, x, tops, heights, labels)
+    _add_lanes(layout, lanes, labels)
+    return layout
 
 
 def _label_cells(grid: Grid, labels: Mapping[EdgeKey, float]) -> dict[EdgeKey, Cell]:
@@ -663,6 +670,7 @@ def _lanes(
             if source == target:
                 out = side * x[source] + widths[source] / 2 + LANE_GAP
                 at_side = (True, True)
+            # 60: a way through a gap looks worse than one that is longer by so much.
             cost = sum(out - side * x[node] - widths[node] / 2 for node in key) + 60 * at_side.count(False)
             choices.append((cost, -side, out, side, (at_side[0], at_side[1])))
         _, _, out, side, sides = min(choices)
@@ -711,6 +719,7 @@ def _settle_ends(
             if lane.at_side[end]:
                 out = lane.side * lane.x
                 self_loop = lane.key[0] == lane.key[1]
+                # From the top: what leaves, loops to itself, what enters: outer lanes enclose inner ones.
                 rank = (1, -end) if self_loop else (0, out) if end == 0 else (2, -out)
                 at_side.setdefault((node, lane.side), []).append((rank, lane, end))
             else:
@@ -726,14 +735,14 @@ def _settle_ends(
             lane.ends[end] = boxes[node].y + step * (i - (len(ends) - 1) / 2)
 
 
-def _with_curves(
+def _add_curves(
     layout: Layout,
     grid: Grid,
     x: Mapping[Cell, float],
     tops: Sequence[float],
     heights: Sequence[float],
     labels: Mapping[EdgeKey, float],
-) -> Layout:
+) -> None:
     """Adds the forward edges."""
     chains: dict[EdgeKey, list[tuple[Cell, int]]] = {}
     for row, cells in enumerate(grid.rows):
@@ -741,7 +750,6 @@ def _with_curves(
             if not isinstance(cell, str):
                 chains.setdefault(cell[:2], []).append((cell, row))
     named = _label_cells(grid, labels)
-    paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for key, end in _ports(layout.boxes, chains, x).items():
         source = layout.boxes[key[0]]
         points = [(source.x, source.bottom)]
@@ -754,10 +762,9 @@ def _with_curves(
                 points.append((x[cell], tops[row] + heights[row] / 2))
                 upright.append(False)
             if cell == named.get(key):
-                placed[key] = LabelPosition(*points[-1], "middle")
-        starts[key] = points[0]
-        paths[key] = curve([*points, end], [*upright, True])
-    return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)
+                layout.labels[key] = LabelPosition(*points[-1], "middle")
+        layout.starts[key] = points[0]
+        layout.paths[key] = curve([*points, end], [*upright, True])
 
 
 def _ports(
@@ -776,9 +783,8 @@ def _ports(
     return ports
 
 
-def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> Layout:
+def _add_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> None:
     """Adds the edges that go back."""
-    paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for lane in lanes:
         source, target = (layout.boxes[node] for node in lane.key)
         leave, enter = lane.ends
@@ -792,9 +798,8 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, 
         else:
             at = target.x + lane.side * (target.width / 2 - 12)
             points += [(at, enter), (at, target.top)]
-        paths[lane.key] = angular(points)
-        starts[lane.key] = points[0]
+        layout.paths[lane.key] = angular(points)
+        layout.starts[lane.key] = points[0]
         if lane.key in labels:
             anchor = "start" if lane.side > 0 else "end"
-            placed[lane.key] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
-    return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)
+            layout.labels[lane.key] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)

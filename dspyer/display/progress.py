@@ -67,7 +67,7 @@ TOLD = 3  # events of a run that have a line of their own
 
 
 Spending = tuple[int, float | None]
-"""What an LM call has used: tokens, and US dollars; None if no price is known."""
+"""The usage of an LM call: tokens, and US dollars; None if no price is known."""
 
 
 @dataclass(slots=True)
@@ -113,12 +113,12 @@ class MapProgress:
 
     @property
     def running(self) -> int:
-        """How many items run."""
+        """Number of items that run."""
         return max(0, self.started - self.ended.total())
 
     @property
     def done(self) -> int:
-        """How many items have a result, a failure included."""
+        """Number of items that have a result, a failure included."""
         return min(self.total, self.last + 1 - self.started + self.ended["completed"] + self.ended["failed"])
 
     def remaining(self, now: float) -> float | None:
@@ -152,7 +152,7 @@ class RunningNode:
 
 @dataclass(slots=True)
 class EndedVisits:
-    """How often a node has committed and failed, the seconds of its commits, and the items of a map by status."""
+    """Counts of the commits and failures of a node, the seconds of its commits, and the items of a map by status."""
 
     done: int = 0
     failed: int = 0
@@ -210,7 +210,7 @@ class RunningRun:
     told: deque[str] = field(default_factory=partial(deque, maxlen=TOLD))
 
     def elapsed(self, now: float) -> float:
-        """How long it has run, or took."""
+        """Seconds for which it has run."""
         return (now if self.status == "running" else self.ended) - self.started
 
 
@@ -236,7 +236,7 @@ class RunningRuns:
 
     @property
     def count(self) -> int:
-        """How many runs have begun."""
+        """Number of runs that have begun."""
         return len(self.runs) + self.ended.total()
 
     def note(self, at: float, run_id: str, event: Event | Spending) -> None:
@@ -414,6 +414,7 @@ class Display:
 
     def see(self, run_id: str, event: Event | Spending) -> None:
         """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
+        # An append to a deque is atomic: threads of runs never wait here.
         if type(event) not in _NOT_SHOWN and not self._over:
             self._arrived.append((time.monotonic(), run_id, event))
 
@@ -422,11 +423,11 @@ class Display:
         with self._ending_on_error():
             self._screen.open()
         self._thread.start()
-        self._watching.__enter__()
+        self._watching.__enter__()  # last: what arrives before the thread runs would only wait
 
     def stop(self) -> None:
         """Draws the last lines, and ends."""
-        self._watching.__exit__(None, None, None)
+        self._watching.__exit__(None, None, None)  # first: nothing arrives while the last lines are drawn
         self._stop.set()
         self._thread.join()
         if not self._over:
@@ -447,7 +448,7 @@ class Display:
                 self._screen.show(self._counted(), time.monotonic())
 
     def _counted(self) -> RunningRuns:
-        while self._arrived:
+        while self._arrived:  # only this thread takes from the queue, so it needs no lock
             self._runs.note(*self._arrived.popleft())
         return self._runs
 
@@ -489,7 +490,7 @@ class _SharedDisplay:
 
     def forget(self) -> None:
         """Drops the display in a forked process, where another thread may have held the lock."""
-        self._lock = Lock()
+        self._lock = Lock()  # another one: who held it does not exist here
         if self._display is not None:
             self._display.forget()
         self._blocks, self._display = 0, None

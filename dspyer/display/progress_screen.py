@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text, one_line
 from dspyer.display.progress import (
     EndedVisits,
     MapProgress,
@@ -31,7 +31,6 @@ from dspyer.display.progress import (
     RunningRuns,
     SpentSum,
 )
-from dspyer.display.run_rows import one_line
 from dspyer.ids import path_text
 
 # What runs right now, as lines for rich: never more than one screen, and every text of a program as plain text.
@@ -45,24 +44,10 @@ LEAST_LINES = 2
 MOST_LINES = 40
 
 
-class _Signs(NamedTuple):
-    """The signs of a terminal, in Unicode or ASCII."""
-
-    done: str
-    failed: str
-    runs: str
-    asks: str
-    branch: str
-    last: str
-    down: str
-    full: str
-    empty: str
-    dot: str
-    more: str
-
-
-_UNICODE = _Signs("✓", "✗", "●", "?", "├─ ", "└─ ", "│  ", "━", "─", " · ", "…")
-_ASCII = _Signs("+", "x", "*", "?", "|- ", "`- ", "|  ", "#", "-", ", ", "...")
+# The signs of a terminal. Python writes to terminals in UTF-8, on Windows and in the C locale, too.
+DONE, FAILED, RUNS, ASKS = "✓", "✗", "●", "?"
+BRANCH, LAST, DOWN = "├─ ", "└─ ", "│  "
+FULL, EMPTY, DOT, MORE = "━", "─", " · ", "…"
 
 
 class Line(NamedTuple):
@@ -82,43 +67,42 @@ class Board:
         self._last = last
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        signs = _ASCII if options.ascii_only else _UNICODE
         room = max(LEAST_LINES, min(options.size.height - 2, MOST_LINES))
-        for line in _board(self._runs, self._now, signs, room, self._last):
+        for line in _board(self._runs, self._now, room, self._last):
             line.truncate(options.max_width, overflow="ellipsis")
             line.no_wrap = True
             yield line
 
 
-def _board(runs: RunningRuns, now: float, signs: _Signs, room: int, last: bool) -> list[Text]:
+def _board(runs: RunningRuns, now: float, room: int, last: bool) -> list[Text]:
     lines: list[Text] = []
     if runs.count != 1:
-        lines.append(_summary(runs, now, signs))
+        lines.append(_summary(runs, now))
     shown = list(runs.runs.values())
     if runs.count == 1 and not shown:
         shown = list(runs.latest)
-    failed = [] if runs.count == 1 else [_failed(run, now, signs) for run in runs.failed]
+    failed = [] if runs.count == 1 else [_failed(run, now) for run in runs.failed]
     if last and runs.count != 1:
         return [*lines, *failed]
     left = room - len(lines) - len(failed)
     if len(shown) <= TREES:
         for number, run in enumerate(shown):
             height = max(1, left // (len(shown) - number))
-            tree = _tree(run, now, signs, height)
+            tree = _tree(run, now, height)
             left -= len(tree)
             lines += tree
     else:
         count = max(1, min(LATEST, left - 1))
-        lines += [_short(run, now, signs) for run in shown[-count:]]
+        lines += [_short(run, now) for run in shown[-count:]]
         if len(shown) > count:
-            lines.append(Text(f"{signs.more} and {len(shown) - count:,} more", "dim"))
+            lines.append(Text(f"{MORE} and {len(shown) - count:,} more", "dim"))
     return [*lines, *failed][:room]
 
 
 # --- lines of runs
 
 
-def _summary(runs: RunningRuns, now: float, signs: _Signs) -> Text:
+def _summary(runs: RunningRuns, now: float) -> Text:
     """All runs on one line."""
     ended = runs.ended
     facts = [f"{ended['completed']:,} completed"] if ended["completed"] else []
@@ -130,9 +114,9 @@ def _summary(runs: RunningRuns, now: float, signs: _Signs) -> Text:
         facts.append(f"{rate:,.1f} runs/s" if rate >= 1 else f"{rate * 60:,.1f} runs/min")
     facts += [*_spent(runs.spent), elapsed_text(elapsed)]
     if not runs.count:
-        return Text(f"no run yet{signs.dot}{elapsed_text(elapsed)}", "dim")
+        return Text(f"no run yet{DOT}{elapsed_text(elapsed)}", "dim")
     text = Text("Runs: ", "bold")
-    text.append(signs.dot.join(facts), "red" if ended["failed"] else "not bold")
+    text.append(DOT.join(facts), "red" if ended["failed"] else "not bold")
     return text
 
 
@@ -144,116 +128,116 @@ def _spent(spent: SpentSum) -> list[str]:
     return facts
 
 
-def _headline(run: RunningRun, now: float, signs: _Signs) -> Text:
+def _headline(run: RunningRun, now: float) -> Text:
     mark, style = {
-        "running": (signs.runs, "yellow"),
-        "completed": (signs.done, "green"),
-        "failed": (signs.failed, "red"),
-    }.get(run.status, (signs.asks, "yellow"))
+        "running": (RUNS, "yellow"),
+        "completed": (DONE, "green"),
+        "failed": (FAILED, "red"),
+    }.get(run.status, (ASKS, "yellow"))
     text = Text.assemble((f"{mark} ", style), (one_line(run.graph.name), "bold"))
     facts = [] if run.status == "running" else [run.status]
     facts += [elapsed_text(run.elapsed(now)), count_of(run.commits, "commit")]
     facts += [count_of(run.retries, "retry", "retries")] if run.retries else []
-    text.append(signs.dot + signs.dot.join([*facts, *_spent(run.spent)]), "dim")
+    text.append(DOT + DOT.join([*facts, *_spent(run.spent)]), "dim")
     return text
 
 
-def _short(run: RunningRun, now: float, signs: _Signs) -> Text:
+def _short(run: RunningRun, now: float) -> Text:
     """A run on one line, with the nodes that run."""
-    text = _headline(run, now, signs)
+    text = _headline(run, now)
     nodes = list(dict.fromkeys(one_line(node.node) for node in run.graph.running.values()))
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     text.append(f"  {', '.join(nodes[:3])}{more}")
     return text
 
 
-def _failed(run: RunningRun, now: float, signs: _Signs) -> Text:
-    name = f"{signs.failed} {one_line(run.graph.name)} failed after {elapsed_text(run.elapsed(now))}: "
+def _failed(run: RunningRun, now: float) -> Text:
+    name = f"{FAILED} {one_line(run.graph.name)} failed after {elapsed_text(run.elapsed(now))}: "
     return Text(name + one_line(run.error), "red")
 
 
 # --- the tree of one run
 
 
-def _tree(run: RunningRun, now: float, signs: _Signs, height: int) -> list[Text]:
-    lines = _graph_lines(run.graph, now, signs)
+def _tree(run: RunningRun, now: float, height: int) -> list[Text]:
+    lines = _graph_lines(run.graph, now)
     lines += [Line(Text(one_line(text), "italic")) for text in run.told]
     if run.error and run.status == "failed":
         lines.append(Line(Text(one_line(run.error), "red")))
-    return [_headline(run, now, signs), *_flat(_fit(lines, height - 1, signs), signs, Text())]
+    return [_headline(run, now), *_flat(_fit(lines, height - 1), Text())]
 
 
-def _graph_lines(graph: RunningGraph, now: float, signs: _Signs) -> list[Line]:
+def _graph_lines(graph: RunningGraph, now: float) -> list[Line]:
     """The nodes of a graph in the order in which they started first."""
     lines = []
     for name, visits in graph.ended.items():
         running = [node for node in graph.running.values() if node.node == name]
         if not running:
-            lines.append(Line(_ended(name, visits, signs), active=False))
+            lines.append(Line(_ended(name, visits), active=False))
         elif len(running) == 1:
-            lines.append(_running(running[0], visits, now, signs, name))
+            lines.append(_running(running[0], visits, now, name))
         else:
-            text = Text.assemble((f"{signs.runs} ", "yellow"), (one_line(name), "bold"))
+            text = Text.assemble((f"{RUNS} ", "yellow"), (one_line(name), "bold"))
             facts = [f"{len(running):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
-            text.append(signs.dot + signs.dot.join(facts), "dim")
-            below = [_running(node, None, now, signs, f"branch {path_text(node.branch)}") for node in running]
+            text.append(DOT + DOT.join(facts), "dim")
+            below = [_running(node, None, now, f"branch {path_text(node.branch)}") for node in running]
             lines.append(Line(text, tuple(below)))
     return lines
 
 
-def _ended(name: str, visits: EndedVisits, signs: _Signs) -> Text:
+def _ended(name: str, visits: EndedVisits) -> Text:
     failed = visits.failed and not visits.done
-    mark, style = (signs.failed, "red") if failed else (signs.done, "green")
+    mark, style = (FAILED, "red") if failed else (DONE, "green")
     if not visits.done and not visits.failed:
-        mark, style = signs.asks, "yellow"  # it has asked, or was cancelled
+        mark, style = ASKS, "yellow"  # it has asked, or was cancelled
     text = Text.assemble((f"{mark} ", style), one_line(name))
     text.append(f" × {visits.done:,}" if visits.done > 1 else "", "dim")
     facts = [duration_text(visits.seconds)] if visits.done else []
     facts += [count_of(visits.items["items"], "item")] if visits.items["items"] else []
     facts += [f"{visits.items['failed']:,} of them failed"] if visits.items["failed"] else []
     facts += [f"{visits.failed:,} failed"] if visits.failed else []
-    text.append("".join(signs.dot + fact for fact in facts), "dim")
+    text.append("".join(DOT + fact for fact in facts), "dim")
     return text
 
 
-def _running(node: RunningNode, visits: EndedVisits | None, now: float, signs: _Signs, name: str) -> Line:
+def _running(node: RunningNode, visits: EndedVisits | None, now: float, name: str) -> Line:
     """An execution that runs, with the graphs inside of it."""
-    mark = signs.asks if node.asks else signs.runs
+    mark = ASKS if node.asks else RUNS
     text = Text.assemble((f"{mark} ", "yellow"), (one_line(name), "bold"))
     facts = [f"branch {path_text(node.branch)}"] if node.branch and visits is not None else []
     facts += [f"visit {node.visit}"] if node.visit > 1 else []
     facts += [f"attempt {node.attempt}"] if node.attempt > 1 else []
     facts.append(elapsed_text(now - node.started))
     facts += ["waits for an answer"] if node.asks else []
-    text.append(signs.dot + signs.dot.join(facts), "dim")
+    text.append(DOT + DOT.join(facts), "dim")
     if node.items is not None:
-        text.append_text(_items(node.items, now, signs))
+        text.append_text(_items(node.items, now))
     if node.doing:
         text.append(f"  {one_line(node.doing)}", "italic")
-    return Line(text, tuple(_inside(node, now, signs)))
+    return Line(text, tuple(_inside(node, now)))
 
 
-def _inside(node: RunningNode, now: float, signs: _Signs) -> list[Line]:
+def _inside(node: RunningNode, now: float) -> list[Line]:
     """The graphs inside of a node: that of a subgraph, or of the last items that started."""
     graphs = sorted(node.inside.items(), key=lambda inside: (len(inside[0]), inside[0]))  # in the order of the items
     found: list[Line] = []
     for key, graph in graphs[-SHOWN_ITEMS:]:
-        lines = _graph_lines(graph, now, signs)
+        lines = _graph_lines(graph, now)
         if key:
             found.append(Line(Text(f"{one_line(key)} {one_line(graph.name)}", "dim"), tuple(lines)))
         else:
             found += lines
     if len(graphs) > SHOWN_ITEMS:
-        found.append(Line(Text(f"{signs.more} and {len(graphs) - SHOWN_ITEMS:,} more", "dim")))
+        found.append(Line(Text(f"{MORE} and {len(graphs) - SHOWN_ITEMS:,} more", "dim")))
     return found
 
 
-def _items(items: MapProgress, now: float, signs: _Signs) -> Text:
+def _items(items: MapProgress, now: float) -> Text:
     """The items of a map: a bar, how many are done, and the time that remains."""
     full = BAR * items.done // items.total if items.total else BAR
     text = Text("  ")
-    text.append(signs.full * full, "green")
-    text.append(signs.empty * (BAR - full), "dim")
+    text.append(FULL * full, "green")
+    text.append(EMPTY * (BAR - full), "dim")
     facts = [f" {items.done:,} of {items.total:,}"]
     facts += [f"{items.running:,} running"] if items.running else []
     facts += [f"{items.ended['failed']:,} failed"] if items.ended["failed"] else []
@@ -261,18 +245,18 @@ def _items(items: MapProgress, now: float, signs: _Signs) -> Text:
     remaining = items.remaining(now)
     # Not more exact than an estimate can be.
     facts += [f"{elapsed_text(float(max(1, round(remaining))))} left"] if remaining is not None else []
-    text.append(signs.dot.join(facts))
+    text.append(DOT.join(facts))
     return text
 
 
 # --- what fits
 
 
-def _fit(lines: Sequence[Line], height: int, signs: _Signs) -> list[Line]:
+def _fit(lines: Sequence[Line], height: int) -> list[Line]:
     """At most `height` lines: first what has ended is put together, then the rest is cut."""
     if _height(lines) <= height:
         return list(lines)
-    short = _without_ended(lines, signs)
+    short = _without_ended(lines)  # what runs counts more than what is over
     if _height(short) <= height:
         return short
     found: list[Line] = []
@@ -280,32 +264,32 @@ def _fit(lines: Sequence[Line], height: int, signs: _Signs) -> list[Line]:
     for line in short:
         if left <= 0:
             break
-        below = _fit(line.below, left - 1, signs) if line.below else []
+        below = _fit(line.below, left - 1) if line.below else []
         found.append(line._replace(below=tuple(below)))
         left -= 1 + _height(below)
     hidden = _height(short) - _height(found)
-    return [*found, Line(Text(f"{signs.more} and {hidden:,} more", "dim"))][:height] if hidden else found
+    return [*found, Line(Text(f"{MORE} and {hidden:,} more", "dim"))][:height] if hidden else found
 
 
-def _without_ended(lines: Sequence[Line], signs: _Signs) -> list[Line]:
-    active = [line._replace(below=tuple(_without_ended(line.below, signs))) for line in lines if line.active]
+def _without_ended(lines: Sequence[Line]) -> list[Line]:
+    active = [line._replace(below=tuple(_without_ended(line.below))) for line in lines if line.active]
     ended = len(lines) - len(active)
-    return [*([Line(Text(f"{signs.done} {ended:,} nodes", "dim"))] if ended else []), *active]
+    return [*([Line(Text(f"{DONE} {ended:,} nodes", "dim"))] if ended else []), *active]
 
 
 def _height(lines: Sequence[Line]) -> int:
     return sum(1 + _height(line.below) for line in lines)
 
 
-def _flat(lines: Sequence[Line], signs: _Signs, indent: Text) -> list[Text]:
+def _flat(lines: Sequence[Line], indent: Text) -> list[Text]:
     """The lines with the guides of the tree."""
     found = []
     for number, line in enumerate(lines):
         last = number == len(lines) - 1
-        guide = Text(signs.last if last else signs.branch, "dim")
+        guide = Text(LAST if last else BRANCH, "dim")
         found.append(Text.assemble(indent, guide, line.text))
-        deeper = Text.assemble(indent, Text("   " if last else signs.down, "dim"))
-        found += _flat(line.below, signs, deeper)
+        deeper = Text.assemble(indent, Text("   " if last else DOWN, "dim"))
+        found += _flat(line.below, deeper)
     return found
 
 
@@ -336,7 +320,7 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _same_terminal(file: TextIO | None, other: TextIO) -> bool:
-    """Whether two streams write to one terminal."""
+    """True if two streams write to one terminal."""
     if file is None or not _is_terminal(file):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -374,6 +358,7 @@ class TerminalScreen:
                 redirect_stderr=False,
                 vertical_overflow="crop",
             )
+            # Drawn by the thread of the display alone: with a refresh of its own, rich would draw in a thread more.
             self._live.start()
             self._console.show_cursor(True)  # a process that is killed could not show it again
             for name in self._streams:

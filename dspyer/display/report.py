@@ -1,125 +1,117 @@
 """A run as text for a terminal: what `run.report()` returns.
 
 The commits come one below the other in canonical order. Branches are drawn as vertical bars next to each other, as
-`git log --graph` draws them, with a line where a fork opens new ones and where a join closes them.
+`git log --graph` draws them, with a line where a fork opens new ones and where a join closes them. Of what is inside of
+nodes there is a summary.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from dspyer.display.amounts import count_of, duration_text
-from dspyer.display.run_rows import (
-    SHOWN,
-    DisplayRow,
-    ErrorText,
-    leaves_of,
-    one_line,
-    outcome,
-    row_label,
-    written,
-)
+from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
-from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted, is_built_in, told
-from dspyer.ids import path_text, whole_execution
+from dspyer.errors import brief, error_text
+from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
+from dspyer.failure import Failure
+from dspyer.ids import path_text
+from dspyer.message_list import ROLES
+from dspyer.patch import DELETE, Replace
+from dspyer.record import Record, RecordStep
+from dspyer.reducers import Updates
+from dspyer.values.frozen import thaw
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane
+SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
 TOLD = 20  # lines of events
 ROWS = 400  # commits that are listed: the first and the last half of them
 
-_MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
+OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "runs", "stopped": "was not started"}
+"""Why a step has no commit, in words, by its status."""
+
+_MARKS = {"failed": "✗", "waiting": "?", "running": "○", "stopped": "○"}
+_NOT_BEGUN = ("StepLimitError", "CallLimitError")
+"""Failures of an execution that was not begun."""
 
 
-class MapCount(NamedTuple):
-    """The items of a map: how many have a result, have failed, and are left; None if that is not known."""
-
-    node: str
-    completed: int
-    failed: int = 0
-    left: int | None = None
-
-
-class RunFacts(NamedTuple):
-    """What the first line of a report says of a run.
+class ErrorText(NamedTuple):
+    """What is shown of an exception: of a stored run there is no other trace of it.
 
     Attributes:
-        graph: name of its graph.
-        status: how it has ended.
-        seconds: how long it took.
-        calls: node calls; None if that is not known.
-        usage: tokens by language model.
-        maps: the items of its maps.
-        error: why it is not completed; None for one that is, or that waits for answers.
-        told: the events that a report does not know, as lines.
-        since_resumed: whether seconds, calls, usage and maps are those since the run was last resumed.
+        type: name of its class.
+        message: its text.
+        notes: its notes.
     """
 
-    graph: str
-    status: str
-    seconds: float
-    calls: int | None
-    usage: Mapping[str, Mapping[str, Any]]
-    maps: Sequence[MapCount] = ()
-    error: ErrorText | None = None
-    told: Sequence[str] = ()
-    since_resumed: bool = False
+    type: str
+    message: str
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorText:
+        """The text of an exception."""
+        return cls(type(error).__name__, error_text(error), tuple(map(str, getattr(error, "__notes__", ()))))
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
 
 
-def describe_run(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
-    """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error."""
-    lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
-    labels = {row.commit.id: f"{row_label(row.commit)} {row.commit.node}" for row in rows if row.commit}
-    lines = [*wrap(_summary(rows, facts), WIDTH), ""]
+def describe_run(record: Record, error: ErrorText | None = None, events: Iterable[Event] = ()) -> str:
+    """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error.
+
+    `error` is why it is not completed, if more is known than the failures that ended it; of `events`, those of classes
+    of a user are told.
+    """
+    rows = [step for step in record.steps if step.parent is None]
+    lanes = {path: min(first, LANES - 1) for path, (first, _) in _leaves_of(rows).items()}
+    labels = {row.id: f"{_label(row)} {row.node}" for row in rows if row.commit}
+    questions = _open_questions(record)
+    lines = [*wrap(_summary(record, rows), WIDTH), ""]
     active: dict[BranchPath, int] = {}  # the branches that are drawn as bars at this row, with their lanes
     for number, row in enumerate(rows):
         if not ROWS // 2 <= number < len(rows) - ROWS // 2:
-            lines += _row_lines(row, active, lanes, labels, number == len(rows) - 1)
+            last = number == len(rows) - 1
+            lines += _row_lines(row, active, lanes, labels, questions.get(row.id, ()), last)
         elif number == ROWS // 2:
             lines.append(f"... {len(rows) - 2 * (ROWS // 2)} more: run.commits has them all")
         for path in row.came:
             active.pop(path, None)
         if row.commit:
-            active.update((path, lanes[path]) for path in row.children or (row.branch,))
-    if facts.told:
-        lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in facts.told]]
-    if facts.error is not None:
-        texts = _error_lines(facts.error)
+            active.update((path, lanes[path]) for path in row.forks or (row.branch,))
+    if of_users := _told(events):
+        lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in of_users]]
+    if (error := error or _error_of(record.failures)) is not None:
+        texts = _error_lines(error)
         lines += ["", *(line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  "))]
     return "\n".join(lines)
 
 
-def facts_of_events(
-    events: Sequence[Event],
-    commits: int,
-    *,
-    status: str,
-    duration: float,
-    usage: Mapping[str, Mapping[str, Any]],
-    error: BaseException | None,
-) -> RunFacts:
-    """What the events of a run say of it: of a resumed one they are those of the last process only."""
-    started = next(event for event in events if isinstance(event, RunStarted))
-    own = [event for event in events if event.scope == started.scope]
-    # A resumed run has the commits of all its processes, but the events and tokens of the last one only.
-    resumed = sum(isinstance(event, Committed) for event in own) < commits
-    return RunFacts(
-        started.graph,
-        status,
-        duration,
-        sum(isinstance(event, NodeStarted) for event in own),
-        usage,
-        _maps(own, left_is_known=status != "completed" and not resumed),
-        None if error is None else ErrorText.of(error),
-        _told(events),
-        resumed,
-    )
+def _open_questions(record: Record) -> dict[str, list[Question]]:
+    """The open questions by the step of the run's own graph at which they are listed.
+
+    A question of a nested graph, or of an item of a map, belongs to their node. One that a commit asks holds back what
+    follows: it is listed at each branch there.
+    """
+    found: dict[str, list[Question]] = {}
+    outermost = ""
+    behind: dict[str, list[Question]] = {}
+    for step in record.steps:
+        outermost = step.id if step.parent is None else outermost
+        if step.asked is not None and step.asked.answer is None and record.status != "completed":
+            of = behind if step.parent is None and step.commit is not None else found
+            of.setdefault(outermost, []).append(step.asked.question)
+    for step in record.steps:
+        if step.status == "waiting" and step.parent is None:
+            found.setdefault(step.id, []).extend(question for head in step.after for question in behind.get(head, ()))
+    return found
 
 
-def _told(events: Sequence[Event]) -> list[str]:
+def _told(events: Iterable[Event]) -> list[str]:
     """The lines of the events of other classes than those of `dspyer.events`; of equal ones, one with their number."""
     counts = Counter([one_line(told(event)) for event in events if not is_built_in(event)])
     lines = [text if count == 1 else f"{text} × {count}" for text, count in counts.items()]
@@ -127,51 +119,86 @@ def _told(events: Sequence[Event]) -> list[str]:
     return [*lines[:TOLD], *([f"... {more} more: run.events has them all"] if more else [])]
 
 
-def _maps(events: Sequence[Event], left_is_known: bool) -> list[MapCount]:
-    """The items of each map. How many are left is not known if an earlier process may have finished some."""
-    ended: dict[str, Counter[str]] = {}
-    totals: dict[str, dict[str, int]] = {}  # by node, the number of items of each execution
-    for event in events:
-        if isinstance(event, ItemFinished):
-            ended.setdefault(event.node, Counter())[event.status] += 1
-            totals.setdefault(event.node, {})[whole_execution(event.execution)] = event.items
-    found = []
-    for node, statuses in ended.items():
-        left = sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
-        found.append(MapCount(node, statuses["completed"], statuses["failed"], left if left_is_known else None))
-    return found
+def _error_of(failures: Sequence[Failure]) -> ErrorText | None:
+    """The first failure, with the others in its notes, as in `Run.error`."""
+    if not failures:
+        return None
+    first, *others = failures
+    notes = [note for note in _around_text(first)[1].split("\n") if note]
+    for other in others:
+        text = f"{_around_text(other)[0]}{other.type}: {other.message}".partition("\n")[0]
+        notes.append(f"also failed: {other.node!r} (branch {path_text(other.branch)}): {text}")
+    return ErrorText(first.type, first.message, tuple(notes))
+
+
+def _around_text(failure: Failure) -> tuple[str, str]:
+    """What a traceback has on the line of the exception before its text, and its notes, which follow the text."""
+    text = f"{failure.type}: {failure.message}" if failure.message else failure.type
+    before, found, after = failure.traceback.rpartition(text)
+    return (before.rpartition("\n")[2], after) if found else ("", "")
 
 
 # --- the first line
 
 
-def _summary(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
+def _summary(record: Record, rows: Sequence[RecordStep]) -> str:
     commits = sum(row.commit is not None for row in rows)
-    conflict_count = sum(len(row.conflicts) for row in rows)
-    conflicts = [count_of(conflict_count, "conflict")] if conflict_count else []
-    whole = [f"graph {facts.graph!r}", count_of(commits, "commit")]
-    work = [] if facts.calls is None else [count_of(facts.calls, "node call")]
-    work += [] if facts.since_resumed else conflicts
-    for node, completed, failed, left in facts.maps:
-        text = f"{count_of(completed, 'item')} of {node!r}" + (f", {failed} failed" if failed else "")
-        work.append(text + (f", {left} left" if left else ""))
-    tokens = sum(total_of(of_model) for of_model in facts.usage.values())
-    if tokens:
-        work.append(count_of(tokens, "token"))
-    text = f"Run {facts.status} {'in' if facts.status == 'completed' else 'after'} {duration_text(facts.seconds)}: "
-    if facts.since_resumed:
-        return f"{text}{', '.join(whole + conflicts)}; since it was resumed: {', '.join(work)}"
-    return text + ", ".join(whole + work)
+    conflicts = sum(len(row.conflicts) for row in rows)
+    begun = [
+        row
+        for row in rows
+        if row.kind not in ("start", "join", "edit")
+        and (row.commit is not None or (row.status == "failed" and not _is_limit(row)) or row.asked is not None)
+    ]
+    facts = [f"graph {record.graph.name!r}", count_of(commits, "commit"), count_of(len(begun), "node call")]
+    facts += [count_of(conflicts, "conflict")] if conflicts else []
+    names = {row.id: row.node for row in rows}
+    items: dict[str, Counter[str]] = {}
+    for step in record.steps:
+        if step.kind == "item" and step.parent in names:
+            items.setdefault(names[step.parent], Counter())[step.status] += 1
+    for node, counts in items.items():
+        text = f"{count_of(counts['done'], 'item')} of {node!r}"
+        facts.append(text + (f", {counts['failed']} failed" if counts["failed"] else ""))
+    tokens = sum(total_of(of_model) for of_model in record.usage.values())
+    facts += [count_of(tokens, "token")] if tokens else []
+    ends = [row.started + row.seconds for row in rows if row.started is not None]
+    took = max(0.0, (record.ended or max(ends, default=record.started)) - record.started)
+    how = "in" if record.status == "completed" else "after"
+    return f"Run {record.status} {how} {duration_text(took)}: {', '.join(facts)}"
+
+
+def _is_limit(row: RecordStep) -> bool:
+    return row.failure is None or row.failure.type in _NOT_BEGUN or row.node.startswith("join:")
 
 
 # --- the lines of one commit
 
 
+def _leaves_of(rows: Iterable[RecordStep]) -> dict[BranchPath, tuple[int, int]]:
+    """The first and last lane of each path and all paths forked from it.
+
+    The children of a fork get neighbouring lanes in their order, so that no lines cross where it forks. A path that
+    forks no further has a lane of its own, and keeps it when a later round of a loop forks into it again.
+    """
+    paths = {()} | {path for row in rows for path in (row.branch, *row.came, *row.forks)}
+    ordered = sorted({path[:length] for path in paths for length in range(len(path) + 1)})
+    lanes: dict[BranchPath, tuple[int, int]] = {}
+    count = 0
+    for i, path in enumerate(ordered):  # a path comes right before those that extend it
+        if i + 1 == len(ordered) or ordered[i + 1][: len(path)] != path:
+            for length in range(len(path) + 1):
+                lanes[path[:length]] = (lanes.get(path[:length], (count, 0))[0], count)
+            count += 1
+    return lanes
+
+
 def _row_lines(
-    row: DisplayRow,
+    row: RecordStep,
     active: Mapping[BranchPath, int],
     lanes: Mapping[BranchPath, int],
     labels: Mapping[str, str],
+    questions: Iterable[Question],
     last: bool,
 ) -> list[str]:
     """The lines of one row, below which the `active` branches have their bars."""
@@ -180,12 +207,12 @@ def _row_lines(
         lines.append(_junction(active, [lanes[path] for path in row.came], "╯", "┴"))
     came, lane = set(row.came), lanes[row.branch]
     here = {path: other for path, other in active.items() if path not in came} | {row.branch: lane}
-    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS[row.outcome]), _details(row)))
+    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS.get(row.status, "?")), _details(row)))
     bars = _bars(here, lane, " " if last or not row.commit else "│")
-    for text in _facts(row, labels):
+    for text in [*_facts(row, labels), *[f"{one.key}: {_clip(one_line(one.text), 240)}" for one in questions]]:
         lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
-    if row.children:
-        lines.append(_junction(here, [lanes[path] for path in row.children], "╮", "┬"))
+    if row.forks:
+        lines.append(_junction(here, [lanes[path] for path in row.forks], "╮", "┬"))
     return lines
 
 
@@ -209,14 +236,19 @@ def _junction(active: Mapping[BranchPath, int], lanes: Sequence[int], corner: st
     return text.rstrip()
 
 
-def _headline(row: DisplayRow, bars: str, details: str) -> str:
+def _label(row: RecordStep) -> str:
+    """The label of a commit: its version, or its id inside a fork that never joined."""
+    return (row.commit.id if row.commit else row.id) if row.version is None else f"v{row.version}"
+
+
+def _headline(row: RecordStep, bars: str, details: str) -> str:
     if row.commit:
-        route = [] if row.node.startswith("join:") else _grouped(row.commit.route)
+        route = [] if row.node.startswith("join:") else _grouped(row.to)
         arrow = f" → {', '.join(route)}" if route else ""
         failed = " failed" if row.failure else ""
-        text = f"{bars} {row_label(row.commit)} {row.node}{failed}{arrow}"
+        text = f"{bars} {_label(row)} {row.node}{failed}{arrow}"
     else:
-        text = f"{bars} {row.node} {row.outcome}"
+        text = f"{bars} {row.node} {OUTCOMES.get(row.status, row.status)}"
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 
@@ -228,13 +260,13 @@ def _grouped(route: Iterable[str]) -> list[str]:
     return [node if count == 1 else f"{node} × {count}" for node, count in counts.items()]
 
 
-def _details(row: DisplayRow) -> str:
-    facts = [f"step {row.step}"]
+def _details(row: RecordStep) -> str:
+    facts = [f"step {row.rank}"]
     if row.branch:
         facts.append(f"branch {path_text(row.branch)}")
     if row.commit:
-        if row.commit.visit > 1:
-            facts.append(f"visit {row.commit.visit}")
+        if row.visit > 1:
+            facts.append(f"visit {row.visit}")
         if row.commit.attempt > 1:
             facts.append(f"attempt {row.commit.attempt}")
         if row.commit.duration and not row.node.startswith("join:"):
@@ -242,26 +274,25 @@ def _details(row: DisplayRow) -> str:
     return f"({', '.join(facts)})"
 
 
-def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
-    """The lines below the headline of a row: what was joined, conflicts, writes, reason, error, questions."""
+def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
+    """The lines below the headline of a row: what was joined, conflicts, writes, reason, error."""
     facts = []
     if len(row.came) > 1:
-        facts.append(f"joins {', '.join(labels[parent] for parent in row.parents[:SHOWN])}")
-        if len(row.parents) > SHOWN:
-            facts[-1] += f" and {len(row.parents) - SHOWN} more"
-    facts += [text for conflict in row.conflicts for text in outcome(conflict)]
+        facts.append(f"joins {', '.join(labels[parent] for parent in row.after[:SHOWN])}")
+        if len(row.after) > SHOWN:
+            facts[-1] += f" and {len(row.after) - SHOWN} more"
+    facts += [text for conflict in row.conflicts for text in _outcome(conflict)]
+    if row.failure:
+        facts.append(f"{row.failure.type}: {_clip(one_line(row.failure.message), 240 if row.commit else 600)}")
     if row.commit:
-        if row.failure:
-            facts.append(f"{row.failure.type}: {_clip(one_line(row.failure.message), 240)}")
-        if row.attempts:
-            facts.append(row.attempts)
+        raised = Counter(failure.type for failure in row.commit.failed_attempts)
+        if raised:
+            texts = [kind if count == 1 else f"{count} × {kind}" for kind, count in raised.items()]
+            facts.append(f"attempts that failed before: {', '.join(texts)}")
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
-        facts += written(row.commit, resolved)
-        if row.commit.reason:
-            facts.append(f"because: {_clip(one_line(row.commit.reason), 240)}")
-    elif row.error and not row.conflicts:
-        facts += _error_lines(row.error)[:1]
-    facts += [f"{question.key}: {_clip(one_line(question.text), 240)}" for question in row.questions]
+        facts += _written(row.commit, resolved)
+    if row.reason:
+        facts.append(f"because: {_clip(one_line(row.reason), 240)}")
     return facts
 
 
@@ -273,3 +304,103 @@ def _error_lines(error: ErrorText) -> list[str]:
 
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+# --- what a commit wrote, in words
+
+
+def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
+    """What a commit wrote, one field a line; at `START` the fields that begin empty share the last line."""
+    if commit.node != "START":
+        return _writes(commit.patch, without)
+    values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
+    empty = [field for field, value in values.items() if value is None or (isinstance(value, Sized) and not len(value))]
+    lines = _writes({field: value for field, value in values.items() if field not in empty}, without)
+    return [*lines, f"empty: {', '.join(empty)}"] if empty else lines
+
+
+def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
+    """What a patch writes, one field a line, leaving out the fields of `without`."""
+    fields = [field for field in patch if field not in set(without)]
+    lines = [f"{field}: {_write_text(patch[field])}" for field in fields[:SHOWN]]
+    if len(fields) > SHOWN:
+        lines.append(f"and {len(fields) - SHOWN} more fields")
+    return lines
+
+
+def _write_text(update: object) -> str:
+    """What an update of a patch writes, in a few words."""
+    if update is DELETE:
+        return "deleted"
+    if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
+        return f"{'replaced by ' if isinstance(update.value, Mapping) else ''}{_brief(update.value)}"
+    if isinstance(update, Updates):
+        more = ", ..." if len(update.updates) > 4 else ""
+        return ", then ".join(_write_text(one) for one in update.updates[:4]) + more
+    return _brief(update)
+
+
+def _brief(value: object) -> str:
+    if value is DELETE:
+        return "nothing"
+    plain = thaw(value)
+    if isinstance(plain, Failure):
+        return _short(str(plain), 76)
+    items = plain if isinstance(plain, list) else [plain]
+    for is_kind, text in ((_is_message, _message_text), (_is_trial, _trial_text)):
+        if items and all(map(is_kind, items)):
+            more = f" | and {len(items) - 4} more" if len(items) > 4 else ""
+            return " | ".join(map(text, items[:4])) + more
+    return brief(plain, 76)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("role") in ROLES
+
+
+def _is_trial(value: Any) -> bool:
+    """Whether a value is a trial of a search, as its field `trials` holds it."""
+    return isinstance(value, dict) and value.keys() >= {"name", "parent", "patch", "reward"}
+
+
+def _trial_text(trial: dict[str, Any]) -> str:
+    """A trial in a few words: its name, and its reward or why it has none."""
+    failure = trial.get("failure")
+    outcome = f"failed with {failure.type}" if isinstance(failure, Failure) else f"reward {brief(trial['reward'])}"
+    return one_line(f"{trial['name']} {outcome}")
+
+
+def _message_text(message: dict[str, Any]) -> str:
+    """A chat message in a few words: its author, its content, and the tools that it calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    texts = [_short(content if isinstance(content, str) else brief(content), 60)] if content else []
+    texts += [", ".join(map(_call_text, calls))] if isinstance(calls, list) and calls else []
+    mark = " (error)" if message.get("error") is True else ""
+    return one_line(f"{message.get('name') or message['role']}{mark}: {' -> '.join(texts)}")
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return brief(call)
+    return f"{function.get('name')}({_short(str(function.get('arguments', '')), 60)})"
+
+
+def _short(text: str, length: int) -> str:
+    return textwrap.shorten(one_line(text), length, placeholder=" ...")
+
+
+def _outcome(conflict: MergedConflict) -> list[str]:
+    """A conflict in words: its outcome by which policy, and what each author wrote."""
+    path = ".".join(map(str, conflict.path))
+    if conflict.winner is None:
+        end = f"not resolved (policy {conflict.policy!r})"
+    elif conflict.winner.startswith("join:"):
+        end = f"{_brief(conflict.value)}, made of them by policy {conflict.policy!r}"
+    else:
+        end = f"{conflict.winner} won by policy {conflict.policy!r}"
+    lines = [f"! conflict at {path}: {end}"]
+    lines += [f"  {author} wrote {_brief(value)}" for author, value in conflict.values[:SHOWN]]
+    if len(conflict.values) > SHOWN:
+        lines.append(f"  and {len(conflict.values) - SHOWN} more")
+    return lines

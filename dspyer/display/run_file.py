@@ -15,13 +15,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspyer.display.cut_values import VALUE, cut_within
-from dspyer.display.run_page import RECORD
+from dspyer.display.cut_values import VALUE, Places, cut_within
 
 PAGE = Path(__file__).parent / "page"
 
 LARGEST = 500
 """Commits up to which all steps are in the file; of a longer run the first and the last of them, half of each."""
+
+_QUESTIONS = [{"text": VALUE}]
+_CALL = {"messages": VALUE, "response": VALUE, "failed": VALUE}
+_CONFLICT = {"base": VALUE, "value": VALUE, "values": [{1: VALUE}]}  # `values` are pairs of an author and a value
+RECORD: Places = {
+    **{name: [VALUE] for name in ("before", "after", "diff", "state", "sent")},
+    "commit": {"patch": [VALUE], "reason": VALUE, "live": VALUE},
+    "lm_calls": [_CALL],
+    "conflicts": [_CONFLICT],
+    "conflict": _CONFLICT,
+    "info": {"questions": _QUESTIONS},
+    "questions": _QUESTIONS,
+    "failures": [{"traceback": VALUE}],
+    "events": [{"text": VALUE, "event": VALUE}],
+    "value": VALUE,
+    **_CALL,
+}
+"""Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -129,6 +146,7 @@ class RunFile:
             raise IsADirectoryError(
                 f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}"
             )
+        # Its own name for each process: two that write at once do not mix, and the last one stays.
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_text(self.html(), encoding="utf-8", newline="\n")

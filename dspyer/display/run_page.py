@@ -1,64 +1,69 @@
-"""What the page of one run shows, as JSON: the same for a stored run, which the inspector serves, and for a `Run` in
-memory, which `run.to_html` writes into a file.
+"""What the page of one run shows, as JSON: a record in the forms that the inspector serves, and `to_html` writes.
 
 The forms are listed in `dspyer/inspector/README.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from dspyer.display.cut_values import VALUE, Places
-from dspyer.display.graph_svg import GraphDrawing
-from dspyer.events import Commit, FieldShape, LMCall, Question
-from dspyer.failure import Failure
+from dspyer.display.graph_svg import drawing_of
+from dspyer.display.run_file import RunFile, shown_places
+from dspyer.events import Event, LMCall, is_built_in, path_of_event, told
+from dspyer.ids import outermost_execution
+from dspyer.patch import encode_update
+from dspyer.record import Record, RecordStep
 from dspyer.record_codec import changed
-
-_QUESTIONS = [{"text": VALUE}]
-_CALL = {"messages": VALUE, "response": VALUE, "failed": VALUE}
-_CONFLICT = {"base": VALUE, "value": VALUE, "values": [{1: VALUE}]}  # `values` are pairs of an author and a value
-RECORD: Places = {
-    **{name: [VALUE] for name in ("before", "after", "diff", "state", "sent")},
-    "commit": {"patch": [VALUE], "reason": VALUE, "live": VALUE},
-    "lm_calls": [_CALL],
-    "conflicts": [_CONFLICT],
-    "conflict": _CONFLICT,
-    "info": {"questions": _QUESTIONS},
-    "questions": _QUESTIONS,
-    "failures": [{"traceback": VALUE}],
-    "events": [{"text": VALUE, "event": VALUE}],
-    "value": VALUE,
-    **_CALL,
-}
-"""Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
+from dspyer.state import ImmutableState
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 
 
-def run_answer(
-    info: Any,
-    drawing: GraphDrawing | None,
-    fields: Iterable[FieldShape],
-    questions: Iterable[Question],
-    failures: Iterable[Failure],
-    count: int,
-) -> dict[str, Any]:
-    """A run as a whole; `count` is the number of its commits."""
+def steps_of(record: Record) -> list[RecordStep]:
+    """The steps that are listed: the commits of the run's own graph."""
+    return [step for step in record.steps if step.parent is None and step.commit is not None]
+
+
+def run_answer(record: Record) -> dict[str, Any]:
+    """A run as a whole."""
+    asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
+    questions = [one.question.to_dict() for one in asked if one.answer is None]
+    count = len(steps_of(record))
+    first = record.failures[0].model_copy(update={"traceback": ""}).to_dict() if record.failures else None
     return {
-        "info": info.to_dict(),
-        "graph": None if drawing is None else drawing.to_dict(),
-        "fields": [field.to_dict() for field in fields],
-        "questions": [question.to_dict() for question in questions],
-        "failures": [failure.to_dict() for failure in failures],
+        "info": {
+            "thread": record.thread,
+            "run_id": record.run_id,
+            "graph": record.graph.name,
+            "status": record.status,
+            "steps": count,
+            "started": datetime.fromtimestamp(record.started, UTC).isoformat(),
+            "ended": None if record.ended is None else datetime.fromtimestamp(record.ended, UTC).isoformat(),
+            "usage": {model: dict(used) for model, used in record.usage.items()},
+            "cost": record.cost,
+            "questions": questions,
+            "failure": first,
+        },
+        "graph": drawing_of(record.graph).to_dict() if record.graph.looks else None,
+        "fields": [field.to_dict() for field in record.graph.fields],
+        "questions": questions,
+        "failures": [failure.to_dict() for failure in record.failures],
         "count": count,
     }
 
 
-def commit_row(commit: Commit, calls: Sequence[LMCall] | None = None) -> dict[str, Any]:
-    """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
-    found = changed(commit, patch={}).to_dict()
+def commit_row(record: Record, step: RecordStep) -> dict[str, Any]:
+    """A commit as one row of a list, without values."""
+    assert step.commit is not None
+    commit, calls = changed(step.commit, patch={}), record.calls(step.id)
+    found = commit.to_dict()
     for name in ("patch", "live", "calls", "sizes", "size", "ended"):
         del found[name]
-    return {**found, "writes": list(map(str, commit.patch)), "lm": None if calls is None else lm_figures(calls)}
+    return {**found, "writes": list(map(str, step.commit.patch)), "lm": lm_figures(calls) if calls else None}
 
 
 def lm_figures(calls: Sequence[LMCall]) -> dict[str, Any]:
@@ -66,3 +71,138 @@ def lm_figures(calls: Sequence[LMCall]) -> dict[str, Any]:
     costs = [call.cost for call in calls]
     cost = None if None in costs else sum(cost for cost in costs if cost is not None)
     return {"calls": len(calls), "tokens": sum(call.tokens for call in calls), "cost": cost}
+
+
+def commit_answer(record: Record, step: RecordStep) -> dict[str, Any]:
+    """A commit with the states before and after it, what differs, who had written each field, and its LM calls.
+
+    Of one that cannot be read it says what it was, and why.
+    """
+    assert step.commit is not None
+    if step.status == "unreadable":
+        return {
+            "commit": changed(step.commit, reason=step.reason).to_dict(),
+            "before": None,
+            "after": None,
+            "diff": {},
+            "blame": {},
+            "lm_calls": [call.to_dict() for call in record.calls(step.id)],
+            "conflicts": [],
+            "sent": {},
+        }
+    before = _values(record, step.after[0]) if step.after else None
+    after = _values(record, step.id)
+    differing = ImmutableState(before or {}).diff(ImmutableState(after))
+    return {
+        "commit": step.commit.to_dict(),
+        "before": None if before is None else _encoded(before),
+        "after": _encoded(after),
+        "diff": {name: encode_update(update) for name, update in differing.items()},
+        "conflicts": [conflict.to_dict() for conflict in step.conflicts],
+        **_around(record, step),
+    }
+
+
+def execution_answer(record: Record, step: RecordStep) -> dict[str, Any]:
+    """An execution that has left no commit: what it could read, and its LM calls."""
+    return {
+        "execution": step.id,
+        "node": step.node,
+        "parents": list(step.after),
+        "state": _encoded(_values(record, step.id)),
+        **_around(record, step),
+    }
+
+
+def _around(record: Record, step: RecordStep) -> dict[str, Any]:
+    return {
+        "blame": {
+            name: {"node": record.node(one.by or ""), "commit": one.by} for name, one in record.fields(step.id).items()
+        },
+        "lm_calls": [call.to_dict() for call in record.calls(step.id)],
+        "sent": {name: encoding.encode(value) for name, value in step.sent.items()},
+    }
+
+
+def _values(record: Record, step: str) -> dict[str, Any]:
+    return {name: one.value for name, one in record.fields(step).items()}
+
+
+def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encoding.encode(value) for name, value in values.items()}
+
+
+def stops_of(record: Record) -> dict[str, RecordStep]:
+    """The executions that failed or ask, by their ids and by those of their questions.
+
+    Of an item of a map, and of a node inside of a graph, this is the node of the run around it.
+    """
+    found: dict[str, RecordStep] = {}
+    outermost: RecordStep | None = None
+    for step in record.steps:
+        outermost = step if step.parent is None else outermost
+        assert outermost is not None
+        if step.parent is None and step.commit is None and step.status in ("failed", "waiting"):
+            found[step.id] = step
+        if outermost.commit is None:
+            if step.asked is not None:
+                found[step.asked.question.id] = outermost
+            if step.failure is not None:
+                found[step.id] = outermost
+    return found
+
+
+def posts_of(record: Record) -> list[dict[str, Any]]:
+    """The posts to the live fields of the run's own graph, in order; `execution` is the id of the step."""
+    found = [(post, step) for step in record.steps if step.parent is None for post in step.posts]
+    return [changed(post, execution=step.id).to_dict() for post, step in sorted(found, key=lambda one: one[0].seq)]
+
+
+def conflicts_of(record: Record) -> list[dict[str, Any]]:
+    """The conflicts of the joins, in order."""
+    own = [step for step in record.steps if step.parent is None]
+    return [{"commit": step.id, "conflict": conflict.to_dict()} for step in own for conflict in step.conflicts]
+
+
+def write_page(
+    record: Record,
+    path: str | os.PathLike[str],
+    stats: Mapping[str, Any],
+    events: Iterable[Event] = (),
+    repairs: Iterable[Any] = (),
+    depth: int = 0,
+) -> Path:
+    """Write a run as one HTML file, with its figures.
+
+    Args:
+        record: the run.
+        path: the file.
+        stats: the figures of its nodes.
+        events: those of the process; of classes of users are shown at their steps.
+        repairs: its corrections.
+        depth: the length of the run's own scope.
+    """
+    commits = steps_of(record)
+    said: dict[str, list[Any]] = {}
+    for event in events:
+        inside = () if is_built_in(event) else path_of_event(event)[depth:]
+        if inside:
+            said.setdefault(outermost_execution(inside[0]), []).append({"text": told(event), "event": event.to_dict()})
+    file = RunFile({**run_answer(record), "stats": stats}, len(commits))
+    for place in shown_places(len(commits)):
+        step = commits[place]
+        answer = commit_answer(record, step)
+        if of_step := said.get(step.id):
+            answer["events"] = of_step
+        file.add_step(commit_row(record, step), answer)
+    stops = {name: execution_answer(record, step) for name, step in stops_of(record).items()}
+    for name, stop in stops.items():
+        if of_step := said.get(name):
+            stop["events"] = of_step
+    file.add_lists(
+        executions=stops,
+        conflicts=conflicts_of(record),
+        posts=posts_of(record),
+        repairs=[encoding.encode(freeze(dict(repair.items()))) for repair in repairs],
+    )
+    return file.write(path)

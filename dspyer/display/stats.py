@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from dspyer.display.amounts import cost_text
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
-from dspyer.events import Commit, LMCall
+from dspyer.events import LMCall
 from dspyer.failure import Failure
-from dspyer.ids import Address, execution_id
-from dspyer.patch import Replace
-from dspyer.record.drawn import Checked, Mapped
-from dspyer.redaction import HIDDEN
-from dspyer.reducers import Updates
-from dspyer.scheduler.topology import START
+from dspyer.log.rows import sum_usage
+from dspyer.record import Checked, Record, RecordStep
 
 TIMEOUT = "NodeTimeoutError"
-
-
-class ItemCounts(NamedTuple):
-    """The items of one visit of a map: how many there are, and which have completed or failed in this process."""
-
-    items: int = 0
-    completed: frozenset[int] = frozenset()
-    failed: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -279,62 +267,35 @@ def _seconds(value: float | None) -> str:
 # --- counting
 
 
-def count_stats(
-    nodes: Sequence[str],
-    commits: Iterable[Commit],
-    failures: Iterable[FinalFailure],
-    *,
-    checks: Mapping[str, Checked],
-    maps: Mapping[str, Mapped],
-    items: Mapping[str, ItemCounts],
-    lm_calls: Iterable[LMCall] | None,
-    usage: Mapping[str, Mapping[str, Any]],
-    unknown: Iterable[str] = (),
-    shown: Iterable[Commit] | None = None,
-    begin: Mapping[str, Any] | None = None,
-) -> Stats:
-    """The figures of a run.
+def count_stats(records: Iterable[Record], unknown: Iterable[str] = (), recorded: bool = True) -> Stats:
+    """The figures of one or several runs.
 
     Args:
-        nodes: the names of the nodes, in the order of the table.
-        commits: the commits, each after its parents.
-        failures: those that ended the run.
-        checks: the checks by name.
-        maps: the maps by name.
-        items: the items of each execution of a map, where they are known.
-        lm_calls: what each LM call has used; None if that is unknown.
-        usage: tokens by language model.
+        records: the runs, oldest first.
         unknown: what the figures do not cover.
-        shown: the same commits with the redaction of the graph, for the texts of problems; None for no redaction.
-        begin: the values with which the first commit began.
+        recorded: whether the LM calls of the runs were recorded.
     """
-    counter = VisitCounter(nodes, checks, maps, items, known_calls=lm_calls is not None)
-    counter.begin(begin or {}, redacted=shown is not None)
-    commits = list(commits)
-    for commit, redacted in zip(commits, commits if shown is None else shown, strict=True):
-        counter.commit(commit, redacted)
-    for failure in failures:
-        counter.failure(failure)
-    unfinished = counter.use(lm_calls or ())
-    more = [f"{unfinished:,} tokens were used by visits that have not finished"] if unfinished else []
-    return Stats(counter.ended(), usage, [*unknown, *more])
+    counter = VisitCounter()
+    missing = list(unknown)
+    usages = []
+    for record in records:
+        counter.read(record)
+        usages.append(record.usage)
+        missing += [KILLED] if record.status == "crashed" else []
+        missing += [step.reason or "" for step in record.steps if step.status == "unreadable"]
+    usage = sum_usage(usages)
+    tokens = sum(used.get("total_tokens", 0) for used in usage.values())
+    unfinished, known = counter.unfinished, counter.tokens
+    missing += [f"{unfinished:,} tokens were used by visits that have not finished"] if unfinished else []
+    if recorded and tokens > known:
+        more = tokens - known
+        missing.append(f"{more:,} tokens are of LM calls that were not recorded: the figures of nodes lack them")
+    if not recorded or (not counter.calls and tokens):  # tokens without a call: the program has recorded none
+        counter.forget_calls()
+    return Stats(counter.ended(), usage, list(dict.fromkeys(missing)))
 
 
-class FinalFailure(NamedTuple):
-    """A failure that ended a run, with the attempts before it, and the id of the last commit of its branch."""
-
-    failure: Failure
-    earlier: Sequence[Failure]
-    parent: str
-
-
-def parent_of(failure: Failure, commits: Sequence[Commit]) -> str:
-    """The id of the last commit of the branch that failed; "" if it had none on this path."""
-    failed = Address.parse(failure.execution)
-    if failed.index < 1 or not failed.is_commit:
-        return ""
-    before = execution_id(failed.path, failed.index - 1)
-    return next((one.id for one in reversed(commits) if Address.parse(one.id).own == before), "")
+KILLED = "of a process that was killed, LM calls are known as far as it had written them"
 
 
 class Submitted(NamedTuple):
@@ -362,148 +323,123 @@ class Visit:
 
 
 class VisitCounter:
-    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections."""
+    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections.
 
-    def __init__(
-        self,
-        nodes: Sequence[str],
-        checks: Mapping[str, Checked],
-        maps: Mapping[str, Mapped],
-        items: Mapping[str, ItemCounts],
-        *,
-        known_calls: bool,
-    ) -> None:
-        zero = 0 if known_calls else None
-        self._stats = {
-            name: NodeStats(name, lm_calls=zero, lm_cached=zero, fallbacks=zero, tokens=zero) for name in nodes
-        }
-        self._checks, self._maps, self._items = checks, maps, items
+    Attributes:
+        calls: how many LM calls were counted.
+        tokens: their tokens.
+        unfinished: those of visits that are not known to have ended.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.tokens = self.unfinished = 0
+        self._stats: dict[str, NodeStats] = {}
+        self._visits: dict[str, Visit] = {}  # by step
+        self._origins: dict[str, str] = {}  # of checks and fixes: the step of the node that is checked
+        self._submitted: dict[str, Submitted] = {}  # by step, of an agent with a check
+        self._record: Record
+
+    def read(self, record: Record) -> None:
+        """Counts what a run did."""
+        self._record = record
+        for name in record.graph.looks:
+            self._stats.setdefault(name, NodeStats(name, lm_calls=0, lm_cached=0, fallbacks=0, tokens=0))
+        checks = record.graph.checks
         self._fixes = {check.fix for check in checks.values()}
         self._modes = frozenset(mode for check in checks.values() for mode in check.modes)
-        self._submitted: dict[str, Submitted] = {}  # by commit, of an agent with a check
-        self._visits: dict[str, Visit] = {}  # by execution
-        self._origins: dict[str, str] = {}  # of checks and fixes: the execution of the node that is checked
-        self._begin: dict[str, _Held] = {}  # what the counted fields held before the first commit
-        self._held: dict[str, dict[str, _Held]] = {}  # by commit, what the fields held after it
+        items: dict[str, list[RecordStep]] = {}
+        own = []
+        for step in record.steps:
+            if step.parent is None:
+                own.append(step)
+            elif step.kind == "item":
+                items.setdefault(step.parent, []).append(step)
+        for step in own:
+            if step.id not in self._visits:  # runs of a thread may share steps
+                self._count(step, items.get(step.id, ()))
+        outermost = ""
+        for step in record.steps:
+            outermost = step.id if step.parent is None else outermost
+            for call in step.lm:
+                self._use(call, self._visits.get(outermost))
 
-    def begin(self, state: Mapping[str, Any], *, redacted: bool) -> None:
-        """Notes the values with which the first commit began."""
-        fields = {check.into for check in self._checks.values()}
-        fields |= {field for one in self._maps.values() for field in (one.into, one.failures) if field}
-        for name in fields:
-            found = state.get(name)
-            self._begin[name] = _Held.of(found, HIDDEN if redacted else found)
-
-    def commit(self, commit: Commit, shown: Commit) -> None:
-        """Counts a commit; `shown` is the same one, redacted."""
-        if self._begin:
-            self._follow(commit, shown)
+    def _count(self, step: RecordStep, items: Sequence[RecordStep]) -> None:
         if self._modes:
-            self._follow_agent(commit)
-        stats = self._stats.get(commit.node)
-        if stats is None:
-            return  # inputs, or a join
+            self._follow_agent(step)
+        stats, commit = self._stats.get(step.node), step.commit
+        if stats is None or (commit is None and step.failure is None) or step.status == "unreadable":
+            return  # inputs, a join, or where the run has stopped
+        before = step.after[0] if step.after else ""
         stats.visits += 1
-        stats.durations.append(commit.duration)
-        stats.cached += commit.cached
-        failed = [*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])]
+        failed = [*step.failed, *([] if step.failure is None else [step.failure])]
+        failed += [failure for item in items for failure in item.failed]
         _count_raised(stats, failed)
-        parent = commit.parents[0] if commit.parents else ""
-        if commit.node in self._maps:
-            self._visits[commit.id] = Visit(commit.node, "", commit.duration)
-            if commit.failure is None:
-                self._count_items(stats, commit)
-            else:
-                self._count_failed_map(stats, commit.id, commit.failed_attempts)
+        if commit is not None:
+            stats.durations.append(commit.duration)
+            stats.cached += commit.cached
+        duration = 0.0 if commit is None else commit.duration
+        if step.kind == "map":
+            self._visits[step.id] = Visit(step.node, "", duration)
+            self._count_items(stats, items, as_whole=step.failure is not None)
             return
-        stats.attempts += max(commit.attempt, len(failed))
-        outcome = "failed" if commit.failure is not None else "retried" if commit.attempt > 1 else "first_try"
-        self._visits[commit.id] = Visit(commit.node, outcome, commit.duration)
-        if commit.node in self._checks and self._checks[commit.node].modes:
-            self._check_agent(commit)
-        elif commit.node in self._checks:
-            self._check(commit, parent)
-        elif commit.node in self._fixes:
-            self._origins[commit.id] = self._origins.get(parent, "")
-            if commit.failure is not None:
-                self._end(parent, "failed")
+        attempt = max(commit.attempt if commit else 0, step.failure.attempt if step.failure else 0)
+        stats.attempts += max(attempt, len(failed))
+        outcome = "failed" if step.failure is not None else "retried" if attempt > 1 else "first_try"
+        self._visits[step.id] = Visit(step.node, outcome, duration)
+        check = self._record.graph.checks.get(step.node)
+        if check is not None and check.modes:
+            self._check_agent(step, check)
+        elif check is not None:
+            self._check(step, check, before)
+        elif step.node in self._fixes:
+            self._origins[step.id] = self._origins.get(before, "")
+            if step.failure is not None:
+                self._end(before, "failed")
 
-    def _follow(self, commit: Commit, shown: Commit) -> None:
-        """Notes what the counted fields hold after a commit: its patch has only those whose values have changed."""
-        held = self._held.get(commit.parents[0], self._begin) if commit.parents else self._begin
-        patch, redacted = commit.patch, shown.patch
-        changed = {field: _Held.of(patch[field], redacted.get(field)) for field in self._begin if field in patch}
-        self._held[commit.id] = {**held, **changed} if changed else held
+    def _follow_agent(self, step: RecordStep) -> None:
+        """Notes which turn was the last one after a step; a run begins without one."""
+        before = self._submitted.get(step.after[0], Submitted()) if step.after else Submitted()
+        self._submitted[step.id] = before._replace(turn=step.id) if step.node in self._modes else before
 
-    def _follow_agent(self, commit: Commit) -> None:
-        """Notes which turn was the last one after a commit; a run begins without one."""
-        before = self._submitted.get(commit.parents[0], Submitted()) if commit.parents else Submitted()
-        if commit.node == START:
-            before = Submitted()
-        self._submitted[commit.id] = before._replace(turn=commit.id) if commit.node in self._modes else before
-
-    def _written(self, commit: Commit, field: str | None, folded: Collection[str] = ()) -> _Held:
-        """What a node has written to one of the counted fields, whether it changed the value or not."""
-        if field is None or (field in folded and field not in commit.patch):
-            return _Held()
-        return self._held[commit.id][field]
-
-    def _problems(self, commit: Commit, check: Checked) -> Sequence[str]:
+    def _problems(self, step: RecordStep, check: Checked) -> Sequence[str]:
         """The problems that a check has written, counted; one that failed has written none."""
-        found = self._written(commit, check.into).texts if commit.failure is None else ()
-        self._stats[commit.node].problems.update(found)
-        return found
+        if step.failure is not None:
+            return ()
+        held = self._record.fields(step.id).get(check.into)
+        found = [] if held is None or held.value is None else held.value
+        texts = [found] if isinstance(found, str) else [str(text) for text in found]  # one text if all is hidden
+        self._stats[step.node].problems.update(texts)
+        return texts
 
-    def failure(self, final: FinalFailure) -> None:
-        """Counts a failure that ended the run."""
-        failure = final.failure
-        stats = self._stats.get(failure.node)
-        if stats is None:
-            return
-        stats.visits += 1
-        _count_raised(stats, [*final.earlier, failure])
-        mapped = failure.node in self._maps
-        stats.attempts += 0 if mapped else failure.attempt
-        self._visits[failure.execution] = Visit(failure.node, "" if mapped else "failed")
-        if mapped:
-            self._count_failed_map(stats, failure.execution, final.earlier)
-        if failure.node in self._checks and self._checks[failure.node].modes:
-            self._end_turns(self._refuse_turn(self._submitted.get(final.parent, Submitted())), "failed")
-        elif failure.node in self._checks:
-            self._refuse(final.parent, "failed")
-        elif failure.node in self._fixes:
-            self._end(final.parent, "failed")
-
-    def _check(self, commit: Commit, parent: str) -> None:
+    def _check(self, step: RecordStep, check: Checked, before: str) -> None:
         """Follows a check: whether it has refused what its parent gave, and what it has found."""
-        check = self._checks[commit.node]
-        origin = self._origins.get(parent, parent)
-        self._origins[commit.id] = origin
-        problems = self._problems(commit, check)
-        if commit.failure is not None:
-            self._refuse(parent, "failed")
-        elif check.fix is not None and commit.route == (check.fix,):
-            self._refuse(parent, "refused")
+        origin = self._origins.get(before, before)
+        self._origins[step.id] = origin
+        problems = self._problems(step, check)
+        if step.failure is not None:
+            self._refuse(before, "failed")
+        elif check.fix is not None and step.to == (check.fix,):
+            self._refuse(before, "refused")
         elif origin in self._visits:
             visit = self._visits[origin]
             visit.outcome = "accepted" if problems else "corrected" if visit.refused else visit.outcome
 
-    def _check_agent(self, commit: Commit) -> None:
+    def _check_agent(self, step: RecordStep, check: Checked) -> None:
         """Follows the check of an agent: whether it has refused what the last turn gave, and what it has found."""
-        check, submitted = self._checks[commit.node], self._submitted[commit.id]
-        problems = self._problems(commit, check)
-        if commit.failure is None and commit.route and commit.route[0] in check.modes:
+        submitted = self._submitted[step.id]
+        problems = self._problems(step, check)
+        if step.failure is None and step.to and step.to[0] in check.modes:
             submitted = self._refuse_turn(submitted)
             self._end_turns(submitted, "refused")
-            self._submitted[commit.id] = submitted
+            self._submitted[step.id] = submitted
             return
-        if commit.failure is not None:
+        if step.failure is not None:
             self._end_turns(self._refuse_turn(submitted), "failed")
         elif problems:
             self._end_turns(submitted._replace(refused=(*submitted.refused, submitted.turn)), "accepted")
         else:
             self._end_turns(submitted, "corrected")
-        self._submitted[commit.id] = Submitted(submitted.turn)
+        self._submitted[step.id] = Submitted(submitted.turn)
 
     def _refuse_turn(self, submitted: Submitted) -> Submitted:
         """Notes that a check has refused the outputs of the last turn."""
@@ -533,50 +469,40 @@ class VisitCounter:
         if origin is not None:
             origin.outcome = outcome
 
-    def _count_items(self, stats: NodeStats, commit: Commit) -> None:
-        into, failures, folded = self._maps[commit.node]
-        failed: Sequence[Failure] = self._written(commit, failures, folded).entries
-        known = self._items.get(commit.id)
-        count = len(self._written(commit, into, folded).entries) + len(failed) if known is None else known.items
-        lost = {failure.index for failure in failed}
-        again = {failure.index for failure in commit.failed_attempts if failure.index is not None} - lost
-        stats.items = (stats.items or 0) + count
+    def _count_items(self, stats: NodeStats, items: Sequence[RecordStep], *, as_whole: bool) -> None:
+        """Counts the items of a visit; of one that failed as a whole, those that are known to have ended."""
+        stats.failed_visits += as_whole
+        ended = [item for item in items if item.status == "done" or item.failure is not None]
+        again = [item for item in ended if item.failed and item.failure is None]
+        lost = [item.failure for item in ended if item.failure is not None]
+        stats.items = (stats.items or 0) + len(ended)
         stats.failed += len(lost)
         stats.retried += len(again)
-        stats.first_try += count - len(lost) - len(again)
-        stats.attempts += count + sum(failure.index is not None for failure in commit.failed_attempts)
-        _count_raised(stats, failed)
+        stats.first_try += len(ended) - len(lost) - len(again)
+        stats.attempts += len(ended) + sum(len(item.failed) for item in items)
+        _count_raised(stats, lost)
 
-    def _count_failed_map(self, stats: NodeStats, execution: str, earlier: Iterable[Failure]) -> None:
-        """Counts the items of a visit that failed as a whole, which no commit names."""
-        stats.failed_visits += 1
-        known = self._items.get(execution, ItemCounts())
-        again = [failure.index for failure in earlier if failure.index is not None]
-        retried = len(known.completed.intersection(again))
-        stats.items = (stats.items or 0) + len(known.completed) + len(known.failed)
-        stats.failed += len(known.failed)
-        stats.retried += retried
-        stats.first_try += len(known.completed) - retried
-        stats.attempts += len(known.completed) + len(known.failed) + len(again)
+    def _use(self, call: LMCall, visit: Visit | None) -> None:
+        """Counts what an LM call has used."""
+        self.calls += 1
+        self.tokens += call.tokens
+        if visit is None:
+            self.unfinished += call.tokens
+            return
+        stats, cost = self._stats[visit.node], call.cost
+        stats.lm_calls = (stats.lm_calls or 0) + 1
+        stats.lm_cached = (stats.lm_cached or 0) + call.cached
+        stats.fallbacks = (stats.fallbacks or 0) + call.fallback
+        stats.tokens = (stats.tokens or 0) + call.tokens
+        stats.cost = stats.cost if cost is None else (stats.cost or 0.0) + cost
+        if visit.refused:
+            stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
+            stats.rejected_cost = stats.rejected_cost if cost is None else (stats.rejected_cost or 0.0) + cost
 
-    def use(self, calls: Iterable[LMCall]) -> int:
-        """Counts what LM calls have used; returns the tokens of visits that are not known to have ended."""
-        unfinished = 0
-        for call in calls:
-            visit = self._visits.get(call.execution)
-            if visit is None:
-                unfinished += call.tokens
-                continue
-            stats, cost = self._stats[visit.node], call.cost
-            stats.lm_calls = (stats.lm_calls or 0) + 1
-            stats.lm_cached = (stats.lm_cached or 0) + call.cached
-            stats.fallbacks = (stats.fallbacks or 0) + call.fallback
-            stats.tokens = (stats.tokens or 0) + call.tokens
-            stats.cost = stats.cost if cost is None else (stats.cost or 0.0) + cost
-            if visit.refused:
-                stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
-                stats.rejected_cost = stats.rejected_cost if cost is None else (stats.rejected_cost or 0.0) + cost
-        return unfinished
+    def forget_calls(self) -> None:
+        """Says of each node that its LM calls are not known."""
+        for stats in self._stats.values():
+            stats.lm_calls = stats.lm_cached = stats.fallbacks = stats.tokens = None
 
     def ended(self) -> list[NodeStats]:
         """The figures of the nodes that ran."""
@@ -591,25 +517,3 @@ def _count_raised(stats: NodeStats, failures: Iterable[Failure]) -> None:
     for failure in failures:
         stats.exceptions[failure.type] += 1
         stats.timeouts += failure.type == TIMEOUT
-
-
-class _Held(NamedTuple):
-    """The entries of a field, and their texts as a report may show them."""
-
-    entries: Sequence[Any] = ()
-    texts: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, update: Any, shown: Any) -> Self:
-        """The entries of an update, of which `shown` is the redacted form: a list like it, or one text for all."""
-        entries, texts = _entries(update) or [], _entries(shown)
-        return cls(entries, [str(shown)] * len(entries) if texts is None else [str(text) for text in texts])
-
-
-def _entries(update: Any) -> list[Any] | None:
-    """The entries that an update of a list holds; None for no update."""
-    if isinstance(update, Updates):
-        return [entry for part in update.updates for entry in _entries(part) or ()]
-    if isinstance(update, Replace):
-        return list(update.frozen or ())  # a field may also be None
-    return list(update) if isinstance(update, Sequence) and not isinstance(update, str) else None

@@ -96,6 +96,7 @@ def count_tokens(
         sums[1] += sent
         sums[2] += full
     rows = [TokenRow(*key, *sums) for key, sums in found.items()]
+    # In the order of the graph: that of the reads depends on which branch was faster.
     order = {name: number for number, name in enumerate(nodes)}
     rows.sort(key=lambda row: order[row.node])
     return Tokens(rows, _cached(usage), counted)

@@ -48,7 +48,7 @@ from dspyer.redaction import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
-from dspyer.stores import Store, open_store
+from dspyer.stores import Store
 from dspyer.templates import Fill
 from dspyer.views import View
 
@@ -585,7 +585,11 @@ class Graph:
         graph = with_redaction(graph, redact, modules.values())
         # With copies of the lists: the graph may be changed before an optimizer asks for the text.
         text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
-        return make_program(graph, modules, text, None if store is None else open_store(store))
+        if store is None:
+            return make_program(graph, modules, text)
+        from dspyer.stores import open_store
+
+        return make_program(graph, modules, text, open_store(store))
 
     def __repr__(self) -> str:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"

@@ -30,7 +30,7 @@ from dspyer.graph.checks import (
 )
 from dspyer.graph.spec import NEEDED, EdgeDeclaration, Exit, GraphOptions, GraphSpec, attribute_problems
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.cache import NodeCache, plan_cache
+from dspyer.layers.cache import NodeCache, node_cache
 from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
@@ -118,7 +118,11 @@ def compile_graph(
             'a module node writes=[..., "messages"], or show it {run.remaining}'
         )
     problems += _executor_problems(parts.modules)
-    caches = _caches(options.name, parts, problems)
+    caches = {
+        one.name: node_cache(options.name, parts.nodes[one.name], one, problems)
+        for one in parts.options
+        if one.cache is not None and one.name in parts.nodes
+    }
     if problems:
         raise GraphError(problems)
     optional = _optional_inputs(options, parts)
@@ -444,20 +448,8 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def _caches(graph: str, parts: GraphParts, problems: list[str]) -> dict[str, NodeCache]:
-    """The layers of the nodes with `cache=`; what is wrong is added to `problems`."""
-    found = {}
-    for options in parts.options:
-        if options.cache is not None and options.name in parts.nodes:
-            plan, wrong = plan_cache(graph, parts.nodes[options.name], options)
-            problems += wrong
-            if plan is not None:
-                found[options.name] = NodeCache(plan, parts.nodes[options.name])
-    return found
-
-
 def _given_layers(
-    parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer], caches: Mapping[str, Layer]
+    parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer], caches: Mapping[str, NodeCache | None]
 ) -> dict[str, tuple[Layer, ...]]:
     """The layers that options ask for, of the graph before those of each node."""
     found = {}
@@ -470,8 +462,8 @@ def _given_layers(
             own.append(retry)
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
-        if options.name in caches:
-            own.append(caches[options.name])
+        if cache := caches.get(options.name):
+            own.append(cache)
         of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
         if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):
             found[options.name] = layers

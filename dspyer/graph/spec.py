@@ -6,7 +6,7 @@ import keyword
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import dspy
 
@@ -26,7 +26,6 @@ from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
-from dspyer.record.drawn import Checked, Mapped
 from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.limits import kilobytes
@@ -293,26 +292,6 @@ def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
         for layer in reversed(graph.given_layers.get(name, ()))
         if layer.note
     ]
-
-
-class CountedParts(TypedDict):
-    """The checks and the maps of a graph, by name."""
-
-    checks: dict[str, Checked]
-    maps: dict[str, Mapped]
-
-
-def counted_parts(graph: GraphSpec) -> CountedParts:
-    """The checks and the maps among the nodes of a graph."""
-    rejecting, schema = graph.rejecting, graph.topology.schema
-    checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting.items()}
-    maps: dict[str, Mapped] = {}
-    for name, node in graph.nodes.items():
-        if (fields := node.mapped) is not None:
-            into, failures = fields.into, fields.failures
-            folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
-            maps[name] = Mapped(into, failures, frozenset(folded))
-    return {"checks": checks, "maps": maps}
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:

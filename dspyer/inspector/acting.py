@@ -1,4 +1,4 @@
-"""What the inspector does to a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
+"""Actions of the inspector on a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
 
 A request is answered when its run has begun: what is wrong with the request itself (an answer of the wrong type, a
 thread that another run owns) is raised before that. The run goes on in a thread of its own; readers follow its rows.
@@ -61,6 +61,7 @@ class Actions:
 
     def close(self) -> None:
         """Stop the runs that were begun here, and wait for them: nodes that are sync are finished and committed."""
+        # All at once: each waits for the nodes of its run.
         closing = [threading.Thread(target=events.close, daemon=True) for events in list(self._open)]
         for one in closing:
             one.start()
@@ -91,7 +92,7 @@ class Actions:
 
     def _existing(self, name: str) -> Thread:
         """The thread; raises `LookupError` if there is none: acting on a name that is mistyped must not make one."""
-        thread = Thread(self._program, self._store, name)
+        thread = Thread(self._program, self._store, name)  # not the program's store: that of the archive is shown
         if self._store.thread(name) is None:
             raise LookupError(f"there is no thread {name!r}")
         return thread
@@ -129,6 +130,7 @@ class Actions:
         for field, update in patch.items():
             try:
                 found[field] = decode_update(update, self._decode)
+                # Field by field, so that the page can show each problem beside its field.
                 self._schema.commit(state, {field: found[field]}, node="update", commit_id="copy")
             except (NodeOutputError, *MALFORMED) as error:
                 problems[field] = error_text(error)
@@ -138,7 +140,7 @@ class Actions:
 
     def _begin(self, events: Events) -> dict[str, Any]:
         """Begin a run, and return when it owns its thread; the rest of it goes on in a thread of its own."""
-        first = next(events, None)
+        first = next(events, None)  # the run owns its thread, or this raises: it is the answer to the request
         rest = threading.Thread(target=self._finish, args=(events,), name="dspyer-inspector-run", daemon=True)
         self._open[events] = rest
         rest.start()
@@ -176,7 +178,7 @@ def _shown(value: Any) -> Any:
 
 
 def _has_ended(events: Events) -> bool:
-    """Whether there is a run: then the store has its failure."""
+    """True if there is a run: then the store has its failure."""
     try:
         return events.run is not None
     except RunStoppedError:

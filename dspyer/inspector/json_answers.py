@@ -133,7 +133,7 @@ async def body_of(
     data = b""
     async for chunk in request.stream():
         data += chunk
-        if len(data) > LARGEST_BODY:
+        if len(data) > LARGEST_BODY:  # counted as it comes: the header with its length may lie
             raise RefusedError(413, f"the body of a request may have {LARGEST_BODY // 1024 // 1024} MB")
     try:
         found = json.loads(data)
@@ -148,7 +148,7 @@ async def body_of(
     for name, value in found.items():
         if value is None and name in optional:
             continue
-        if not isinstance(value, allowed[name]) or isinstance(value, bool):
+        if not isinstance(value, allowed[name]) or isinstance(value, bool):  # True is an int, and no version
             raise RefusedError(400, f"{name!r} has the wrong type in the body", {name: "has the wrong type"})
     return found
 

@@ -1,4 +1,4 @@
-"""What the inspector reads, from an `Archive` alone, and how a page follows a thread.
+"""Reading for the inspector, from an `Archive` alone, and following a thread.
 
 Functions that read may block and run in worker threads.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -20,12 +20,23 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from dspyer.archive.archive import Archive
-from dspyer.archive.archived_thread import ArchivedThread, overview
+from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display.cut_values import cut_within, part_of
-from dspyer.display.run_page import RECORD, commit_row
+from dspyer.display.run_file import RECORD
+from dspyer.display.run_page import (
+    commit_answer,
+    commit_row,
+    conflicts_of,
+    execution_answer,
+    posts_of,
+    run_answer,
+    steps_of,
+    stops_of,
+)
 from dspyer.errors import ThreadError, error_text
-from dspyer.events import Commit
+from dspyer.ids import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
+from dspyer.record import Record
 
 logger = logging.getLogger("dspyer")
 
@@ -42,23 +53,6 @@ KEPT = 16
 """Threads whose readers are kept: a page asks for many parts of one thread."""
 
 
-def commits_of(thread: ArchivedThread, run: str | None, first: int, count: int, newest: bool) -> list[Commit]:
-    """Some commits of a run by their places in the list of all of them, in either order.
-
-    Commits of forks that have not joined have no version and are last in that list.
-    """
-    if newest:
-        return thread.history(run=run, count=first + count, newest=True)[first:]
-    if first == 0:
-        return thread.history(run=run, count=count)
-    beginning = thread.history(run=run, count=1)
-    if not beginning or beginning[0].version is None:
-        return thread.history(run=run)[first : first + count]
-    page = thread.history(run=run, first=beginning[0].version + first, count=count)
-    left = 0 if page else thread.info(run).steps - first  # behind the last version, or behind the end
-    return thread.history(run=run, count=left, newest=True)[::-1][:count] if left > 0 else page
-
-
 class Reading:
     """The endpoints that read.
 
@@ -73,6 +67,7 @@ class Reading:
         self._version = version
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
+        self._records: dict[tuple[str, str | None, str], Record] = {}  # by thread, run and position
         self._valued: dict[str, Callable[[Request], Any]] = {
             "run": self._run,
             "commit": self._commit,
@@ -128,37 +123,59 @@ class Reading:
     # --- one run
 
     def _run(self, request: Request) -> dict[str, Any]:
-        return overview(self._thread(request), _optional(request, "run"))
+        return run_answer(self._record(request))
 
     def _commits(self, request: Request) -> dict[str, Any]:
         first = number(request, "first", 0)
         count = number(request, "count", 200, 1, MOST_COMMITS)
         newest = request.query_params.get("newest", "") not in ("", "0", "false")
-        thread, run = self._thread(request), _optional(request, "run")
-        commits = commits_of(thread, run, first, count, newest)
-        calls = thread.lm_calls_of(commits)
-        items = [commit_row(commit, calls.get(commit.id) or None) for commit in commits]
+        record = self._record(request)
+        steps = steps_of(record)[:: -1 if newest else 1][first : first + count]
+        items = [commit_row(record, step) for step in steps]
         return {"items": items, "next": first + count if len(items) == count else None}
 
     def _stats(self, request: Request) -> Any:
         return self._thread(request).stats(_optional(request, "run")).to_dict()
 
     def _posts(self, request: Request) -> Any:
-        return _items(self._thread(request).posts(_optional(request, "run")))
+        return {"items": posts_of(self._record(request))}
 
     def _conflicts(self, request: Request) -> Any:
-        return _items(self._thread(request).conflicts(_optional(request, "run")))
+        return {"items": conflicts_of(self._record(request))}
 
     # --- one step
 
     def _commit(self, request: Request) -> Any:
-        return self._thread(request).commit(text_of(request, "id")).to_dict()
+        """A commit of the last run, or of that which its id names."""
+        name = text_of(request, "id")
+        record = self._record(request)
+        if not record.has(name):
+            record = self._record(request, Address.parse(name).run)
+        return commit_answer(record, record.step(name))
 
     def _execution(self, request: Request) -> Any:
-        return self._thread(request).execution(text_of(request, "id"), _optional(request, "run")).to_dict()
+        record, name = self._record(request), text_of(request, "id")
+        found = stops_of(record)
+        step = found.get(name) or found.get(full_id(record.id, name))
+        if step is None:
+            raise LookupError(f"the run {record.id!r} has not ended at {name!r}: see its failures and questions")
+        return execution_answer(record, step)
 
     def _lm_calls(self, request: Request) -> Any:
-        return _items(self._thread(request).lm_calls(text_of(request, "execution")))
+        return {"items": [call.to_dict() for call in self._thread(request).lm_calls(text_of(request, "execution"))]}
+
+    def _record(self, request: Request, run: str = "") -> Record:
+        """The record of the run that is asked for; made again once its thread has changed."""
+        thread = self._thread(request)
+        key = thread.name, run or _optional(request, "run"), thread.position()
+        with self._lock:
+            found = self._records.pop(key, None)
+        found = found or thread.record(key[1])
+        with self._lock:
+            self._records[key] = found
+            if len(self._records) > KEPT:
+                del self._records[next(iter(self._records))]
+        return found
 
     def _value(self, request: Request) -> Any:
         """A part of a value that another answer has cut: the same question, with the path of the mark."""
@@ -178,7 +195,7 @@ class Reading:
         """The thread; one that was asked for lately has cached what it read."""
         name = text_of(request, "thread")
         thread = self._kept.get(name)
-        if thread is None or not thread.position():
+        if thread is None or not thread.position():  # deleted since: another one may have its name
             try:
                 thread = self._archive.thread(name)
             except ThreadError as error:
@@ -241,10 +258,6 @@ class Following:
 def _message(event: str, data: dict[str, Any], position: str | None = None) -> bytes:
     identity = "" if position is None else f"id: {position}\n"
     return f"event: {event}\n{identity}data: {json.dumps(data)}\n\n".encode()
-
-
-def _items(records: Iterable[Any]) -> dict[str, Any]:
-    return {"items": [record.to_dict() for record in records]}
 
 
 def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:

@@ -40,7 +40,7 @@ class InspectorServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, which never end by themselves, then the server, then the runs that it has begun."""
-        self._app.state.following.closed = True
+        self._app.state.following.closed = True  # uvicorn waits for open responses first
         await super().shutdown(sockets)
         actions = self._app.state.actions
         count = 0 if actions is None else len(actions.workers)
@@ -55,7 +55,7 @@ class InspectorServer(uvicorn.Server):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address that is bound to."""
+    """True if only this machine reaches an address that is bound to."""
     if host == "localhost":
         return True
     with suppress(ValueError):

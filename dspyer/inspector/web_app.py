@@ -66,6 +66,7 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
     known = {route.path.removeprefix("/") for route in routes}
     other = partial(_other_address, known, acts=actions is not None)
     routes.append(Route("/{name:path}", other, methods=METHODS))
+    # The files of the page need no token: it reads the token from its own address, which is sent to no server.
     api = Mount("/api", routes=routes, middleware=[Middleware(TokenGuard, token=token)])
     app = Starlette(
         routes=[*page_routes(PAGE), api],
@@ -80,6 +81,7 @@ def writable(program: Any, store: Any, archive: Archive) -> Store:
     """The store of an archive, to be written: an archive only reads."""
     if not isinstance(store, Archive):
         return open_store(store)
+    # An archive opens its store for reading. The program's may be written, if it is the same one.
     own: Store | None = program._store
     if own is None or own.address != archive.address:
         raise ValueError(
@@ -171,7 +173,7 @@ class Guard:
 
     def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RefusedError | None:
         hosts = _values(headers, b"host")
-        if len(hosts) != 1:
+        if len(hosts) != 1:  # of two, a proxy and this app might each take another one
             return RefusedError(400, "the request has no Host header, or several", kind="HostError")
         host = hosts[0].lower()
         name = name_of(host)
@@ -183,6 +185,7 @@ class Guard:
                 kind="HostError",
             )
         for origin in _values(headers, b"origin"):
+            # The scheme may differ: a proxy in front ends TLS.
             if origin.lower().partition("://")[2] != host:
                 return RefusedError(403, f"a page of {origin!r} may not ask the inspector", kind="OriginError")
         return None
@@ -210,13 +213,13 @@ class TokenGuard:
                 kind="TokenError",
             )
         for site in _values(headers, b"sec-fetch-site"):
-            if site not in ("same-origin", "none"):
+            if site not in ("same-origin", "none"):  # "none": typed into the address bar
                 return RefusedError(403, "a page of another site may not ask the inspector", kind="OriginError")
         return None
 
 
 def _passed(app: ASGIApp, refusal_of: Callable[[Any], RefusedError | None], scope: Scope) -> ASGIApp:
-    """What answers a request: the app, or the refusal of it."""
+    """The app that answers a request: the app, or the refusal of it."""
     refusal = refusal_of(scope["headers"]) if scope["type"] == "http" else None
     return app if refusal is None else refusal.response()
 

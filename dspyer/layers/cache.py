@@ -42,7 +42,7 @@ from dspyer.lm.tracing import step_count
 from dspyer.nodes.callables import names_of, plain_function, used_objects
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Call, Node, Output, Reply
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import Cache, NodeOptions
 from dspyer.nodes.steps import Script, arun_script, blocked_loops, run_script
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.schema.schema import Schema
@@ -285,49 +285,23 @@ at_fork(_after_fork)
 
 # The key under which the result of a node is kept: what the node is, and what one call of it reads.
 #
-# What the node is (`plan_cache`) is computed once, when the graph is compiled: names, version, and the source text of
-# the function, of the functions and classes of its file that it names, and the constants. What a call reads (`key_of`)
+# What the node is (`node_cache`) is computed once, when the graph is compiled: names, version, and the source text of
+# the function, of the functions and classes of its file that it names, and the constants. What a call reads
 # are the arguments of the function. Both constants and arguments count in the JSON form of `values.json`, which tells
 # apart all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
 #
 # The order of a dict counts, since a function may iterate over it; the order of a set does not.
 
 
-class CachePlan(NamedTuple):
-    """The rule by which the results of a node are kept.
-
-    Attributes:
-        node: its name.
-        identity: a hash of all parts of the key that are the same for each call.
-        ttl: how old a result may be, in seconds; None for any age.
-        folder: the folder of the results; None for one in DSPy's cache folder.
-    """
-
-    node: str
-    identity: str
-    ttl: float | None
-    folder: str | None
-
-
-def key_of(plan: CachePlan, node: Node, call: Call) -> str:
-    """The key of a call.
-
-    Raises what making the arguments raises, and `StateError` if one of them has no JSON form.
-    """
-    assert isinstance(node, FunctionNode)
-    # Attempt 0 is none: what the key reads of a view does not count as read by the node.
-    arguments = node.binding.bind(call.of_attempt(call.context.delegate.next(0)))
-    return _digest([plan.identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
-
-
-def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan | None, list[str]]:
-    """The plan of a node with `cache=`, or why its results cannot be kept, each with its fix."""
+def node_cache(graph: str, node: Node, options: NodeOptions, problems: list[str]) -> NodeCache | None:
+    """The layer of a node with `cache=`; why its results cannot be kept is added to `problems`, each with its fix."""
     policy, who = options.cache, options.who
     assert policy is not None
     if not isinstance(node, FunctionNode) or options.modules:
         kind = "is a graph: cache nodes of it that are functions" if node.look.inner else _CALLS_PREDICTORS
-        return None, [f"{who}: cache is for functions without predictors, and this node {kind}"]
-    problems = [f"{who}: cache: it {reason}" for reason in _excluded(node)]
+        problems.append(f"{who}: cache is for functions without predictors, and this node {kind}")
+        return None
+    problems += [f"{who}: cache: it {reason}" for reason in _excluded(node)]
     identity = _Identity(node.fn)
     if identity.unknown and not policy.version:
         unknown = "; ".join(dict.fromkeys(identity.unknown))
@@ -335,16 +309,10 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
             f"{who}: cache: the key cannot tell one object from another for {unknown}: say which it is, "
             "cache=Cache(version=...), and change that when it changes, or read it from a field"
         )
-    if problems:
-        return None, problems
-    binding = node.binding
-    plan = [
-        [(field.name, field.copy, field.form) for field in binding.fields],
-        None if node.writes is None else sorted(node.writes.items()),
-    ]
-    described = _digest([_FORM, graph, node.name, policy.version, plan, identity.parts])
-    folder = None if policy.folder is None else str(policy.folder)
-    return CachePlan(node.name, described, policy.ttl, folder), []
+    fields = [(field.name, field.copy, field.form) for field in node.binding.fields]
+    writes = None if node.writes is None else sorted(node.writes.items())
+    described = _digest([_FORM, graph, node.name, policy.version, [fields, writes], identity.parts])
+    return NodeCache(node, described, policy)
 
 
 _FORM = 1  # of keys and entries: another number leaves all earlier entries behind
@@ -583,40 +551,36 @@ class Follow(NamedTuple):
         return self.flight.has_outcome
 
 
-Warn: TypeAlias = Callable[..., None]
-
-
 class NodeCache(Layer):
     """The cache of one node: the layer of `add_node(cache=)`."""
 
-    __slots__ = ("_node", "_plan")
+    __slots__ = ("_identity", "_node", "_policy")
     place: ClassVar[Place] = "cache"
 
-    def __init__(self, plan: CachePlan, node: Node) -> None:
-        self._plan = plan
+    def __init__(self, node: FunctionNode, identity: str, policy: Cache) -> None:
         self._node = node
+        self._identity = identity  # a hash of all parts of the key that are the same for each call
+        self._policy = policy
 
     @property
     def note(self) -> str:
         """The words of `explain()` for it."""
-        return "cached" if self._plan.ttl is None else f"cached for {self._plan.ttl:g} s"
+        return "cached" if self._policy.ttl is None else f"cached for {self._policy.ttl:g} s"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output that the cache holds, else that of `inner`, which the cache keeps."""
-        plan = self._plan
-        warn = partial(_warn, plan, call)
         try:
-            key = key_of(plan, self._node, call)
+            key = self._key(call)
         except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
-            warn("what it reads gives no key, so nothing is kept", error)
+            self.warn(call, "what it reads gives no key, so nothing is kept", error)
             return (yield from inner(call))
-        decode = _decoder(call.runner.session.graph.topology.schema)
-        look = _Look(plan, cache_in(plan.folder or default_folder()), key, decode, call, warn)
+        ttl, folder = self._policy.ttl, self._policy.folder
+        look = _Look(self, cache_in(default_folder() if folder is None else str(folder)), key, ttl, call)
         while True:
-            flight, leads = join_flight(look.cache, key, plan.ttl)
+            flight, leads = join_flight(look.cache, key, ttl)
             if leads:
                 try:
-                    found: Output = yield Lead(flight, _leader(look, flight, inner)), call
+                    found: Output = yield Lead(flight, look.leading(flight, inner)), call
                 finally:
                     flight.abandon()  # no follower waits for a script that is closed before its step
                 return found
@@ -625,29 +589,33 @@ class NodeCache(Layer):
                 output = None if flight.entry is None else look.used(flight.entry)
                 return output or (yield from inner(call))
 
+    def _key(self, call: Call) -> str:
+        """The key of a call.
+
+        Raises what making the arguments raises, and `StateError` if one of them has no JSON form.
+        """
+        # Attempt 0 is none: what the key reads of a view does not count as read by the node.
+        arguments = self._node.binding.bind(call.of_attempt(call.context.delegate.next(0)))
+        return _digest([self._identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
+
+    def warn(self, call: Call, text: str, error: Exception | None = None) -> None:
+        """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
+        known = (self._identity, text) in _warned
+        _warned.add((self._identity, text))
+        shown = error if error is None else call.runner.session.layers.shown(error)
+        reason = text if shown is None else f"{text}: {type(shown).__name__}: {shown}"
+        logger.log(logging.DEBUG if known else logging.WARNING, "cache of node %r: %s", self._node.name, reason)
+        if error is not None:
+            error.__traceback__ = None  # its frames refer to the run, which would wait for the cyclic garbage collector
+
+
+_warned: set[tuple[str, str]] = set()
+
 
 @lru_cache(maxsize=128)
 def _decoder(schema: Schema) -> Callable[[Any], Any]:
     """Reads the values of cache entries: the classes that the schema names are searched for once."""
     return decoder(() if schema.model is None else held_classes(schema.model))
-
-
-def _leader(look: _Look, flight: Flight, inner: Inner) -> Script[Output]:
-    """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
-    call = look.call
-    entry: bytes | None = yield DiskStep(look.cache.read, look.key, look.plan.ttl), call
-    found = None if entry is None else look.used(entry)
-    if found is not None:
-        flight.entry = entry
-        return found
-    steps = step_count()
-    output: Output = yield from inner(replies(call, look.capture))
-    if look.entry is not None and step_count() > steps:
-        look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
-    elif look.entry is not None:
-        flight.entry = look.entry
-        yield DiskStep(look.cache.write, look.key, look.entry, look.plan.ttl), call
-    return output
 
 
 class _Look:
@@ -657,25 +625,42 @@ class _Look:
         entry: what the last attempt returned, as an entry; None if it cannot be kept.
     """
 
-    def __init__(
-        self, plan: CachePlan, cache: PatchCache, key: str, decode: Callable[[Any], Any], call: Call, warn: Warn
-    ) -> None:
-        self.plan = plan
+    def __init__(self, layer: NodeCache, cache: PatchCache, key: str, ttl: float | None, call: Call) -> None:
         self.call = call
         self.cache = cache
-        self.key = key
-        self.warn = warn
         self.entry: bytes | None = None
-        self._decode = decode
+        self._key = key
+        self._ttl = ttl
+        self._warn = partial(layer.warn, call)
+        self._decode = _decoder(call.runner.session.graph.topology.schema)
 
-    def capture(self, reply: Reply) -> Reply:
+    def leading(self, flight: Flight, inner: Inner) -> Script[Output]:
+        """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
+        call = self.call
+        entry: bytes | None = yield DiskStep(self.cache.read, self._key, self._ttl), call
+        found = None if entry is None else self.used(entry)
+        if found is not None:
+            flight.entry = entry
+            return found
+        steps = step_count()
+        output: Output = yield from inner(replies(call, self._capture))
+        if self.entry is not None and step_count() > steps:
+            self._warn(
+                "it called a predictor, which a result from the cache would leave out of the trace: it is not kept"
+            )
+        elif self.entry is not None:
+            flight.entry = self.entry
+            yield DiskStep(self.cache.write, self._key, self.entry, self._ttl), call
+        return output
+
+    def _capture(self, reply: Reply) -> Reply:
         """Encodes what the node returned; returns it as it reads from its entry."""
         self.entry = None
         try:
             entry = encode_patch(CachedPatch(reply.updates, reply.whole, clock.wall()))
             found = self._read_back(entry)
         except Exception as error:  # noqa: BLE001 - the result is good, it only has no JSON form that can be read
-            self.warn("what it returned cannot be kept", error)
+            self._warn("what it returned cannot be kept", error)
             return reply
         self.entry = entry
         return found
@@ -688,7 +673,7 @@ class _Look:
         try:
             output: Output = self.call.reply(self._read_back(entry))
         except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
-            self.warn("an entry cannot be used, so it is called", error)
+            self._warn("an entry cannot be used, so it is called", error)
             return None
         return output._replace(cached=True)
 
@@ -696,20 +681,6 @@ class _Look:
         # Plain copies, as the function returned them: pydantic accepts no frozen model in a plain dict.
         found = decode_patch(entry, lambda encoded: thaw(self._decode(encoded)))
         return Reply(found.updates, None, found.whole)
-
-
-_warned: set[tuple[str, str]] = set()
-
-
-def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None) -> None:
-    """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
-    known = (plan.identity, text) in _warned
-    _warned.add((plan.identity, text))
-    shown = error if error is None else call.runner.session.layers.shown(error)
-    reason = text if shown is None else f"{text}: {type(shown).__name__}: {shown}"
-    logger.log(logging.DEBUG if known else logging.WARNING, "cache of node %r: %s", plan.node, reason)
-    if error is not None:
-        error.__traceback__ = None  # its frames refer to the run, which would wait for the cyclic garbage collector
 
 
 def default_folder() -> str:

@@ -70,8 +70,7 @@ class Redacted(Layer):
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """A value without what this graph and those around it hide.
 
-        At the end of the run without what this graph hides: an error is changed in place then, and goes on to the node
-        around.
+        At the end of the run without what this graph hides: the error then goes on to the node around.
         """
         if ends:
             if self.own is None:

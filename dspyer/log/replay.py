@@ -137,7 +137,7 @@ def _replay_join(run: RunState, record: CommitRow) -> RunState:
     if index is None:
         raise _impossible(record)
     log = run.log
-    counts = joined_counts(log, *merge_base(log, parents), run.topology.schema.none_by_default)
+    counts = joined_counts(log, *merge_base(log, parents))
     winners = record.winner_indexes(len(log), lambda at: log[at].commit.id)
     state = apply(log[parents[0]].state, record.made)
     return begin(run, index, JoinResult(state, record.patch or {}, record.plain_conflicts(), winners, counts))[0]

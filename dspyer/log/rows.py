@@ -832,6 +832,7 @@ class EndRow(StoredRow):
         totals: of the thread, up to and with this run.
         expires: when the first of its questions expires; None for never.
         failures: those with which it ended, with their tracebacks as text.
+        failed: the attempts before these, which other attempts followed.
     """
 
     KIND: ClassVar[str] = RowKind.END
@@ -844,6 +845,7 @@ class EndRow(StoredRow):
     totals: Totals = Totals()
     expires: float | None = None
     failures: JSONValues = ()
+    failed: Annotated[tuple[Failure, ...], CONTENT] = ()
 
 
 def end_row(
@@ -853,6 +855,7 @@ def end_row(
     usage: Mapping[str, Any] = FrozenDict(),
     steps: int = 0,
     before: Totals = Totals(),
+    attempts: Iterable[Failure] = (),
 ) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
@@ -863,10 +866,11 @@ def end_row(
         usage: what the whole run has used.
         steps: how many commits it has.
         before: the totals of the thread before the run.
+        attempts: those before the failures, which other attempts followed.
     """
     failed = tuple([failure.stored_with(error) for failure, error in failures])
     totals, now = before.with_run(usage, steps), int(time() * 1_000)
-    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, failures=failed)
+    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, None, failed, tuple(attempts))
     return end.row()
 
 

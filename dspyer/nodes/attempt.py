@@ -49,7 +49,7 @@ from dspyer.ids import id_prefix, part_id, whole_execution
 from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.log.rows import DraftRow, EffectRow, ItemRow
+from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
 from dspyer.nodes.field_access import (
     ViewSource,
@@ -617,17 +617,6 @@ class Attempt:
             ]
             if waits:
                 raise Interrupt(waits)
-
-    def record_result(self, frozen: Any) -> None:
-        """Record the result of an item, whose row is written."""
-        self.host.records.items[self.local_id] = frozen
-
-    def item_row(self, frozen: Any) -> DraftRow:
-        """The row of the result of an item."""
-        row = ItemRow(self.local_id, frozen).row()
-        if row.content is not None:
-            row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
-        return row
 
     def claim_key(self, kind: str, key: str) -> None:
         """Refuse a key that this attempt has used before: two effects would share one record."""

@@ -41,7 +41,6 @@ from dspyer.nodes.field_access import (
 from dspyer.nodes.node import NOTHING, Call, Flaws, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Step, Within
-from dspyer.scheduler.lineage import written_key
 from dspyer.scheduler.schedule import Branch, RunState, run_value, run_value_problem
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -96,7 +95,7 @@ class Filler:
         if name not in state:
             return _NOT_READ
         value = state.raw(name)
-        return _NOT_READ if value is None and _never_written(name, self._call) else thaw(value)
+        return _NOT_READ if value is None else thaw(value)  # as of a field that no node has written yet
 
 
 def shown_in_prompt(value: Any) -> str:
@@ -122,19 +121,6 @@ def _run_of(ctx: Context) -> tuple[RunState, Branch] | None:
     if run is None or attempt.position is None or attempt.position.head < 0:
         return None
     return run, attempt.position
-
-
-def _never_written(field: str, call: Call) -> bool:
-    """Whether a field that is None still has its default: no commit after the first has written it."""
-    found = _run_of(call.context)
-    if found is None:
-        return True
-    run, branch = found
-    known = run.topology.schema.fields.get(field)
-    # Of a field whose default is None, the value alone does not tell whether a node wrote None.
-    if known is None or known.fixed_default is not None:
-        return False  # None was written: it is not the default
-    return written_key(field) not in branch.counts
 
 
 def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:

@@ -101,7 +101,7 @@ class Waiter:
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
     """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
-    # No node has posted a default, which so is no entry.
+    # No node has posted a default: it is no entry.
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 

@@ -22,7 +22,7 @@ from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
 from dspyer.log.journal import Journal
-from dspyer.log.rows import DraftRow
+from dspyer.log.rows import DraftRow, ItemRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
@@ -181,12 +181,14 @@ class Gather(NamedTuple):
 
 def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
     """Writes the result of an item or of a part of it, with the LM calls of the item: it is not called again."""
-    of_item = call.context.delegate
-    if of_item.host.records.journal is not None:
-        row = attempt.item_row(frozen)
+    records, of_item = attempt.host.records, call.context.delegate.local_id
+    if records.journal is not None:
+        row = ItemRow(attempt.local_id, frozen).row()
+        if row.content is not None:
+            row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
         # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise lose.
-        yield _Write(of_item.host.records.journal, [*of_item.host.records.lm_call_rows(of_item.local_id), row]), call
-        attempt.record_result(frozen)
+        yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), call
+        records.items[attempt.local_id] = frozen
 
 
 class _Write(NamedTuple):

@@ -18,7 +18,7 @@ from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
 from dspyer import Run
-from dspyer.errors import always_raised
+from dspyer.errors import always_raised, refuses_removed
 from dspyer.extend import thaw
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
@@ -200,6 +200,7 @@ class GEPA(dspy.GEPA):
 
     Raises:
         ValueError: for an unknown component selector.
+        TypeError: for an option that was removed (`errors.REMOVED`).
 
     Example:
         >>> import dspy
@@ -211,6 +212,7 @@ class GEPA(dspy.GEPA):
         'culprits'
     """
 
+    @refuses_removed("GEPA")
     def __init__(
         self,
         metric: Any,

@@ -1,6 +1,16 @@
 """`Record`: a run as one immutable value, for whatever reads runs for people."""
 
-from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
-from dspyer.record.record import Record
+from typing import TYPE_CHECKING
 
-__all__ = ["Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+from dspyer.hints import lazy_names
+
+if TYPE_CHECKING:
+    from dspyer.record.drawn import Checked, DrawnGraph
+    from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
+    from dspyer.record.record import Record
+
+__all__ = ["Checked", "DrawnGraph", "Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+
+# A graph knows `record.drawn`; the rest is for readers of runs.
+_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn"}
+__getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})

@@ -30,14 +30,13 @@ class Checked(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """A map: the fields of its results and of its failures, and those of them whose reducer folds what it gives."""
+    """The fields of a map: that of its results, and that of its failures, if it has one."""
 
     into: str
     failures: str | None
-    folded: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DrawnGraph:
     """A graph as far as a run has stored it.
 

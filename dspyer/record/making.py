@@ -8,25 +8,27 @@ order the rows came in. Where a run has stopped follows from its commits: each b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
 from dspyer.log.rows import UnreadablePatch
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import END, START
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict
 
 JOIN = "join:"
+MOST_ITEMS = 1_000_000
+"""Items of one visit of a map that are steps: a damaged row may claim any number."""
 
 
 class Wrote(NamedTuple):
@@ -75,6 +77,7 @@ class RecordStep:
         came: the branches that led to it.
         to: the nodes to which its branch went on.
         reason: why an LM router chose them; of an unreadable step, why it cannot be read.
+        sent: what a `Send` has brought to it, besides the state before it, frozen.
         wrote: by field, its value after the step. A join wrote what differs from its first branch; the first step, all
             that the run began with. In a graph inside of a node, whose inputs are not stored, of a field with a
             reducer what the step added.
@@ -103,6 +106,7 @@ class RecordStep:
     came: tuple[BranchPath, ...] = ()
     to: tuple[str, ...] = ()
     reason: str | None = None
+    sent: Mapping[str, Any] = FrozenDict()
     wrote: Mapping[str, Wrote] = FrozenDict()
     lm: tuple[LMCall, ...] = ()
     failed: tuple[Failure, ...] = ()
@@ -111,6 +115,11 @@ class RecordStep:
     conflicts: tuple[MergedConflict, ...] = ()
     posts: tuple[Posted, ...] = ()
     commit: Commit | None = None
+
+    @property
+    def forks(self) -> tuple[BranchPath, ...]:
+        """The branches that start here; none without a fork."""
+        return () if self.commit is None else children_of(self.commit)
 
 
 class Material(NamedTuple):
@@ -127,9 +136,11 @@ class Material(NamedTuple):
         questions: its questions, in the order of asking.
         posts: its posts to live fields.
         failures: those that ended it.
+        failed: the attempts before these, which other attempts followed.
         damaged: why rows cannot be read that are no commits of its own graph, by what is known of their place.
         graph: its graph.
-        earlier: returns, for the fields that it began with, the ids of the commits before it that have written them.
+        earlier: returns, for the fields that it began with, the commits before it that have written them.
+        keeps_texts: whether prompts and responses are shown although values are hidden.
         redactor: hides values; None for none.
     """
 
@@ -143,9 +154,11 @@ class Material(NamedTuple):
     questions: Sequence[StepQuestion] = ()
     posts: Sequence[Posted] = ()
     failures: Sequence[Failure] = ()
+    failed: Sequence[Failure] = ()
     damaged: Mapping[str, str] = {}
     graph: DrawnGraph = DrawnGraph("")
-    earlier: Callable[[], Mapping[str, str]] = dict
+    earlier: Callable[[], Mapping[str, Commit]] = dict
+    keeps_texts: bool = False
     redactor: Redactor | None = None
 
 
@@ -210,6 +223,8 @@ class _Maker:
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
+        self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
+        self._states = {entry.commit.id: entry.state for entry in material.log}
         self._writers = Writers(material.log)
 
     def steps(self) -> tuple[RecordStep, ...]:
@@ -228,13 +243,21 @@ class _Maker:
             commits = sorted(inner[scope], key=lambda commit: (commit.step, commit.branch))
             around = self._step(scope)["status"]
             self._stops(scope, commits, (), around)
+        for failure in material.failed:
+            if Address.parse(failure.execution).index < 0:
+                continue  # where it was is hidden, or not known
+            step = self._step(self._place(failure.execution), failure.node)
+            step["failed"] = (*step.get("failed", ()), failure)
         for local in list(self._fields):
             self._items_of(local)
         for execution, value in material.items.items():
-            self._step(execution).update(status="done", wrote={"result": Wrote(self._shown("result", value))})
+            self._step(execution).update(status="done", wrote={"result": Wrote(self._result(execution, value))})
+        for step in self._fields.values():  # of an item without a result, the last of its failures has ended it
+            if step["status"] == "stopped" and (lost := step.get("failed")) and lost[-1].index is not None:
+                step |= {"status": "failed", "failure": lost[-1], "failed": lost[:-1]}
         for call in material.calls:
             step = self._step(self._place(call.execution), call.node)
-            step["lm"] = (*step.get("lm", ()), call)
+            step["lm"] = (*step.get("lm", ()), self._shown_call(call))
         for post in material.posts:
             step = self._step(post.execution, post.node)
             step["posts"] = (*step.get("posts", ()), post)
@@ -258,7 +281,8 @@ class _Maker:
             # The first step has all that the run begins with: so a reader need not know what was before the run.
             carried = material.earlier() if state.keys() - commit.patch.keys() else {}
             for name, value in state.raw_items():
-                wrote[name] = Wrote(value, None if name in commit.patch else carried.get(name))
+                writer = None if name in commit.patch else carried.get(name)
+                wrote[name] = Wrote(value, None if writer is None else writer.id)
         elif len(entry.parents) > 1:
             for name in {**state, **before}:
                 value, held = state.raw(name, DELETE), before.raw(name, DELETE)
@@ -267,6 +291,13 @@ class _Maker:
         else:
             wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
         self._commit(commit.id, material.labels[commit.id], commit, wrote, entry.conflicts)
+        self._sent(commit.id, entry.parents, commit.branch)
+
+    def _sent(self, local: str, parents: tuple[int, ...], branch: BranchPath) -> None:
+        """Notes what a `Send` has brought to a step of the run's own graph."""
+        sent = sent_to(self._of.log, parents, branch) if parents else FrozenDict()
+        if sent:
+            self._fields[local]["sent"] = {name: self._shown(name, value) for name, value in sent.raw_items()}
 
     def _writer(self, index: int, name: str) -> str | None:
         """The id of the commit that a joined value is of; None for the join itself."""
@@ -289,6 +320,7 @@ class _Maker:
         behind = [self._fields[scope + parent] for parent in commit.parents if scope + parent in self._fields]
         parents = [parent["id"] for parent in behind]
         shown = changed(commit, id=full_id(label, local), parents=tuple(parents))
+        self._raw[local] = commit
         if hidden is not None:
             shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
             wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
@@ -307,39 +339,69 @@ class _Maker:
             "to": commit.route,
             "reason": shown.reason,
             "wrote": wrote,
-            "failed": tuple([failure for failure in shown.failed_attempts if failure.index is None]),
-            "failure": shown.failure,
+            "failed": tuple([self._failure(one) for one in commit.failed_attempts if one.index is None]),
+            "failure": None if commit.failure is None else self._failure(commit.failure),
             "conflicts": conflicts,
             "commit": shown,
         }
         if isinstance(commit.patch, UnreadablePatch):
             self._fields[local] |= {"status": "unreadable", "reason": commit.patch.error}
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
-        for failure in shown.failed_attempts:
+        for failure in commit.failed_attempts:
             if failure.index is not None:
                 step = self._step(f"{local}[{failure.index}]")
-                step["failed"] = (*step.get("failed", ()), failure)
+                step["failed"] = (*step.get("failed", ()), self._failure(failure))
 
     def _shown(self, name: str, value: Any) -> Any:
         if self._redactor is None or value is DELETE:
             return value
         return freeze(self._redactor.redact(self._redactor.redaction.at((name,), value)))
 
+    def _failure(self, failure: Failure) -> Failure:
+        """A failure as it may be shown; its class is always told."""
+        if self._redactor is None:
+            return failure
+        shown = cast("Failure", self._redactor.redact(failure))
+        return shown.model_copy(update={"type": failure.type})
+
+    def _result(self, execution: str, value: Any) -> Any:
+        """The result of an item, as the field of its map may be shown."""
+        around = _around(execution)
+        mapped = self._graph_of(execution).maps.get(self._fields.get(around, {}).get("node", ""))
+        return self._shown("result" if mapped is None else mapped.into, value)
+
+    def _shown_call(self, call: LMCall) -> LMCall:
+        if self._redactor is None:
+            return call
+        kept = call if self._of.keeps_texts else replace(call, messages=None, response=None)
+        return cast("LMCall", self._redactor.redact(kept))
+
     def _items_of(self, local: str) -> None:
         """The steps of the items of a map that has committed: its results are in order, without those that failed."""
-        step = self._fields[local]
-        commit, mapped = step.get("commit"), self._graph_of(local).maps.get(step["node"])
+        step, graph, commit = self._fields[local], self._graph_of(local), self._raw.get(local)
+        mapped = graph.maps.get(step["node"])
         if mapped is None or commit is None or step["status"] != "done":
             return
-        lost = {one.index: one for one in _entries(commit.patch.get(mapped.failures)) if isinstance(one, Failure)}
-        results = _entries(commit.patch.get(mapped.into))
-        for index, failure in lost.items():
-            self._step(f"{local}[{index}]").update(status="failed", failure=failure)
-        given = iter(results)
-        for index in range(len(results) + len(lost)):
-            if index not in lost:
-                wrote = {"result": Wrote(freeze(next(given)))}
+        folded = {field.name for field in graph.fields if field.reducer}
+
+        def given(name: str | None) -> list[Any]:
+            """What the map has given for a field; a patch lacks what the state had before."""
+            if name is None:
+                return []
+            if name in commit.patch or name in folded:
+                return _entries(commit.patch.get(name))
+            return _entries(self._states[local].raw(name, None)) if local in self._states else []
+
+        lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
+        results = iter(given(mapped.into))
+        for index in range(MOST_ITEMS):
+            if index in lost:
+                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(lost[index]))
+            elif (result := next(results, DELETE)) is not DELETE:
+                wrote = {"result": Wrote(self._shown(mapped.into, freeze(result)))}
                 self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
+            else:
+                break
 
     # --- stops
 
@@ -379,11 +441,16 @@ class _Maker:
         step["after"] = tuple([self._fields[full_id(scope, head.id)]["id"] for head in heads.values()])
         if status == "running" and heads:
             step["started"] = max(head.ended for head in heads.values())
+        if not scope:
+            places = {entry.commit.id: index for index, entry in enumerate(self._of.log)}
+            self._sent(local, tuple([places[head.id] for head in heads.values()]), branch)
         self._order[local] = (2 if status == "failed" else 3, 0, branch, ())
         return step
 
     def _ask(self, asked: StepQuestion) -> None:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
+        if self._redactor is not None:
+            asked = asked._replace(question=cast("Question", self._redactor.redact(asked.question)))
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)
         after = question.key == "after"  # asked when its execution has committed: it holds back what follows
@@ -451,6 +518,8 @@ class _Maker:
             if below or fields.get("started") is None:
                 begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
                 fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
+            if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
+                fields["status"] = "waiting"
             fields["waited"] = fields.get("waited", 0.0) + sum(
                 [one.waited for one in below if one.parent == fields["id"]]
             )
@@ -504,4 +573,10 @@ def _value_of(update: Any) -> Any:
     """What an update wrote, as a value: of several for a field with a reducer all of them, in order."""
     if isinstance(update, Updates):
         return freeze([_value_of(part) for part in update.updates])
-    return update.frozen if isinstance(update, Replace) else update if update is DELETE else freeze(update)
+    if isinstance(update, Replace):
+        return update.frozen
+    if isinstance(update, Tail | Members):  # what a join made of a list, or of a set
+        return freeze(update.items if isinstance(update, Tail) else update.got)
+    if type(update) in (dict, SealedPatch):
+        return freeze({key: _value_of(part) for key, part in update.items() if part is not DELETE})
+    return update if update is DELETE else freeze(update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -11,17 +11,15 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
-from dspyer.events import LMCall, MergedConflict, Posted
+from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.log.rows import total_cost
-from dspyer.patch import DELETE
+from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, StepQuestion
-from dspyer.scheduler.lineage import NOTHING_SENT, LogEntry, sent_to
+from dspyer.record.making import RecordStep, StepQuestion, Wrote
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
 
 FORMAT = 1
 LONGEST = 1_000
@@ -42,6 +40,7 @@ class Record:
 
     Attributes:
         id: the name of the run, with which the ids of its steps begin; of a run without a store its id.
+        run_id: its id, as `Run.run_id`.
         thread: the name of its thread; "" for none.
         graph: its graph.
         status: as in `Thread.status`.
@@ -63,6 +62,7 @@ class Record:
     """
 
     id: str
+    run_id: str
     thread: str
     graph: DrawnGraph
     status: str
@@ -75,11 +75,16 @@ class Record:
     hidden: tuple[Any, ...] | str | None = None
     lm_calls: str = "usage"
     _log: Sequence[LogEntry] = field(default=(), repr=False)
+    _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
 
     @property
     def cost(self) -> float | None:
         """What it cost, US dollars; None if the price of a model is not known."""
         return total_cost(self.usage)
+
+    def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
+        """Whether there is a step with an id."""
+        return id in self._by_id
 
     def step(self, id: str) -> RecordStep:  # noqa: A002 - the name of the attribute
         """A step by its id; raises `LookupError` if there is none."""
@@ -106,24 +111,47 @@ class Record:
             )
         return self.state(step.after[0]) if step.after else ImmutableState()
 
-    def authors(self, id: str) -> dict[str, str]:  # noqa: A002
-        """By field of the state after a step, the id of the step that has last written it."""
-        found: dict[str, str] = {}
-        left, at = set(self.state(id)), self.step(id)
-        while left:
-            for name in left & at.wrote.keys():
-                found[name] = at.wrote[name].by or at.id
-            left -= at.wrote.keys()
-            if not at.after:
-                break
-            at = self.step(at.after[0])
+    def fields(self, id: str) -> Mapping[str, Wrote]:  # noqa: A002
+        """By field of the state after a step, its value as it may be shown, and the id of the step that has written it.
+
+        This is a walk along the first of `after`: nothing is folded. What was found for a step is kept, so that those
+        of the next one cost what that one wrote.
+        """
+        passed: list[RecordStep] = []
+        at: RecordStep | None = self.step(id)
+        while at is not None and at.id not in self._fields:
+            passed.append(at)
+            at = self.step(at.after[0]) if at.after else None
+        found = {} if at is None else dict(self._fields[at.id])
+        for step in reversed(passed):
+            for name, one in step.wrote.items():
+                if one.value is DELETE:
+                    found.pop(name, None)
+                else:
+                    found[name] = Wrote(one.value, one.by or step.id)
+        self._fields[id] = found
         return found
 
-    def sent(self, id: str) -> FrozenDict[str, Any]:  # noqa: A002
-        """What a `Send` has brought to a step, besides the state before it."""
-        step = self.step(id)
-        parents = tuple([self._places[parent] for parent in step.after if parent in self._places])
-        return sent_to(self._log, parents, step.branch) if parents else NOTHING_SENT
+    def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
+        """The LM calls of a step and of those inside of it, in the order in which they began."""
+        inside = {id}
+        found: list[LMCall] = []
+        for step in self.steps[self.steps.index(self.step(id)) :]:
+            if step.id != id and step.parent not in inside:
+                break  # the steps inside of one come right after it
+            inside.add(step.id)
+            found += step.lm
+        return tuple(sorted(found, key=lambda call: call.started))
+
+    @cached_property
+    def _fields(self) -> dict[str, Mapping[str, Wrote]]:
+        return {}
+
+    def node(self, id: str) -> str:  # noqa: A002
+        """The node of a step, also of one of an earlier run that has written what this one began with."""
+        if id in self._by_id:
+            return self._by_id[id].node
+        return next((commit.node for commit in self._earlier().values() if commit.id == id), "")
 
     @cached_property
     def _by_id(self) -> Mapping[str, RecordStep]:
@@ -278,7 +306,7 @@ class _Writer:
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:
-            return None if given is DELETE else self._value(freeze(given))
+            return None if given is DELETE else self._add(plain(encode_update(given)))
 
         return {
             "path": [str(key) for key in conflict.path],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, ThreadError
@@ -216,7 +216,7 @@ def record_of_rows(
         reading.damaged["graph"] = str(error)
     reading.read()
     log, labels = reading.log(before)
-    earlier = partial(_writers_before, reader, thread, rows, log, labels)
+    earlier = cache(partial(_writers_before, reader, thread, rows, log, labels))
     material = Material(
         status=status,
         label=label,
@@ -228,14 +228,17 @@ def record_of_rows(
         questions=reading.questions(),
         posts=reading.posts,
         failures=reading.failures,
+        failed=reading.failed,
         damaged=reading.damaged,
         graph=graph or DrawnGraph(str(header.get("graph", ""))),
         earlier=earlier,
         redactor=redactor,
+        keeps_texts=header.get("lm_calls") == "function",
     )
     hidden = header.get("hidden")
     return Record(
         label,
+        rows.run.id,
         thread,
         material.graph,
         status,
@@ -248,6 +251,7 @@ def record_of_rows(
         tuple(hidden) if isinstance(hidden, list) else hidden,
         str(header.get("lm_calls", "usage")),
         log,
+        earlier,
     )
 
 
@@ -257,16 +261,18 @@ def _global(label: str, failure: Failure) -> Failure:
 
 def _writers_before(
     reader: HistoryReader, thread: str, rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]
-) -> dict[str, str]:
-    """The ids of the commits of earlier runs that have written the fields with which a run began."""
+) -> dict[str, Commit]:
+    """The commits of earlier runs that have written the fields with which a run began."""
     if not rows.parents or not log:
         return {}
     at = next((point for row, point in zip(rows.rows, rows.points, strict=True) if row.kind in COMMITS), rows.points[0])
     first = log[0].commit.id
     name = full_id(labels[first], first)
+    row = reader.store.thread(thread)
+    root = None if row is None else row.root
     # As the history of the thread was when the run had made its first commit.
-    found = ThreadReader(reader, thread, lambda: (at, None)).writers(name)
-    return {field: commit.id for field, commit in found.items() if commit.id != name}
+    found = ThreadReader(reader, thread, lambda: (at, root)).writers(name)
+    return {field: commit for field, commit in found.items() if commit.id != name}
 
 
 def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -> Origin | None:
@@ -294,6 +300,7 @@ class _Reading:
         self.calls: list[LMCall] = []
         self.posts: list[Posted] = []
         self.failures: tuple[Failure, ...] = ()
+        self.failed: tuple[Failure, ...] = ()
         self.ended: float | None = None
         self.damaged: dict[str, str] = {}
         self._reader, self._rows = reader, rows
@@ -346,6 +353,7 @@ class _Reading:
             ended = EndRow.read(row, fetch)
             self.ended = None if ended.ended is None else ended.ended / 1_000
             self.failures = tuple([Failure.model_validate(failure) for failure in ended.failures])
+            self.failed = ended.failed
 
     def _read_inside(self, row: Row) -> None:
         """The commit of a graph inside of a node."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -15,19 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
-from dspyer.archive.run_info import RunInfo
 from dspyer.display.graph_svg import RunPath, draw_svg
-from dspyer.display.report import RunFacts, describe_run, facts_of_events
-from dspyer.display.run_html import RunWriter
-from dspyer.display.run_page import run_answer
-from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
-from dspyer.display.stats import FinalFailure, ItemCounts, Stats, count_stats
+from dspyer.display.report import ErrorText, describe_run
+from dspyer.display.run_page import write_page
+from dspyer.display.stats import Stats, count_stats
 from dspyer.display.tokens import Tokens, count_tokens
 from dspyer.errors import Interrupted, shows_removed
-from dspyer.events import BranchPath, Commit, Event, ItemFinished, LMCall, MergedConflict, Question
+from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
-from dspyer.graph.spec import GraphSpec, counted_parts
-from dspyer.ids import commit_name, outermost_execution, whole_execution
+from dspyer.graph.spec import GraphSpec
+from dspyer.ids import commit_name
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import Counted, LMRecorder, usage_of
 from dspyer.log.rows import LMUsage, total_cost
@@ -40,7 +36,6 @@ from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
-from dspyer.scheduler.schedule import FailedBranch
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
@@ -130,23 +125,6 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     return found if isinstance(found, RunLink) else None
 
 
-def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
-    """The items of each execution of a map."""
-    totals: dict[str, int] = {}
-    ended: dict[tuple[str, str], set[int]] = {}
-    for event in events:
-        if isinstance(event, ItemFinished):
-            execution = whole_execution(event.execution)
-            totals[execution] = event.items
-            ended.setdefault((execution, event.status), set()).add(event.item)
-    return {
-        execution: ItemCounts(
-            total, *[frozenset(ended.get((execution, status), ())) for status in ("completed", "failed")]
-        )
-        for execution, total in totals.items()
-    }
-
-
 @shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
@@ -194,6 +172,7 @@ class Run:
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
+        # What usage is computed from, and not the recorder, which code that was left running still adds to.
         self._counted: Counted = ((), {}) if recorder is None else recorder.counted()
         self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
         self.duration = ended.duration
@@ -202,7 +181,7 @@ class Run:
         self._prediction = None if prediction is None else KeptPrediction(prediction)
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
-        self._view_reads = tuple(session.notes.view_reads)
+        self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
         self._origin = session.fields_origin
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
@@ -213,8 +192,6 @@ class Run:
         self._begin = session.run_start.state
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
-        asked = () if ended.status == "completed" else tuple(session.records.open_questions())
-        self._asked = session.layers.shown(asked, ends=True) if asked else asked
         self._depth = len(session.ids.scope)
         records = session.records
         self._source = None if records.journal is None else RunSource.of(session)
@@ -578,19 +555,8 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        if self.events:
-            facts = facts_of_events(
-                self.events,
-                len(self.commits),
-                status=self.status,
-                duration=self.duration,
-                usage=self.usage,
-                error=self.error,
-            )
-        else:  # of a call that was not `run`, found by its prediction
-            error = None if self.error is None else ErrorText.of(self.error)
-            facts = RunFacts(self._graph.name, self.status, self.duration, None, self.usage, error=error)
-        return describe_run(self._rows(), facts)
+        error = None if self.error is None else ErrorText.of(self.error)
+        return describe_run(self.record(), error, self.events)
 
     def view_tokens(self, count: Count | None = None) -> Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
@@ -621,8 +587,7 @@ class Run:
     def stats(self) -> Stats:
         """How reliable each node was, and what it cost: attempts, corrections, failures, seconds, tokens, US dollars.
 
-        Counted from the commits on each call. Of a run that was resumed, tokens and cost are those since then. The
-        nodes of a graph that is a node count as that node.
+        Counted from `record()` on each call. The nodes of a graph that is a node count as that node.
 
         Returns:
             The figures, a table as text and in a notebook.
@@ -634,26 +599,8 @@ class Run:
             >>> stats.nodes["add"].visits, stats.nodes["add"].first_try
             (1, 1)
         """
-        nodes, before = self._graph.nodes, self._replayed
-        failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        parts = counted_parts(self._graph)
-        earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
-        unknown = [] if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
-        calls = [replace(call, execution=outermost_execution(call.execution)) for call in self._counted[0]]
-        if parts["maps"]:
-            earlier.append("items of maps that had ended before count as first tries, without their seconds")
-        return count_stats(
-            tuple(nodes),
-            self.commits,
-            failures,
-            **parts,
-            items=items_in([event for event in self.events if len(event.scope) == self._depth]),
-            lm_calls=calls if self._recorded else None,
-            usage=self.usage,
-            unknown=[*unknown, *(earlier if before else [])],
-            shown=None if self._redactor is None else self.shown,
-            begin=self._begin,
-        )
+        unknown = () if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
+        return count_stats([self.record()], unknown, self._recorded)
 
     def to_svg(self) -> str:
         """The graph of the run as a picture, with the path taken: how often each node ran, and where the run ended.
@@ -667,7 +614,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return draw_svg(self._graph.picture, RunPath.of(self.status, self._rows()))
+        return draw_svg(self._graph.picture, RunPath.of(self.record()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
@@ -675,9 +622,7 @@ class Run:
         The page shows what `dspyer inspect` shows of a run: the graph with the path taken, the steps with their states
         and differences, a timeline, attempts, failures, LM calls and costs. It loads nothing from elsewhere. Values are
         redacted as in events; with `redact`, prompts and responses are left out. Above 500 commits it has the first and
-        the last 250 and says how many are between; texts of more than 20,000 characters are cut. A resumed run has its
-        steps from the beginning, but tokens, costs and LM calls only of what this process has done:
-        `Archive(...).thread(name).to_html(path)` has those of all.
+        the last 250 and says how many are between; texts of more than 20,000 characters are cut.
 
         Args:
             path: the file; one that is there is replaced.
@@ -697,38 +642,7 @@ class Run:
             ...     path.name, path.read_text()[:15]
             ('run.html', '<!doctype html>')
         """
-        graph = self._graph
-        outside = [failed.failure for failed in self._failures]
-        # A resumed run began before this process did.
-        began = min([self._ended - self.duration, *[commit.started for commit in self.commits if commit.started]])
-        info = RunInfo(
-            thread="",
-            run_id=self.run_id,
-            graph=graph.name,
-            status=self.status,
-            steps=len(self.commits),
-            started=datetime.fromtimestamp(began, UTC),
-            ended=datetime.fromtimestamp(self._ended, UTC),
-            usage=self.usage,
-            cost=self.cost,
-            questions=self._asked,
-            failure=outside[0] if outside else None,
-        )
-        answer = run_answer(
-            info, graph.drawing(), graph.topology.schema.field_shapes, self._asked, outside, len(self.commits)
-        )
-        written = RunWriter(self._redactor, keeps_texts=callable(graph.record_lm_calls))
-        return written.write(
-            path,
-            {**answer, "stats": self.stats().to_dict()},
-            self._entries,
-            self.shown,
-            self._rows(),
-            self.lm_calls,
-            self.events,
-            self.repairs(),
-            self._depth,
-        )
+        return write_page(self.record(), path, self.stats().to_dict(), self.events, self.repairs(), self._depth)
 
     @property
     def shown(self) -> tuple[Commit, ...]:
@@ -746,28 +660,6 @@ class Run:
             ({'token': '[redacted]'}, {'token': 's3cret'})
         """
         return self.commits if self._redactor is None else tuple(map(self._redactor.commit, self.commits))
-
-    def _rows(self) -> list[DisplayRow]:
-        """The commits and where the run ended, for reports and pictures: without what `compile(redact=...)` hides."""
-        conflicts = {entry.commit.id: entry.conflicts for entry in self._entries if entry.conflicts}
-        failures: Sequence[FailedBranch] = self._failures
-        if self._redactor is not None:
-            hide = self._redactor.conflict
-            conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}
-            failures = [failure._replace(conflicts=tuple(map(hide, failure.conflicts))) for failure in failures]
-        failed = [
-            FailedAt(
-                one.node,
-                one.path,
-                tuple([branch.path for branch in one.branches]),
-                ErrorText.of(one.error),
-                one.conflicts,
-                one.execution,
-            )
-            for one in failures
-        ]
-        live = () if self.status == "completed" else self.branches
-        return display_rows(self.shown, conflicts, failed, self._asked, live, self._depth)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.report())}</pre>"

@@ -144,7 +144,8 @@ class RunLog:
         digest = self.journal.digest(rows)
         records = self._records
         usage = sum_usage((records.used_before, usage_so_far()))
-        return [*rows, end_row(status, digest, failures, usage, len(run.log), records.totals_before)]
+        attempts = [attempt for failed in run.failures for attempt in failed.all_attempts]
+        return [*rows, end_row(status, digest, failures, usage, len(run.log), records.totals_before, attempts)]
 
     def snapshot_state(self, run: RunState, rows: Sequence[DraftRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""

@@ -85,17 +85,20 @@ def record_of_run(run: Any) -> Record:
         questions=_questions_of(run),
         posts=posts,
         failures=run.failures,
+        failed=[attempt for failed in run._failures for attempt in failed.all_attempts],
         graph=DrawnGraph.of(drawing_facts(graph)),
         redactor=run._redactor,
+        keeps_texts=graph.recorded == "function",
     )
     hidden = graph.hidden
     return Record(
         label or run.run_id,
+        run.run_id,
         "" if run._source is None else run._source.thread,
         material.graph,
         run.status,
-        round(run._ended - run.duration, 3),
-        int(run._ended * 1_000) / 1_000,
+        run._ended - run.duration,
+        run._ended,
         run.usage,
         make_steps(material),
         tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in run.failures]),

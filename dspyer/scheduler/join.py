@@ -172,7 +172,7 @@ class Join:
         if first != list(state)[: len(first)]:  # one branch deleted a field, and a later one had another value
             state = ImmutableState({name: state.raw(name) for name in dict.fromkeys((*first, *state))})
         self._drop_stale_resolutions(state)
-        counts = joined_counts(self.log, base, commits, self.schema.none_by_default)
+        counts = joined_counts(self.log, base, commits)
         return JoinResult(state, self._patch(state), tuple(self.conflicts.values()), self.winners, counts)
 
     def _record_writes(self, field: str, writes: list[ReachableCommit]) -> None:

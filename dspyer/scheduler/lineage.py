@@ -11,7 +11,6 @@ all heads have reached, so the base lies on every path of the lineage and there 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
@@ -227,14 +226,7 @@ def calls_key(kind: str, node: str) -> tuple[str, str]:
     return kind, node
 
 
-def written_key(field: str) -> tuple[str, str]:
-    """The key that is set once a commit after the first has written a field that is None by default."""
-    return "wrote", field
-
-
-def extra_counts(
-    commit: Commit, none_by_default: AbstractSet[str], before: Callable[[Any, int], Any]
-) -> dict[Any, Any]:
+def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any, Any]:
     """What a commit changes in the counts of its lineage, except for the numbers of commits.
 
     `before(key, default)` returns the value before the commit.
@@ -246,14 +238,10 @@ def extra_counts(
             found[key] = before(key, 0) + count
     if commit.reason is not None:
         found[REASON_KEY] = commit.reason
-    if commit.step and none_by_default and not none_by_default.isdisjoint(commit.patch):
-        found |= {written_key(field): True for field in none_by_default if field in commit.patch}
     return found
 
 
-def joined_counts(
-    log: Log, base: int, commits: Iterable[ReachableCommit], none_by_default: AbstractSet[str]
-) -> LineageCounts:
+def joined_counts(log: Log, base: int, commits: Iterable[ReachableCommit]) -> LineageCounts:
     """The counts at the base of a join, and each commit after it once: those of the heads would count some twice."""
     counts = log[base].counts
     assert counts is not None  # they are kept where branches part, and these have parted at the base
@@ -267,7 +255,7 @@ def joined_counts(
         commit = log[item.log_index].commit
         for key in (commit.node, commit.branch):
             added[key] = before(key, 0) + 1
-        added |= extra_counts(commit, none_by_default, before)
+        added |= extra_counts(commit, before)
     if len(added) > len(counts):  # setting so many keys one by one costs more than a new map
         return PersistentMap({**dict(counts.items()), **added})
     for key, count in added.items():
@@ -291,5 +279,5 @@ def lineage_counts(log: Log, head: int) -> LineageCounts:
         commit = log[index].commit
         if not is_manual(commit):
             counts[commit.node] = counts.get(commit.node, 0) + 1
-        counts.update(extra_counts(commit, frozenset(), counts.get))
+        counts.update(extra_counts(commit, counts.get))
     return LineageCounts().update(counts)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dspyer.errors import StepLimitError, suggestion
+from dspyer.errors import DspyerError, StepLimitError, suggestion
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -188,6 +188,12 @@ class FailedBranch(NamedTuple):
     position: Position
     conflicts: tuple[MergedConflict, ...] = ()
     failed_attempts: tuple[Failure, ...] = ()
+
+    @property
+    def all_attempts(self) -> tuple[Failure, ...]:
+        """The attempts before the last one, and those of the parts of a node that have failed it, as items of a map."""
+        inside = getattr(self.error, "failures", ()) if isinstance(self.error, DspyerError) else ()
+        return (*self.failed_attempts, *inside)
 
     @property
     def failure(self) -> Failure:
@@ -453,8 +459,8 @@ def advance(
     if schema.limited_fields or schema.state_limit is not None:
         commit = schema.with_sizes(commit, before, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
-    if made != NO_CALLS or reason is not None or schema.none_by_default:
-        changed |= extra_counts(commit, schema.none_by_default, counts.get)
+    if made != NO_CALLS or reason is not None:
+        changed |= extra_counts(commit, counts.get)
     counts = counts.update(changed)
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
     if not one or targets[0].overlay is not None:
@@ -667,7 +673,7 @@ def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunSt
     """Adds a manual commit on top of the only active branch, with the state after it. The branch keeps its target."""
     (branch,) = active_branches(run)
     commit = run.topology.schema.with_sizes(commit, branch.state, commit.patch, state)
-    counts = branch.counts.update(extra_counts(commit, run.topology.schema.none_by_default, branch.counts.get))
+    counts = branch.counts.update(extra_counts(commit, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(

@@ -56,7 +56,6 @@ class Schema:
         fields: the fields by name, in the order of the model.
         live_fields: the markers of the live fields, by name.
         limited_fields: names of the fields with a limit.
-        none_by_default: names of the fields whose default is None.
         field_shapes: the description of the fields in events.
         show_value: how errors show a value.
         state_limit: the limit on the whole state; None for none.
@@ -82,7 +81,6 @@ class Schema:
         "limited_fields",
         "live_fields",
         "model",
-        "none_by_default",
         "show_value",
         "state_limit",
         "user_folded",
@@ -104,7 +102,6 @@ class Schema:
             name: field.live for name, field in fields.items() if field.live is not None
         }
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
-        self.none_by_default = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
         fixed = all(field.info.default_factory is None for field in fields.values())
         self._defaults = self._with_defaults({}) if fixed else None

@@ -113,7 +113,7 @@ class ProtocolError(Exception):
 
 
 def refusal(error: BaseException) -> RunErrorEvent:
-    """Why a run could not begin or go on, as the client is told."""
+    """The event that tells the client why a run could not begin or go on."""
     if isinstance(error, OpenRunError):
         error = ProtocolError("open_interrupts", "the thread waits for answers: send them in `resume`, or cancel them")
     if isinstance(error, ProtocolError):
@@ -131,7 +131,7 @@ class _Text(NamedTuple):
 
 
 def _new(messages: FrozenList[Any], old: FrozenList[Any] | None) -> Iterator[bool]:
-    """Whether each message of a list is another one than that of an earlier list: by identity, since lists are long."""
+    """For each message of a list, whether an earlier list had another one: by identity, since lists are long."""
     return map(is_not, messages.raw_items(), chain(() if old is None else old.raw_items(), repeat(None)))
 
 
@@ -185,7 +185,7 @@ class EventTranslator:
                 yield from self._token(event)
             case Emitted():
                 yield CustomEvent(name=event.node, value=as_json(event.value))
-            case _ if event.scope:
+            case _ if event.scope:  # graphs inside of nodes are no steps of their own
                 pass
             case RunStarted():
                 yield RunStartedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id)
@@ -194,7 +194,7 @@ class EventTranslator:
             case NodeStarted():
                 self._nodes[event.execution] = event.node
                 self._steps[event.node] += 1
-                if self._steps[event.node] == 1:
+                if self._steps[event.node] == 1:  # the protocol has no two open steps of one name
                     yield StepStartedEvent(step_name=event.node)
             case Committed() if session is not None:
                 yield from self._commit(event, session.run.log[event.position - session.run.first].state)
@@ -242,7 +242,7 @@ class EventTranslator:
         yield from self._snapshot(state)
 
     def _snapshot(self, state: ImmutableState) -> Iterator[BaseEvent]:
-        """What the client sees of a state, if that has changed: what the program returns, but for messages.
+        """Show the client its part of a state, if that has changed: what the program returns, but for messages.
 
         A field that is the same object as before is not looked at again: states share what did not change.
         """
@@ -272,7 +272,7 @@ class EventTranslator:
         yield from self._end_texts(self._unwritten_of(commit.id))
         if commit.node != START and not commit.node.startswith("join:"):
             yield from self._new_texts(commit.id, frozenset(commit.patch), state)
-        if not commit.branch:
+        if not commit.branch:  # a branch may lack what another one has said
             yield from self._take_back(self._gone(state))
         for message in self._new_messages(state):
             yield from self._message(message, commit.id)
@@ -291,7 +291,7 @@ class EventTranslator:
     # --- texts
 
     def _is_text(self, token: Token) -> bool:
-        """Whether a token belongs to a text for the user, by what its node writes."""
+        """True if a token belongs to a text for the user, by what its node writes."""
         node = self._graph.nodes.get(self._nodes.get(whole_execution([*token.scope, token.execution][0]), ""))
         writes = None if node is None or node.writes is None else frozenset(node.writes)
         if token.field in self._texts:

@@ -42,8 +42,11 @@ PATIENCE = 15.0
 """Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead."""
 
 OF_CLIENT = "client:"
-"""How the ids of a client's messages begin in a state: `add_messages` replaces a message by one with its id, and no
-client may choose that of another role's message. The same message again is still one message."""
+"""The beginning of the ids that a client's messages get in a state.
+
+`add_messages` replaces a message by one with its id, and no client may choose that of another role's message. The same
+message again is still one message.
+"""
 
 
 class RunResponse(StreamingResponse):

@@ -1,8 +1,16 @@
 """The stores of runs: `open_store`, the protocol `Store`, and the stores that need no extra dependency."""
 
-from dspyer.stores.address import open_store
+from typing import TYPE_CHECKING
+
+from dspyer.hints import lazy_names
 from dspyer.stores.base import Store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
+
+if TYPE_CHECKING:
+    from dspyer.stores.address import open_store
+    from dspyer.stores.memory import Memory
+    from dspyer.stores.sqlite import SQLite
 
 __all__ = ["Memory", "SQLite", "Store", "open_store"]
+
+# Most programs have no store, or one kind of it.
+__getattr__ = lazy_names(__name__, {"open_store": "address", "Memory": "memory", "SQLite": "sqlite"})

@@ -320,6 +320,7 @@ def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> Branch:
     Raises `ThreadError` if several branches are active, with the nearest versions at which only one was, or if the run
     has no commit yet.
     """
+    # The rebuilt run knows where it stands: rows alone do not say which branches are active.
     branches = active_branches(thread.rebuild(prefix.run, thread.read_records(prefix.run)).run)
     if len(branches) != 1:
         raise ThreadError(
@@ -441,6 +442,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
             f"threads {thread.name!r} and {other.name!r} have no commit in common, so that no common state "
             "shows what each has changed: pass the state that both come from with base="
         )
+    # Only now, and not while the policies decide: a merge that raises logs nothing.
     for conflict in merged.conflicts:
         if _lasts(thread, conflict.path[0]):
             log_conflict(conflict)

@@ -121,6 +121,7 @@ def reached_runs(store: Store, thread: ThreadRow) -> list[tuple[RunRow, list[Row
     summaries = {
         name: RunSummary(run.thread, run.parents, rows[-1].seq if rows else -1) for name, (run, rows) in runs.items()
     }
+    # As the stores decide what a deletion leaves: an export holds what would be kept for this thread alone.
     spans = reachable_rows(thread, summaries, own)
     parents = {name: [parent.run for parent in runs[name][0].parents if parent.run in spans] for name in spans}
     try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ValidationError
@@ -56,13 +56,6 @@ from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
 # --- the fingerprint of a graph
 
 
-class HasGraph(Protocol):
-    """A compiled graph, as far as its fingerprint needs it; the programs of subgraphs are attributes of it."""
-
-    @property
-    def graph(self) -> GraphSpec: ...
-
-
 FingerprintFacts = Mapping[str, Any]
 """Facts about a graph as JSON values: nodes, edges, fields, types, merge policies."""
 
@@ -83,12 +76,12 @@ class GraphFingerprint(NamedTuple):
     blobs: Mapping[str, bytes]
 
 
-_fingerprints: WeakKeyDictionary[HasGraph, GraphFingerprint] = WeakKeyDictionary()
+_fingerprints: WeakKeyDictionary[Any, GraphFingerprint] = WeakKeyDictionary()
 """By program, each computed once. Weak, so that a fingerprint is freed with its program."""
 
 
-def fingerprint_of(program: HasGraph) -> GraphFingerprint:
-    """The fingerprint of a program's graph."""
+def fingerprint_of(program: Any) -> GraphFingerprint:
+    """The fingerprint of the graph of a program; the programs of the graphs inside are attributes of it."""
     found = _fingerprints.get(program)
     if found is None:
         facts = graph_facts(program)
@@ -102,7 +95,7 @@ def fingerprint_of(program: HasGraph) -> GraphFingerprint:
     return found
 
 
-def graph_facts(program: HasGraph) -> dict[str, Any]:
+def graph_facts(program: Any) -> dict[str, Any]:
     """The facts of a graph; empty ones are left out, so that a new kind of fact leaves old fingerprints as they are.
 
     The order of edges is one of them: it numbers the branches of a fork, and the ids of their commits.
@@ -136,6 +129,7 @@ def _fields_of(facts: FingerprintFacts) -> set[str] | None:
     """The fields of a graph; without a schema, those that its nodes name. None if a node may read or write any."""
     if not facts.get("open"):
         return set(facts.get("fields", {}))
+    # Without a schema the nodes alone say which fields there are.
     used = [node.get(part) for node in facts.get("nodes", {}).values() for part in ("reads", "writes")]
     return None if None in used else {name for names in used for name in names}
 
@@ -152,6 +146,7 @@ def schema_facts(schema: Schema) -> dict[str, Any]:
         ]
         for name, field in schema.fields.items()
     }
+    # The fields of classes are facts of their own: their text changes where the name of the class does not.
     own = [cls for cls in classes_in([schema.model]) if cls is not schema.model]
     return {"fields": fields, "types": {name_of(cls): found for cls in own if (found := _class_facts(cls)) is not None}}
 
@@ -206,7 +201,7 @@ def _class_facts(cls: type) -> Any:
     return None
 
 
-def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
+def _node_facts(node: Node, program: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
@@ -422,6 +417,7 @@ class GraphCompatibility:
 
         A pair that renamed nodes of this run before renames nothing more: the call may come again.
         """
+        # In the rows of such a run the nodes have their new names already.
         names = {old: new for old, new in names.items() if last.run.header.get("names", {}).get(old) != new}
         made_by = self._made_by(last)
         before = names if made_by is None else made_by["nodes"]
@@ -467,6 +463,7 @@ class GraphCompatibility:
             patches.append(patch)
         if not any(patches):
             return run_start, []
+        # A commit is made on one branch: what is done before a fork, or at its join, cannot be added afterwards.
         if len(branches) > 1 or branches[0].head < 0:
             fields = sorted({name for patch in patches for name in patch})
             where = f"{len(branches)} branches are active" if len(branches) > 1 else "nothing was committed yet"
@@ -508,7 +505,7 @@ class Adapted(NamedTuple):
         found: dict[str, Any] = {}
         for name in dict.fromkeys((*self.before, *self.state, *patch)):
             adapted = not same(self.before.raw(name, DELETE), self.state.raw(name, DELETE))
-            if schema.reducer(name) is None:
+            if schema.reducer(name) is None:  # whatever the two steps were: from the old value to the new
                 old, new = self.before.raw(name, DELETE), after.raw(name, DELETE)
                 if not same(old, new):
                     found[name] = diff_value(old, new)
@@ -660,7 +657,7 @@ def likely_renames(old: FingerprintFacts, new: FingerprintFacts) -> list[dict[st
     before, after = old.get("nodes", {}), new.get("nodes", {})
     added = [name for name in after if name not in before]
     found = []
-    for name in before.keys() - after.keys():
+    for name in [name for name in before if name not in after]:  # in order: the error names them
         alike = [other for other in added if after[other] == before[name]]
         if len(alike) == 1:
             added.remove(alike[0])
@@ -733,6 +730,7 @@ class StorableCheck:
 
     def __call__(self, change: Change) -> None:
         """Raise `StateError` if a change holds such a value. Only rows whose JSON names a class are searched."""
+        # By its bytes, which the store needs anyhow: few rows name a class, and only these are walked.
         for row in change.rows:
             content = row.content
             value = None if content is None else content.original

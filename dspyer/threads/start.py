@@ -262,6 +262,7 @@ class StoredThread:
         header = self.run_header(head, head.next_version)
         if not request.options.live:
             header["live"] = False
+        # `parents`, not the head: after unreadable commits the history goes on from the last one that can be read.
         run = RunRow(new_run_id(), self.name, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
@@ -304,6 +305,7 @@ class StoredThread:
         records.resumes += 1
         records.answers.update(given)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
+        # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
         if count > max_resumes:
@@ -457,6 +459,7 @@ class StoredThread:
         The spans `excluded` of rows up to `at` do not belong to the continued run. `names` is None unless another graph
         continues the run; then it holds new names of nodes by their old ones.
         """
+        # Named one by one: what is said of the rows of the part before does not hold for this one.
         header = {name: run.header[name] for name in INHERITED if name in run.header}
         if names is not None:
             header.pop("named", None)

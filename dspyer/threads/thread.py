@@ -9,7 +9,7 @@ from typing import Any, Self
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.display.stats import Stats
+from dspyer.display.stats import Stats, count_stats
 from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
@@ -17,7 +17,7 @@ from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.record.record import Record
-from dspyer.record.stored import record_of
+from dspyer.record.stored import record_of, records_of
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -29,7 +29,6 @@ from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, StoredThread, ThreadProgram
 from dspyer.threads.stored_repairs import stored_repairs
-from dspyer.threads.thread_stats import stats_of_history
 
 
 @shows_removed
@@ -418,8 +417,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        commits, runs = self.history(), self._stored.history.runs()
-        return stats_of_history(self._program.graph, self._stored.redactor(), commits, self.failures, runs)
+        return count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
 
     def history(
         self,

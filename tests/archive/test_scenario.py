@@ -21,8 +21,7 @@ with Archive("postgresql://db/support") as archive:
         print(info.thread, info.started, f"{info.cost:.2f} USD", info.failure)
     thread = archive.thread(info.thread)
     last = thread.history(run=info.run_id, newest=True, count=1)[0]
-    step = thread.commit(last.id)
-    print(step.diff)
+    print(thread.diff(last.parents[0], last.id))
     for call in thread.lm_calls(info.failure.execution):             # also of the node that failed
         print(call.model, call.attempt, call.cost, call.finish_reason)
     print(thread.blame("order.id", at=last.id).node)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
 from dspyer.events import Commit
 from tests.cli.conftest import Command, names_of_commands
@@ -12,6 +11,7 @@ from tests.cli.orders import GRAPH
 from tests.rows import each
 
 RUN = {*RunInfo._fields}
+AROUND = {"blame", "lm_calls", "sent"}
 COMMIT = {*(one.name for one in fields(Commit)), "ended"}
 
 # A command, the keys of each of its lines, and their number.
@@ -19,8 +19,8 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
     (["show", "t-1"], {*RUN, "state", "lm_calls"}, 1),
-    (["show", "t-1", "1"], {*CommitInfo._fields}, 1),
-    (["show", "t-1", "trunk:2"], {*ExecutionInfo._fields}, 1),
+    (["show", "t-1", "1"], {"commit", "before", "after", "diff", "conflicts", *AROUND}, 1),
+    (["show", "t-1", "trunk:2"], {"execution", "node", "parents", "state", *AROUND}, 1),
     (["log", "t-2"], COMMIT, 3),
     (["diff", "t-2", "0", "2"], {"first", "second", "diff"}, 1),
     (["blame", "t-2"], {"path", *COMMIT}, 4),

@@ -14,9 +14,12 @@ from tests.rows import each
 def lasting(seconds: float, commits: int = 2) -> Run:
     """A run of one node, which took so long, with some commits more."""
     run = Graph().add_node("add", lambda n: {"n": n}, writes=["n"]).add_path(START, "add", END).compile().run({"n": 1})
-    first, last = (replace(commit, started=0.0) for commit in run.commits)
+    record = run.record()
+    first, last = record.steps
+    assert last.commit is not None
     more = [replace(first, id=f"trunk:{at}") for at in range(2, commits)]
-    run.commits = (first, *more, replace(last, duration=seconds))
+    last = replace(last, commit=replace(last.commit, duration=seconds))
+    run.record = lambda: replace(record, steps=(first, *more, last))  # type: ignore[method-assign]
     return run
 
 
@@ -63,4 +66,4 @@ def test_a_small_cost_is_not_shown_as_none(cost: float, text: str) -> None:
 
 def test_counts_have_their_plural() -> None:
     assert "graph 'Graph', 2 commits, 1 node call\n" in lasting(1.0).report()
-    assert "graph 'Graph', 1,000 commits; " in lasting(1.0, commits=1000).report()
+    assert "graph 'Graph', 1,000 commits, " in lasting(1.0, commits=1000).report()

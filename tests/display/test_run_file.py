@@ -109,11 +109,9 @@ def test_blame_is_that_of_each_step(tmp_path: Path) -> None:
     steps = steps_in(run.to_html(tmp_path / "run.html"))
     archived = Archive(store).thread("t")
     for commit in archived.history():
-        expected = archived.commit(commit.id).to_dict()["blame"]
-        blame = steps[commit.id.rpartition("/")[2]]["blame"]
-        assert {name: one["node"] for name, one in blame.items()} == {
-            name: one["node"] for name, one in expected.items()
-        }, commit.id
+        expected = {name: archived.blame((name,), at=commit.id).node for name in archived.at(commit.id)}
+        blame = steps[commit.id]["blame"]
+        assert {name: one["node"] for name, one in blame.items()} == expected, commit.id
 
 
 def test_a_stored_run_gives_the_same_file(tmp_path: Path) -> None:
@@ -122,9 +120,9 @@ def test_a_stored_run_gives_the_same_file(tmp_path: Path) -> None:
     path = Archive(store).thread("t").to_html(tmp_path / "stored.html")
     assert path == tmp_path / "stored.html"
     stored_steps = steps_in(path)
-    assert [label.rpartition("/")[2] for label in stored_steps] == list(live_steps)
+    assert list(stored_steps) == list(live_steps)
     for label, step in stored_steps.items():
-        same = live_steps[label.rpartition("/")[2]]
+        same = live_steps[label]
         assert (step["after"], step["diff"]) == (same["after"], same["diff"])
     data = data_in(path)
     lists = {name: value_at(data, place) for name, place in data["lists"].items()}
@@ -213,7 +211,7 @@ def test_the_time_of_a_resumed_run_begins_with_its_first_step(tmp_path: Path) ->
     first = thread.run({"n": 1})
     resumed = thread.resume({"ask": True})
     info = data_in(resumed.to_html(tmp_path / "run.html"))["run"]["info"]
-    assert datetime.fromisoformat(info["started"]).timestamp() == pytest.approx(first.commits[0].started, abs=1e-3)
+    assert datetime.fromisoformat(info["started"]).timestamp() == pytest.approx(first.commits[0].started, abs=1.0)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

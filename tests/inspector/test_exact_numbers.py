@@ -58,7 +58,7 @@ def test_ids_keep_their_digits(page: Any, desk: Served, tmp_path: Path) -> None:
     dialog.get_by_role("button", name="Copy", exact=True).click()
     page.locator("h1", has_text="t-try-1").wait_for()
     assert desk.program.thread("t-try-1").state == {"order": {"id": ID, "price": 2}, "chosen": OTHER}
-    page.goto(run.to_html(tmp_path / "run.html").as_uri() + f"#/run?step={run.commits[0].id}")
+    page.goto(run.to_html(tmp_path / "run.html").as_uri() + f"#/run?step=t.1/{run.commits[0].id}")
     page.get_by_text(str(ID)).first.wait_for()
 
 

@@ -188,6 +188,7 @@ def test_every_page_works_by_keyboard(tab: Tab) -> None:
 
 
 def test_a_step_shows_what_it_changed_read_and_asked(tab: Tab) -> None:
+    """S004-22: the state over time, step by step."""
     page = tab.thread("waits-2", step="waits-2.1/trunk:2")
     page.wait_for_selector(".panehead h2:text-is('draft')")
     assert "dear a card" in page.locator("#changes ins").inner_text()

@@ -93,12 +93,18 @@ def test_every_answer_is_json_and_says_what_the_archive_says(
     assert [row["id"] for row in rows] == [commit.id for commit in thread.history()]
     assert [row["writes"] for row in rows] == [list(commit.patch) for commit in thread.history()]
     for row in rows:
-        assert get(app, "commit", thread=name, id=row["id"]) == thread.commit(row["id"]).to_dict()
+        found = get(app, "commit", thread=name, id=row["id"])
+        assert found["after"] == json.loads(thread.at(row["id"]).to_json())
+        assert {field: one["node"] for field, one in found["blame"].items()} == {
+            field: thread.blame((field,), at=row["id"]).node for field in thread.at(row["id"])
+        }
     assert get(app, "stats", thread=name) == thread.stats().to_dict()
     for answer in ("posts", "lm_calls"):
         assert get(app, answer, thread=name, execution=rows[-1]["id"]) == {"items": [], "next": None}
     conflicts = get(app, "conflicts", thread=name)["items"]
-    assert conflicts == [found.to_dict() for found in thread.conflicts()]
+    assert [found["conflict"]["path"] for found in conflicts] == [
+        list(conflict.path) for step in thread.record().steps for conflict in step.conflicts
+    ]
 
 
 # --- pages

@@ -29,7 +29,11 @@ def outcome(run: Run) -> Outcome:
         (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.reason, c.failure)
         for c in run.commits
     ]
-    drawn = [(row.node, row.branch, row.came, row.children, row.conflicts) for row in run._rows()]
+    drawn = [
+        (step.node, step.branch, step.came, step.forks, step.conflicts)
+        for step in run.record().steps
+        if step.parent is None
+    ]
     return Outcome(run.status, run.state.to_dict(), commits, run.conflicts, drawn)
 
 

@@ -398,9 +398,9 @@ def test_a_step_reads_few_blocks_of_a_long_run_with_forks(monkeypatch: pytest.Mo
         add(history, rows, *rest)
 
     monkeypatch.setattr(History, "add", counted)
-    assert there.commit(last.id).blame["old"].node == "START"
+    assert there.blame("old", at=last.id).node == "START"
     first, folds[:] = len(folds), []
-    assert there.commit(last.parents[0]).blame["old"].node == "START"
+    assert there.blame("old", at=last.parents[0]).node == "START"
     assert first <= 12
     assert len(folds) <= 2  # its neighbour
 

@@ -11,9 +11,9 @@ from typing import Any, ForwardRef, Literal
 
 import dspy
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Context, Graph, ImmutableState, Send, register_value_type
+from dspyer import END, START, Context, Graph, ImmutableState, Send, fill, register_value_type
 from dspyer.errors import GraphError, ImmutableError, InputError, UnsetFieldError
 from tests.nodes.kit import MODES, facts, graph_of, play, problems, run_node
 from tests.rows import each
@@ -580,3 +580,11 @@ def test_an_overlay_value_is_copied_for_a_parameter_that_wants_a_copy() -> None:
     graph = Graph(inputs=[]).add_node("node", node).add_conditional_edges(START, spread, ["node"])
     play(graph.add_edge("node", END).compile())
     assert send.overlay == {"items": [1]}
+
+
+@each(("wrote", "text"), [("ebb", "Note: ebb"), (None, "Note: {note}")])
+def test_a_field_that_is_none_stays_as_it_is_in_a_text(wrote: str | None, text: str) -> None:
+    schema = create_model("Noted", note=(str | None, "low tide"), text=(str, ""))
+    graph = Graph(schema).add_node("write", lambda: {"note": wrote}, writes=["note"])
+    graph.add_node("read", lambda case: {"text": case}, reads={"case": fill("Note: {note}")}, writes=["text"])
+    assert graph.add_path(START, "write", "read", END).compile().run({}).state["text"] == text

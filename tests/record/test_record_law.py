@@ -256,7 +256,7 @@ def check(record: Record, thread: Thread) -> None:
             assert step.version == versions.get(step.id, step.version)
             if step.kind != "join":
                 authors = {name: archived.blame(name, at=step.id).id for name in record.state(step.id)}
-                assert record.authors(step.id) == authors
+                assert {name: one.by for name, one in record.fields(step.id).items()} == authors
     walked(record)
     tokens = sum(call.tokens for step in record.steps for call in step.lm)
     assert tokens == sum(used.get("total_tokens", 0) for used in record.usage.values())

@@ -395,7 +395,7 @@ def test_joins_as_made_are_joins_merged_again(
     assert [commit.patch for commit in thread.history()] == [commit.patch for commit in whole.commits]
     for version, commit in enumerate(whole.commits):
         assert thread.at(version).to_json() == whole.at(commit.id).to_json()
-    assert [found.conflict for found in read.conflicts()] == list(whole.conflicts)
+    assert [one for step in read.record().steps for one in step.conflicts] == list(whole.conflicts)
     joins = merge_again(thread, store, merge)
 
     # Killed at a write, and resumed: also inside of a fork, and inside of the graph in a node.
@@ -501,6 +501,5 @@ def test_no_reader_merges_or_calls_a_policy_or_a_reducer_of_the_user(
     for one in (read, loaded):
         assert {path: one.blame(path).id for path in blamed} == blamed
     (first, *_) = {commit.id.partition("/")[0]: None for commit in read.history()}
-    assert [found.conflict for found in archived.conflicts(first)] == list(run.conflicts)
-    assert [archived.commit(version).after.to_dict() for version in range(len(states))] == states
+    assert [one for step in archived.record(first).steps for one in step.conflicts] == list(run.conflicts)
     assert program.thread("open").resume().state["seen"] == {"by": "leftright", "x": "leftright"}

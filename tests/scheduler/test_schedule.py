@@ -253,16 +253,6 @@ class Folded(BaseModel):
     nested: dict[str, Any] = {}
 
 
-def test_updates_fold_in_branch_order_exactly_once() -> None:
-    schema = Schema.of(Folded)
-    topology = graph(
-        "A B B2 C J", {START: "A", "A": "B C", "B": "B2", "B2": "J", "C": "J", "J": "END"}, schema=schema, merge="raise"
-    )
-    outcome = orders(topology, lambda e: ({"log": [e.node], "count": 1} if e.node != START else {}, []))
-    assert outcome.run.trunk_state["log"] == ["A", "B", "B2", "C", "J"]
-    assert outcome.run.trunk_state["count"] == 5
-
-
 def test_criss_cross_applies_each_update_once() -> None:
     schema = Schema.of(Folded)
     edges = {START: "A B", "A": "J K", "B": "J K", "J": "Z", "K": "Z", "Z": "END"}
@@ -290,17 +280,6 @@ def test_conflict_of_three_is_recorded_once_and_the_winner_stays_the_author() ->
     (conflict,) = outcome.conflicts
     assert conflict.values == (("B", "B"), ("C", "C"), ("D", "D"))
     assert (conflict.value, conflict.winner, conflict.join, conflict.base) == ("B", "B", "J", DELETE)
-
-
-def test_a_value_written_and_restored_is_unchanged() -> None:
-    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
-        writes = {"A": {"x": 0}, "B": {"x": 1}, "B2": {"x": 0}, "C": {"x": 2}}
-        return writes.get(execution.node, {}), []
-
-    edges = {START: "A", "A": "B C", "B": "B2", "B2": "J", "C": "J", "J": "END"}
-    outcome = orders(graph("A B B2 C J", edges, merge="raise"), behave)
-    assert outcome.run.trunk_state["x"] == 2
-    assert outcome.conflicts == []
 
 
 def test_failure_lets_siblings_finish_and_starts_nothing() -> None:

@@ -86,7 +86,7 @@ def test_a_resumed_run_hides_what_an_earlier_process_has_committed() -> None:
     assert str(run.error) == f"the token is {HIDDEN}"
 
 
-def test_the_error_of_a_run_is_the_one_that_was_raised() -> None:
+def test_the_error_of_a_run_is_a_copy_of_the_one_that_was_raised() -> None:
     raised: list[ValueError] = []
 
     def sign(token: str) -> None:
@@ -95,8 +95,8 @@ def test_the_error_of_a_run_is_the_one_that_was_raised() -> None:
 
     graph = Graph(State, inputs=["token"]).add_node("sign", sign, writes=[]).add_path(START, "sign", END)
     error = graph.compile(redact=["token"]).run({"token": SECRET}).error
-    assert (error is raised[0], str(error)) == (True, f"the token is {HIDDEN}")
     assert error is not None
+    assert (type(error), str(error), str(raised[0])) == (ValueError, f"the token is {HIDDEN}", f"the token is {SECRET}")
     assert sign.__code__ in [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
 
 
