@@ -9,8 +9,10 @@ import pytest
 
 import dspyer
 from dspyer import errors, optimize
+from dspyer.archive.archived_thread import ArchivedThread
 
-CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__} | {"GEPA": optimize.GEPA}
+CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
+CLASSES |= {"ArchivedThread": ArchivedThread, "GEPA": optimize.GEPA}
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)

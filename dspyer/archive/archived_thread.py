@@ -17,7 +17,7 @@ from dspyer.display.graph_svg import RunPath, draw_svg
 from dspyer.display.report import describe_run
 from dspyer.display.run_page import write_page
 from dspyer.display.stats import Stats, count_stats
-from dspyer.errors import ThreadError
+from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
@@ -38,6 +38,7 @@ def state_dict(state: ImmutableState) -> dict[str, Any]:
     return {name: encoding.encode(value) for name, value in state.raw_items()}
 
 
+@shows_removed
 class ArchivedThread:
     """The history of one stored thread. Made by `archive.thread(name)`; its methods are those of `Thread` that read.
 
