@@ -64,7 +64,6 @@ NOT_YET: dict[str, str] = {
     ),
     "cli.summaries": "cost_text count_of duration_text path_text",
     "display.cut_values": "TAG",
-    "display.graph_mermaid": "END START",
     "display.graph_picture": "DrawnGraph END Edge START Schema Topology",
     "display.progress": "Address at_fork watching whole_execution",
     "display.progress_screen": "path_text",

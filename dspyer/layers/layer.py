@@ -468,6 +468,7 @@ class RunLayers:
         stops_after: the nodes after which the run asks whether to go on.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
+        showing: the parts that decide what is shown of other values (`Layer.shown`).
         writes: whether one has rows for commits.
     """
 
@@ -476,12 +477,12 @@ class RunLayers:
         "_chains",
         "_graph",
         "_parts",
-        "_showing",
         "around",
         "asked",
         "events",
         "per_step",
         "runs",
+        "showing",
         "stops_after",
         "writes",
     )
@@ -499,7 +500,7 @@ class RunLayers:
         self.stops_after: frozenset[str] = frozenset()
         self.runs: tuple[Layer, ...] = ()
         self.events: tuple[Layer, ...] = ()
-        self._showing: tuple[Layer, ...] = ()
+        self.showing: tuple[Layer, ...] = ()
         self.writes = False
         if run is not None:
             self._begin(asked, using, run)
@@ -519,14 +520,14 @@ class RunLayers:
         self.stops_after = frozenset([name for part in every for name in part.stops_after])
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
         showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
-        self._showing = tuple(showing)
+        self.showing = tuple(showing)
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
         self.writes = any(type(part).rows is not Layer.rows for part in every)
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """The shown form of a value that is no event of the run yet (`Layer.shown`)."""
-        for layer in self._showing:
+        for layer in self.showing:
             value = layer.shown(value, failure, ends=ends)
         return value
 

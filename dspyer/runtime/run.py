@@ -172,6 +172,7 @@ class Run:
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
+        # What usage is computed from, and not the recorder, which code that was left running still adds to.
         self._counted: Counted = ((), {}) if recorder is None else recorder.counted()
         self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
         self.duration = ended.duration
@@ -180,7 +181,7 @@ class Run:
         self._prediction = None if prediction is None else KeptPrediction(prediction)
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
-        self._view_reads = tuple(session.notes.view_reads)
+        self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
         self._origin = session.fields_origin
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log

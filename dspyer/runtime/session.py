@@ -811,7 +811,7 @@ class SessionEvents:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
         if self._log is not None:
             self._log.events += events
-            for event in events:
+            for event in events if self._layers.showing else ():
                 self._layers.shown(event)  # an error that is published before the next write may name what is hidden
             return
         for event in events:

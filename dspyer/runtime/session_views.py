@@ -341,7 +341,7 @@ class ReadSources:
         self._index_of = {entry.commit.id: at for at, entry in enumerate(log)}
         self._view_reads = tuple(view_reads)
         self._views: dict[tuple[str, int], list[ViewRead]] = {}
-        for read in self._view_reads:
+        for read in self._view_reads:  # by head: a node in a loop has read another view at each visit
             self._views.setdefault((read.node, read.head), []).append(read)
         self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
         self._posted: dict[str, list[tuple[int, int]]] | None = None
@@ -371,7 +371,7 @@ class ReadSources:
                 for field in entry.commit.patch
             }
         node = self._graph.nodes.get(entry.commit.node)
-        if node is None or is_manual(entry.commit):
+        if node is None or is_manual(entry.commit):  # of START, or of a person: nothing was read
             return {}
         (head,) = entry.parents
         # What a `Send` brought stands before the state: the node has read that value, and not the one of the field.
@@ -403,7 +403,7 @@ class ReadSources:
         of = -1 if check is None else check.visit_at(self._log, head).of
         if check is None or of < 0:
             sender = head
-            while is_manual(self._log[sender].commit):
+            while is_manual(self._log[sender].commit):  # edits stand between; the route is that of a node
                 (sender,) = self._log[sender].parents
             return {name: {sender} for name in names}
         found = self._node(of)

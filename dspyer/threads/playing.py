@@ -70,7 +70,8 @@ def new_play(
     """Return the play of a new run, or of the run that a key identifies."""
     if on_conflict not in ("raise", "wait"):
         raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
-    check_flags(abandon=abandon, take_over=take_over)
+    if abandon is not False or take_over is not False:  # else, as mostly, there is nothing to find fault with
+        check_flags(abandon=abandon, take_over=take_over)
     resources_of_call(thread.program, request)
     patience = 0.0 if on_conflict == "raise" else lock_timeout
     if key is not None:

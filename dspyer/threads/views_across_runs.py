@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
-from weakref import WeakKeyDictionary
+from typing import cast
+from weakref import WeakKeyDictionary, proxy
 
 from dspyer.graph.spec import GraphSpec
 from dspyer.log.history import CommitListing, part_before, part_of, read_back, runs_back
@@ -148,7 +149,8 @@ class _EarlierLog:
     """The commits before a run by their versions, as the index of one field reads them."""
 
     def __init__(self, earlier: EarlierRuns, name: str) -> None:
-        self._earlier = earlier
+        # `EarlierRuns` keeps this log: a cycle would keep all states of the thread.
+        self._earlier = cast("EarlierRuns", proxy(earlier))
         self._name = name
 
     def __len__(self) -> int:
