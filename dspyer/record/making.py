@@ -177,7 +177,9 @@ def came_from(parent: Commit, commit: Commit) -> BranchPath:
         return parent.branch
     if commit.branch in children and not commit.node.startswith(JOIN):
         return commit.branch
-    return children[parent.route.index(commit.node.removeprefix(JOIN))]  # an edge from the fork straight to the join
+    node = commit.node.removeprefix(JOIN)
+    # An edge from the fork straight to the join; of a commit that cannot be read, the way is not known.
+    return children[parent.route.index(node) if node in parent.route else 0]
 
 
 class Active(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -35,7 +37,7 @@ from dspyer import (
     reducers,
 )
 from dspyer.record import Record
-from dspyer.stores import Memory, SQLite
+from dspyer.stores import Memory, SQLite, open_store
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
 
@@ -350,3 +352,28 @@ def test_a_run_without_a_store_has_the_record_that_it_would_have_with_one(seed: 
     for step in alone.record().steps:
         if step.parent is None and step.commit is not None:
             assert alone.record().state(step.id) == alone.at(step.id)
+
+
+@pytest.mark.parametrize("seed", [3, 7])
+def test_all_readers_give_one_record_of_a_database(seed: int, postgres: str) -> None:
+    with closing(open_store(postgres)) as store:
+        law(seed, store)
+
+
+def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
+    """Whichever row it is: the readers agree, and no other step of the run is missing."""
+    path = tmp_path / "whole.db"
+    with closing(SQLite(path)) as store, dspy.context(lm=ScriptedLM(say)):
+        program_of(2, store).thread("t").run({"q": "one"})
+        (run,) = store.runs("t")
+        whole, kinds = Archive(store).thread("t").record(), [row.kind for row in store.rows(run.id)]
+    for seq, kind in enumerate(kinds):
+        damaged = Path(shutil.copy(path, tmp_path / f"{seq}.db"))
+        with closing(sqlite3.connect(damaged)) as file, file:
+            where, row = "WHERE run = ? AND seq = ? AND body IS NOT NULL", (run.id, seq)
+            had_body = file.execute(f"UPDATE entry SET body = x'1234' {where}", row).rowcount
+        with closing(SQLite(damaged)) as store:
+            record = same_record(program_of(2, store).thread("t"), store)
+        lost = [step for step in record.steps if step.status == "unreadable"]
+        assert bool(lost) == bool(had_body), kind
+        assert len(record.steps) >= len(whole.steps) - 1, kind
