@@ -65,11 +65,13 @@ REMOVED: dict[str, str] = {
     "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
     "GEPA.__init__(reuse=)": "optimize.GEPA(metric, ...): runs are made again, and DSPy's cache has their LM calls",
-    "ArchivedThread.commit": "record().steps: the step of the commit has its patch, sources and calls",
-    "ArchivedThread.execution": "record().steps: the step of the execution has its question and failures",
-    "ArchivedThread.timeline": "record().steps, each with its times, or report()",
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
+    "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",
+    "ArchivedThread.execution": "record = thread.record(): record.step(id), record.state(id), record.calls(id)",
+    "ArchivedThread.posts": "thread.record(): each of its steps has its posts",
+    "ArchivedThread.conflicts": "thread.record(): each of its joins has its conflicts",
+    "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""

@@ -69,7 +69,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
     **{
         ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
-        for module in ("graph_mermaid", "graph_picture", "graph_svg")
+        for module in ("graph_picture", "graph_svg")
     },
     ("graph.builder", "dspyer.stores"): "a program without a store loads none",
     ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",

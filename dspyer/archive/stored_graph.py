@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspyer.display.graph_mermaid import draw_mermaid
-from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_picture import GraphPicture, draw_mermaid
 from dspyer.display.graph_svg import GraphDrawing, draw_svg, drawing_of
 from dspyer.record import DrawnGraph
 

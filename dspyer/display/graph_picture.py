@@ -1,10 +1,11 @@
 """The value that drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
 
-The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.spec`) both take it.
+The SVG drawing (`graph_svg`) takes it, and the Mermaid text, which is made here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,3 +67,49 @@ class GraphPicture:
     def goes_back(self, edge: Edge) -> bool:
         """True if an edge starts the next round of a loop: drawings dash it."""
         return self.topology.rounds.goes_back(edge.source, edge.target)
+
+
+# --- as Mermaid text
+
+# What Mermaid would read as markup inside a label, and what its Markdown renderer would read as a list item: a dash in
+# front, or a number followed by a dot.
+_MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
+_SHAPES = {
+    "end": ("([", "])"),
+    "module": ("[[", "]]"),
+    "subgraph": ("[/", "/]"),
+    "map": ("[(", ")]"),
+    "interrupt": ("{{", "}}"),
+    "check": ("{", "}"),
+    "tool": (">", "]"),
+}
+
+
+def draw_mermaid(picture: GraphPicture) -> str:
+    """The graph as a Mermaid flowchart.
+
+    Functions are boxes, modules and modes have double sides, subgraphs are slanted, maps are drums, interrupts are
+    hexagons, checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop
+    are dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after
+    a cross what they take.
+    """
+    lines = ["flowchart TD"]
+    for node in picture.nodes:
+        opening, closing = _SHAPES.get(picture.look(node)[0], ("[", "]"))
+        lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
+    for edge in picture.edges:
+        arrow = "-.->" if edge.on_error or picture.goes_back(edge) else "-->"
+        label = picture.labels.get((edge.source, edge.target), "")
+        text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
+        lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")
+    lines += [f"    style {_id(head)} stroke-width:3px" for head in picture.heads]
+    return "\n".join(lines)
+
+
+def _id(node: str) -> str:
+    return node if node in (START, END) else f"{node}_"  # the suffix avoids Mermaid's reserved words, like "end"
+
+
+def _mermaid_text(text: str) -> str:
+    """A text for use inside quotes: quotes and markup become character codes in Mermaid's notation (`#34;`)."""
+    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))

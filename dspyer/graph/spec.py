@@ -574,7 +574,7 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
-        from dspyer.display.graph_mermaid import (
+        from dspyer.display.graph_picture import (
             draw_mermaid,
         )  # as below: a program that draws nothing loads no drawings
 

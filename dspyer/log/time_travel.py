@@ -7,7 +7,7 @@ caches it for the `Thread` object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,6 @@ from dspyer.log.history import (
     part_of,
     read_back,
     recover_state,
-    rows_from,
     runs_back,
     writing_part,
 )
@@ -41,7 +40,6 @@ from dspyer.log.reader import (
     commit_header,
     ending_row,
     latest_snapshot,
-    load_run,
     newest_rows,
     read_runs,
 )
@@ -122,48 +120,6 @@ def _rows_back(store: Store, at: Point, root: Point | None) -> Iterator[Row]:
             return
 
 
-def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
-    """Return the LM calls of each of some commits, without their texts, by the ids of the commits.
-
-    For the commits of one part of a run, one range of rows is read: from the earliest parent on, since an execution
-    begins after its parents.
-    """
-    found: dict[str, list[LMCall]] = {}
-    by_run: dict[str, dict[str, Commit]] = {}
-    for one in commits:
-        address = Address.parse(one.id)
-        by_run.setdefault(address.run, {})[_in_run(address)] = one
-        found[one.id] = []
-    row = store.thread(thread)
-    own = _labels(store, thread)
-    for label, here in by_run.items():
-        last = _last_row(store, row, label, own)
-        if row is None or last is None:
-            continue
-        rows: Iterator[Row]
-        if load_run(store, last.run).header.get("continues"):  # they may have begun, and failed, in the part before
-            rows = reversed([*_rows_back(store, last, row.root)])
-        else:
-            before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
-            starts = [
-                commit_row(store, last, _in_run(parent)) if parent.run == label else None
-                for parent in map(Address.parse, before)
-            ]
-            # Without a parent in this part of the run, executions may have begun with its first row.
-            rows = rows_from(store, last.run, min([0 if at is None else at.seq for at in starts], default=0), last.seq)
-        missing = set(here)
-        for stored in rows:
-            for call in calls_in(stored):
-                commit = here.get(outermost_execution(call.execution))
-                if commit is not None:
-                    found[commit.id].append(call)
-            if stored.kind in COMMITS:
-                missing.discard(commit_header(stored).execution)
-            if not missing:
-                break
-    return found
-
-
 def _in_run(address: Address) -> str:
     return str(replace(address, run=""))
 
@@ -197,22 +153,6 @@ def _named(run: RunRows, label: str) -> list[str]:
 def _has_failed(store: Store, last: Point, execution: str) -> bool:
     failures = failures_in(store, last_end(store, last))
     return any(failure.execution == execution for failure in failures)
-
-
-def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
-    """Yield all LM calls of runs, each with the id of the commit that it belongs to as its execution; no texts."""
-    for run in runs:
-        for row, point in zip(run.rows, run.points, strict=True):
-            for call in calls_in(row):
-                yield replace(call, execution=full_id(run.labels[point.run], outermost_execution(call.execution)))
-
-
-def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:
-    """Return a sentence on the LM calls that were counted and not recorded, if there are any."""
-    missing = sum(used.get("total_tokens", 0) for used in usage.values()) - sum(call.tokens for call in calls)
-    if missing <= 0:
-        return []
-    return [f"{missing:,} tokens are of LM calls that were not recorded: the figures of nodes lack them"]
 
 
 Moment = int | str | Mapping[str, Any]

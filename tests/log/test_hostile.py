@@ -405,6 +405,18 @@ def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("small")
+def test_a_snapshot_that_could_not_be_read_again_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each commit is small enough, and the rows have it all."""
+    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 100}, writes=["log"])
+    graph.add_path(START, "work").add_conditional_edges(
+        "work", lambda log: len(log) > 11_000, {True: END, False: "work"}
+    )
+    assert graph.compile(store=tmp_path / "runs.db", max_steps=200).thread("t").run({"q": "a"}).status == "completed"
+    assert "is left out: it has about 11," in caplog.text
+    assert len(graph.compile(store=tmp_path / "runs.db").thread("t").state["log"]) > 11_000
+
+
+@pytest.mark.usefixtures("small")
 def test_a_history_cannot_be_pruned_at_a_state_that_is_too_large(tmp_path: Path) -> None:
     """Its snapshot would be all that is left of what is pruned."""
     graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 4_000}, writes=["log"])
