@@ -194,7 +194,7 @@ def test_a_call_that_is_not_recorded_says_so() -> None:
 def test_a_run_without_events_has_a_report() -> None:
     first, *commits = Run.of(program()(n=1)).report().splitlines()
     assert first.startswith("Run completed in ")
-    assert first.endswith(": graph 'Add', 2 commits")
+    assert first.endswith(": graph 'Add', 2 commits, 1 node call")
     assert any("add → END" in line for line in commits)
 
 
