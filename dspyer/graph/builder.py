@@ -18,6 +18,8 @@ from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
     NEEDED,
+    AnyEdge,
+    Declarations,
     EdgeDeclaration,
     GraphOptions,
     GraphSpec,
@@ -31,7 +33,6 @@ from dspyer.graph.spec import (
     warn_of_shadowed,
     with_redaction,
 )
-from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
@@ -114,8 +115,7 @@ class Graph:
             None if keep is None else checked_keep(keep, fields),
         )
         self._nodes: dict[str, NodeOptions] = {}
-        self._edges: list[EdgeDeclaration | RouterOptions] = []
-        self._error_edges: list[ErrorEdge] = []  # apart from the edges: of several the first that fits counts
+        self._edges: list[AnyEdge] = []
         self._join_policies: dict[str, Policies] = {}
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
         self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
@@ -499,7 +499,7 @@ class Graph:
             >>> graph.compile()(n=0).result
             'division by zero'
         """
-        self._error_edges += error_edges(source, target, on, into)
+        self._edges += error_edges(source, target, on, into)
         return self
 
     @refuses_removed("Graph")
@@ -561,19 +561,14 @@ class Graph:
         if max_steps is None:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
-        given, nodes = checked_layers(layers, "compile(layers=)"), tuple(self._nodes.values())
+        given = checked_layers(layers, "compile(layers=)")
         # What `compile` is given takes the place of what an agent or a converted graph has of the same kind.
         of_graph = [one for one in self._layers if type(one) not in map(type, given)]
-        graph, modules = compile_graph(
-            self._options,
-            nodes,
-            self._edges,
-            dict(self._join_policies),
-            max_steps,
-            self._error_edges,
-            Retry.from_option(retry),
-            [*of_graph, *given],
+        # With copies of the collections: the graph may be changed before an optimizer asks for its text.
+        declared = Declarations(
+            self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
         )
+        graph, modules = compile_graph(declared, max_steps, Retry.from_option(retry), [*of_graph, *given])
         warn_of_shadowed(graph.name, graph.outputs or ())
         graph = replace(
             graph,
@@ -583,8 +578,7 @@ class Graph:
             record_lm_calls=check_recorded(record_lm_calls),
         )
         graph = with_redaction(graph, redact, modules.values())
-        # With copies of the lists: the graph may be changed before an optimizer asks for the text.
-        text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
+        text = SourceText(partial(source_text, declared))
         if store is None:
             return make_program(graph, modules, text)
         from dspyer.stores import open_store
