@@ -134,7 +134,8 @@ def _error_of(failures: Sequence[Failure]) -> ErrorText | None:
 def _around_text(failure: Failure) -> tuple[str, str]:
     """What a traceback has on the line of the exception before its text, and its notes, which follow the text."""
     text = f"{failure.type}: {failure.message}" if failure.message else failure.type
-    before, found, after = failure.traceback.rpartition(text)
+    # The note of a failure beside it may repeat the text.
+    before, found, after = failure.traceback.partition("\nalso failed: ")[0].rpartition(text)
     return (before.rpartition("\n")[2], after) if found else ("", "")
 
 

@@ -66,7 +66,7 @@ from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.scalars import KeyPath
 
-# Stored LM calls of a thread: those of one execution, those of a page of commits, those of all runs.
+# Stored LM calls of a thread: those of one execution.
 
 
 def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:

@@ -448,7 +448,6 @@ class Context:
 
         Example:
             >>> import asyncio
-        import dataclasses
             >>> from dspyer import END, START, Graph
             >>> shout = Graph(inputs=["text"]).add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
             >>> async def both(texts, shout, ctx):
