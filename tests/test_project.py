@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -185,3 +186,14 @@ def test_plain_words() -> None:
     stray = re.compile(r"\b(somebody|nobody|whoever|(has|have|had) come to|taken up|takes up)\b", re.IGNORECASE)
     fences = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # code and its data may say anything
     assert not {page.name: found[0] for page in pages if (found := stray.search(fences.sub("", page.read_text())))}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """A question word (What, Whether) begins a clause that names no thing and says nothing done."""
+    stray, kinds = re.compile(r"(?:Wh[a-z]+|How)\b"), (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert not [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in (ROOT / "dspyer").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and stray.match(text := ast.get_docstring(node) or "")
+    ]

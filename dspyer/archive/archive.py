@@ -232,7 +232,7 @@ class Archive:
             query = query._replace(after=batch[-1].place)
 
     def _has(self, text: str, listed: ListedRun) -> bool:
-        """Whether the name of the thread, or the message of a failure, has a text in it."""
+        """Return whether the name of the thread, or the message of a failure, has a text in it."""
         if text in listed.thread.name.casefold():
             return True
         try:

@@ -1,4 +1,4 @@
-"""What the page of one run shows, as JSON: a record in the forms that the inspector serves, and `to_html` writes.
+"""The content of the page of one run, as JSON: a record in the forms that the inspector serves, and `to_html` writes.
 
 The forms are listed in `dspyer/inspector/README.md`.
 """
