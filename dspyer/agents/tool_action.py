@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
 import dspy
 from dspy import Tool as ModelTool
 
-from dspyer import DELETE, Command, Replace, reducers
+from dspyer import DELETE, Command, Replace, Updates, reducers
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
 from dspyer.extend import Call, Script, freeze, thaw
 from dspyer.lm.not_public import serialize_for_json
@@ -26,7 +26,6 @@ from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, v
 from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
-from dspyer.patch import Updates
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.json import to_json, with_valid_text

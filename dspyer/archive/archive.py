@@ -14,7 +14,8 @@ from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import ListedRun, RunPlace, RunQuery, Store
+from dspyer.stores import Store
+from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.graph_picture import GraphPicture
@@ -24,9 +25,8 @@ from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
-from dspyer.record.record import Record
+from dspyer.record import Record
 from dspyer.record.stored import drawn_graph, record_of, run_of
-from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point
 from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count

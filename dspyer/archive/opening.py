@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dspyer.errors import StoreError
 from dspyer.log.journal import CheckedStore
-from dspyer.stores.address import open_store
-from dspyer.stores.base import RunQuery, Store
+from dspyer.stores import Store, open_store
+from dspyer.stores.base import RunQuery
 
 Key = str | bytes
 Keys = Key | Sequence[Key] | None

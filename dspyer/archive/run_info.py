@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from dspyer import START
 from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
@@ -15,8 +16,8 @@ from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_rea
 from dspyer.log.time_travel import failures_in, questions_at
 from dspyer.record.stored import current_status
 from dspyer.record_codec import encode
-from dspyer.scheduler.topology import START
-from dspyer.stores.base import ListedRun, Point, Store
+from dspyer.stores import Store
+from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
 

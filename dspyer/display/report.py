@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
+from dspyer.extend import thaw
 from dspyer.failure import Failure
 from dspyer.ids import path_text
 from dspyer.message_list import ROLES
-from dspyer.patch import DELETE, Replace
 from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates
-from dspyer.values.frozen import thaw
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane

@@ -49,7 +49,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 from typing_extensions import ReadOnly
 
-from dspyer import DELETE, ImmutableState, Replace, message_list, reducers
+from dspyer import DELETE, ImmutableState, Replace, Updates, message_list, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, brief
 from dspyer.extend import freeze, thaw
 from dspyer.migrate.internals import (
@@ -62,7 +62,6 @@ from dspyer.migrate.internals import (
 )
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
-from dspyer.patch import Updates
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.values.freezing import classes_in, is_rebuildable
 from dspyer.values.frozen import CopyOnRead, FrozenList
