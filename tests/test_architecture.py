@@ -189,12 +189,21 @@ def beyond_its_band(name: str, path: Path) -> set[str]:
     return found
 
 
+@functools.cache
+def documented() -> set[str]:
+    """The modules and names that the pages about the interface list: `stores.base`, `graph.spec.GraphSpec`."""
+    pages = (PACKAGE.parent / "docs" / "api").rglob("*.md")
+    return {found for page in pages for found in re.findall(r"^::: dspyer\.(\S+)", page.read_text(), re.MULTILINE)}
+
+
 def is_of_band(name: str, source: str, imported_name: str) -> bool:
     """Whether a module may import a name from another one, `""` for the package itself."""
     deeper = f"{source}.{imported_name}".removeprefix(".")
     source = deeper if deeper in NAMES else source
     folder = folder_of(source)
     if folder_of(name) in ON_TOP:
+        if {source, f"{source}.{imported_name}"} & documented() or source == "lm.not_public":  # names of DSPy
+            return True
         return source in {"", *PUBLIC} or folder == folder_of(name) or (folder in ON_TOP and source == folder)
     if name == "__init__":  # its names are lazy
         return True
