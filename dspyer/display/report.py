@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
+from dspyer.extend import thaw
 from dspyer.failure import Failure
 from dspyer.ids import path_text
 from dspyer.message_list import ROLES
-from dspyer.patch import DELETE, Replace
 from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates
-from dspyer.values.frozen import thaw
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane
@@ -46,7 +46,7 @@ def outcome(step: RecordStep) -> str:
 
 
 class ErrorText(NamedTuple):
-    """What is shown of an exception: of a stored run there is no other trace of it.
+    """The lines that show an exception: of a stored run there is no other trace of it.
 
     Attributes:
         type: name of its class.
@@ -138,7 +138,7 @@ def _error_of(failures: Sequence[Failure]) -> ErrorText | None:
 
 
 def _around_text(failure: Failure) -> tuple[str, str]:
-    """What a traceback has on the line of the exception before its text, and its notes, which follow the text."""
+    """The text of a traceback on the line of the exception before its text, and its notes, which follow the text."""
     text = f"{failure.type}: {failure.message}" if failure.message else failure.type
     # The note of a failure beside it may repeat the text.
     before, found, after = failure.traceback.partition("\nalso failed: ")[0].rpartition(text)
@@ -317,7 +317,7 @@ def _clip(text: str, limit: int) -> str:
 
 
 def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
-    """What a commit wrote, one field a line; at `START` the fields that begin empty share the last line."""
+    """The writes of a commit, one field a line; at `START` the fields that begin empty share the last line."""
     if commit.node != "START":
         return _writes(commit.patch, without)
     values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
@@ -327,7 +327,7 @@ def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
 
 
 def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
-    """What a patch writes, one field a line, leaving out the fields of `without`."""
+    """The writes of a patch, one field a line, leaving out the fields of `without`."""
     fields = [field for field in patch if field not in set(without)]
     lines = [f"{field}: {_write_text(patch[field])}" for field in fields[:SHOWN]]
     if len(fields) > SHOWN:
@@ -336,7 +336,7 @@ def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
 
 
 def _write_text(update: object) -> str:
-    """What an update of a patch writes, in a few words."""
+    """The effect of an update of a patch, in a few words."""
     if update is DELETE:
         return "deleted"
     if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
@@ -366,7 +366,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _is_trial(value: Any) -> bool:
-    """Whether a value is a trial of a search, as its field `trials` holds it."""
+    """Return whether a value is a trial of a search, as its field `trials` holds it."""
     return isinstance(value, dict) and value.keys() >= {"name", "parent", "patch", "reward"}
 
 

@@ -33,8 +33,8 @@ from dspyer.graph.spec import (
     warn_of_shadowed,
     with_redaction,
 )
+from dspyer.layers.attempts import Retry, RetryOn
 from dspyer.layers.layer import Layer, checked_layers
-from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.attempt import Answers, answer_source
@@ -178,22 +178,20 @@ class Graph:
         check_name(name, self._nodes)
         if node is None:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
-        self._nodes[name] = node_options(
+        return self._add(
             name,
-            compiled(node, name),
-            self._options.schema,
+            node,
+            modules,
+            layers,
             reads=reads,
             writes=writes,
-            modules=_compiled_modules(modules, name),
             goto=goto,
             frozen=frozen,
             condense=condense,
             retry=retry,
             timeout=timeout,
             cache=cache,
-            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
-        return self
 
     def add_map(
         self,
@@ -257,24 +255,21 @@ class Graph:
             >>> list(run.state["numbers"]), run.state["unread"][0].index
             ([1, 3], 1)
         """
-        check_name(name, self._nodes)
         check_one_name(over=over, item=item, into=into)
         if failures is not None:
             check_one_name(failures=failures)
-        self._nodes[name] = node_options(
+        return self._add(
             name,
-            compiled(node, name),
-            self._options.schema,
+            node,
+            modules,
+            layers,
             reads=reads,
             writes=writes,
-            modules=_compiled_modules(modules, name),
             map=MapOptions(over, item, into, max_concurrency, failures, min_success),
             frozen=frozen,
             retry=retry,
             timeout=timeout,
-            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
-        return self
 
     def add_interrupt(
         self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
@@ -303,9 +298,7 @@ class Graph:
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
-        check_name(name, self._nodes)
-        self._nodes[name] = node_options(name, InterruptOptions(question, answer, into), self._options.schema)
-        return self
+        return self._add(name, InterruptOptions(question, answer, into))
 
     def add_check(
         self,
@@ -353,12 +346,18 @@ class Graph:
             >>> [commit.node for commit in run.commits], run.state["answer"]
             (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
         """
-        check_name(name, self._nodes)
         check_one_name(of=of, into=into)
         # `of` is looked up by `compile`: the node may be added after its check.
-        checks, fixes = compiled(check, name), compiled(fix, name)
+        return self._add(name, CheckOptions(compiled(check, name), of, max_fixes, compiled(fix, name), into, accept))
+
+    def _add(self, name: str, node: object, modules: Any = None, layers: Any = (), **options: Any) -> Graph:
+        """Add a node of any kind; the graph is as it was if something raises."""
+        check_name(name, self._nodes)
+        if isinstance(modules, Mapping):
+            modules = {parameter: compiled(module, name) for parameter, module in modules.items()}
+        given = checked_layers(layers, f"node {name!r}: layers=")
         self._nodes[name] = node_options(
-            name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema
+            name, compiled(node, name), self._options.schema, modules=modules, layers=given, **options
         )
         return self
 
@@ -609,13 +608,6 @@ def compiled(node: Any, name: str) -> Any:
     except Exception as error:
         annotate(error, f"in the graph {node._options.name!r} that was given for node {name!r}")
         raise
-
-
-def _compiled_modules(modules: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
-    """The modules that node `name` was given, graphs as their programs."""
-    if not isinstance(modules, Mapping):
-        return modules
-    return {parameter: compiled(module, name) for parameter, module in modules.items()}
 
 
 _OTHERS = {

@@ -304,7 +304,7 @@ class Play:
         self._started = replace(self._request, options=options, run_start=first.start, records=first.records)
 
     def _has_ended(self) -> bool:
-        """Whether the run has written its end, which releases the thread in the same transaction."""
+        """Return whether the run has written its end, which releases the thread in the same transaction."""
         sessions = self._request.outcome.sessions
         log = sessions[-1].log if sessions else None
         return log is not None and log.end_written
