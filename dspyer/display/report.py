@@ -40,7 +40,7 @@ _NOT_BEGUN = ("StepLimitError", "CallLimitError")
 
 
 def outcome(step: RecordStep) -> str:
-    """Why a step has no commit, in words."""
+    """The reason why a step has no commit, in words."""
     begun = step.status == "stopped" and step.started is not None
     return "was stopped" if begun else OUTCOMES.get(step.status, step.status)
 
