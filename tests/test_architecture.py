@@ -72,7 +72,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         for module in ("graph_picture", "graph_svg")
     },
     ("graph.builder", "dspyer.stores"): "a program without a store loads none",
-    ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
+    ("layers.attempts", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
     ("display.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",
@@ -189,12 +189,21 @@ def beyond_its_band(name: str, path: Path) -> set[str]:
     return found
 
 
+@functools.cache
+def documented() -> set[str]:
+    """The modules and names that the pages about the interface list: `stores.base`, `graph.spec.GraphSpec`."""
+    pages = (PACKAGE.parent / "docs" / "api").rglob("*.md")
+    return {found for page in pages for found in re.findall(r"^::: dspyer\.(\S+)", page.read_text(), re.MULTILINE)}
+
+
 def is_of_band(name: str, source: str, imported_name: str) -> bool:
     """Whether a module may import a name from another one, `""` for the package itself."""
     deeper = f"{source}.{imported_name}".removeprefix(".")
     source = deeper if deeper in NAMES else source
     folder = folder_of(source)
     if folder_of(name) in ON_TOP:
+        if {source, f"{source}.{imported_name}"} & documented() or source == "lm.not_public":  # names of DSPy
+            return True
         return source in {"", *PUBLIC} or folder == folder_of(name) or (folder in ON_TOP and source == folder)
     if name == "__init__":  # its names are lazy
         return True
@@ -302,7 +311,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
-    "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
+    "layers.attempts.Retry": "a node of LangGraph has several policies, and the first that accepts an error counts",
     "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",

@@ -185,3 +185,10 @@ def test_plain_words() -> None:
     stray = re.compile(r"\b(somebody|nobody|whoever|(has|have|had) come to|taken up|takes up)\b", re.IGNORECASE)
     fences = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # code and its data may say anything
     assert not {page.name: found[0] for page in pages if (found := stray.search(fences.sub("", page.read_text())))}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    words = "What|Whether|Who|Whose|Which|Where|When|Why|How"
+    stray = re.compile(rf'(?:\A|:(?:  #.*)?\n)\s*"""((?:{words})\b.*)')
+    texts = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "dspyer").rglob("*.py")}
+    assert not [f"{path}: {line}" for path, text in texts.items() for line in stray.findall(text)]

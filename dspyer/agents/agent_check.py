@@ -57,7 +57,7 @@ REFLECT = (
 
 @dataclass(frozen=True, slots=True)
 class AgentCheckOptions(KindOptions):
-    """What makes a node the check of an agent.
+    """Options that make a node the check of an agent.
 
     Attributes:
         check: a function, model, module or program that finds problems, or the name of a mode.
@@ -126,7 +126,7 @@ class ReflectionFinder(Node):
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
-        """What it is shown: inputs, outputs, and the conversation as text."""
+        """The text that it is shown: inputs, outputs, and the conversation as text."""
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
         return {**given, CONVERSATION: transcript(call.state.raw("messages"))}
 
@@ -189,11 +189,11 @@ class AgentCheckNode(FinderNode):
 
     @property
     def named(self) -> str:
-        """How its errors name it."""
+        """The name of it in its errors."""
         return "the check of the agent"
 
     def fixes_before(self, call: Call) -> int:
-        """How often a mode has resumed in this task."""
+        """The number of times that a mode has resumed in this task."""
         return corrections_of_task(call.state.raw("messages"), self.name)
 
     def correction(self, problems: list[str], call: Call) -> Reply:
@@ -250,7 +250,7 @@ def _set_in(held: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
-    """How many corrections a check has asked for since the last user message with the inputs of a task."""
+    """The number of corrections that a check has asked for since the last user message with the inputs of a task."""
     found = 0
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
@@ -264,7 +264,7 @@ def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
 
 
 def _facts_around(finder: Node, schema: Schema) -> dict[str, Any]:
-    """What the check declares: that of its finder, and that it reads the conversation and the current mode."""
+    """Declarations of the check: that of its finder, and that it reads the conversation and the current mode."""
     facts = facts_around(finder)
     mode = {MODE: MODE} if MODE in schema.fields else {}
     reads = None if finder.reads is None else {**finder.reads, "messages": "messages", **mode}

@@ -1,4 +1,4 @@
-"""What a predictor with tools is shown of a conversation: its inputs and the events of its `dspy.History`.
+"""The form of a conversation for a predictor with tools: its inputs and the events of its `dspy.History`.
 
 A conversation is a list of messages (see `messages`). An *event* is one turn as DSPy shows it: the inputs that the turn
 handled, the thought, the tool calls with their results in the order of the calls, and the outputs of an accepted
@@ -71,7 +71,7 @@ to leave out the call with its result."""
 
 
 class ShownConversation(NamedTuple):
-    """What a predictor is shown of a conversation.
+    """The form of a conversation in which a predictor is shown it.
 
     Attributes:
         inputs: the inputs that no turn has handled yet, by name.
@@ -88,7 +88,7 @@ class ShownConversation(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """How conversations are shown to a predictor.
+    """The way in which conversations are shown to a predictor.
 
     Attributes:
         text_input: the input that shows texts, see `text_input_of`.
@@ -386,7 +386,7 @@ CONTEXT = "context"
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How a mode shows a conversation to its predictor.
+    """The way in which a mode shows a conversation to its predictor.
 
     Attributes:
         how: how messages are shown.
@@ -403,7 +403,7 @@ class Rendering:
     binding: Binding | None = None
 
     def shown(self, call: Call) -> ShownConversation:
-        """What the predictor is shown at a call."""
+        """The conversation as the predictor is shown it at a call."""
         whole = self._whole(call)
         # Without a selection no message needs to be compared with others.
         if self.view is None and self.fn is None:

@@ -196,7 +196,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
 
 
 def _has_sessions(tool: ToolSpec) -> bool:
-    """Whether a tool is a program with a conversation for each session."""
+    """Return whether a tool is a program with a conversation for each session."""
     return is_program(tool.target) and has_sessions(tool.target, tool.reads)
 
 

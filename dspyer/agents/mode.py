@@ -37,7 +37,7 @@ MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}
 
 @dataclass(frozen=True, slots=True)
 class ModeOptions(KindOptions):
-    """What makes a node a mode.
+    """Options that make a node a mode.
 
     Attributes:
         predictor: takes the turns; made by `dspy.ReActV2`.
@@ -154,7 +154,7 @@ class ModeNode(Node):
         return self._reply(prediction, calls, reason)
 
     def _predicted(self, call: Call, inputs: Mapping[str, Any], warning: str) -> Script[tuple[Any, list[Any]]]:
-        """What the predictor gives, and the calls in it."""
+        """The output of the predictor, and the calls in it."""
         before = step_count()
         found = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         # A demo with tools would hold functions, which no file can save.
@@ -166,7 +166,7 @@ class ModeNode(Node):
         return found, calls
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        """What the predictor gets: the inputs of the task, the history of the conversation, and the tools."""
+        """Inputs of the predictor: the inputs of the task, the history of the conversation, and the tools."""
         found = self.rendering.shown(call)
         return {**found.inputs, "history": found.history, "tools": self._tools(call)}
 
@@ -222,7 +222,7 @@ class ModeNode(Node):
 
 
 def is_retried(call: Call, error: Exception) -> bool:
-    """Whether the node has a policy by which another attempt follows this error."""
+    """Return whether the node has a policy by which another attempt follows this error."""
     # The policy of the graph counts as well as that of the node: both are layers around it.
     policy = call.layer(Retry)
     return policy is not None and policy.pause(call.attempt, error) is not None

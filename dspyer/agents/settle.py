@@ -59,7 +59,7 @@ that is not told of an effect makes it again."""
 
 @dataclass(frozen=True, slots=True)
 class BeginOptions(KindOptions):
-    """What makes a node the first one of an agent: the inputs of the task, and the modes in which it may start."""
+    """Options of the first node of an agent: the inputs of the task, and the modes in which it may start."""
 
     inputs: tuple[str, ...]
     modes: tuple[str, ...]
@@ -148,7 +148,7 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
 
 
 class ModeRules(NamedTuple):
-    """Which modes may follow a mode, and what decides about it.
+    """The modes that may follow a mode, and what decides about it.
 
     Attributes:
         to: the modes to which the model and the tools may hand off.
@@ -200,7 +200,7 @@ def plan_rule(fn: object, what: str, options: NodeOptions, problems: list[str]) 
 
 @dataclass(frozen=True, slots=True)
 class SettleOptions(KindOptions):
-    """What makes a node the last one of a turn.
+    """Options that make a node the last one of a turn.
 
     Attributes:
         submit: the tool that validates outputs.
@@ -247,7 +247,7 @@ class SettleOptions(KindOptions):
 
 
 class Handoff(NamedTuple):
-    """What a call asks for that hands off: the mode, and the message of its tool, if it has one.
+    """The request of a call that hands off: the mode, and the message of its tool, if it has one.
 
     Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
     """
@@ -333,7 +333,7 @@ class SettleNode(Node):
         return Handoff(target) if target != call.name and target in self.rules[mode].to else None
 
     def _refusal(self, mode: str, target: str, taken: str | None, routed: str | None, call: Call) -> str | None:
-        """Why a handoff is not made; None if it is."""
+        """The reason why a handoff is not made; None if it is."""
         to = self.rules[mode].to
         if target not in to:
             others = f"the modes that can are {list_names(to)}" if to else "no other mode can"
@@ -356,13 +356,13 @@ class SettleNode(Node):
 
 
 def _asked_for(call: Call) -> dict[str, Handoff]:
-    """What tools have left to the end of a turn in this run, by the ids of their calls."""
+    """Results that tools have left to the end of a turn in this run, by the ids of their calls."""
     entries = thaw(call.state.raw(HANDOFFS, FrozenList()))
     return {entry["message"]["tool_call_id"]: Handoff(entry["goto"], entry["message"]) for entry in entries}
 
 
 def _lost_updates(call: Call) -> dict[str, str]:
-    """Why updates of this turn are not in the state, by the ids of their calls: the join has kept another one's."""
+    """Reasons why updates of this turn are not in the state, by call id: the join has kept another one's."""
     session, position = call.runner.session, call.context.delegate.position
     if session is None or position is None:  # called without a run
         return {}

@@ -1,4 +1,4 @@
-"""What a tool calls: a function or a module of the program, with validated arguments; and what the call gave.
+"""Targets of tools: a function or a module of the program, with validated arguments; and what the call gave.
 
 Parameters that the model does not see (`ctx`, fields of `reads=`, resources) are bound here, behind the validation of
 `dspy.Tool`, by the plan that nodes have for their parameters.
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
 import dspy
 from dspy import Tool as ModelTool
 
-from dspyer import DELETE, Command, Replace, reducers
+from dspyer import DELETE, Command, Replace, Updates, reducers
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
 from dspyer.extend import Call, Script, freeze, thaw
 from dspyer.lm.not_public import serialize_for_json
@@ -26,14 +26,13 @@ from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, v
 from dspyer.nodes.node import NOTHING, Flaws
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
-from dspyer.patch import Updates
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.json import to_json, with_valid_text
 
 
 class ToolAction(Protocol):
-    """What a tool calls. A call of it may ask questions, and may use what `call.context` offers."""
+    """The target of a tool. A call of it may ask questions, and may use what `call.context` offers."""
 
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
         """Call it with validated arguments."""
@@ -103,7 +102,7 @@ class ModuleAction(ToolAction):
 
 
 class BuiltAction(NamedTuple):
-    """What a tool calls, with what the graph must know of it.
+    """The target of a tool, with what the graph must know of it.
 
     Attributes:
         action: what is called.
@@ -139,7 +138,7 @@ def bound(tool: ModelTool, fn: Callable[..., Any]) -> BoundTool:
 
 
 class ToolOutcome(NamedTuple):
-    """What one call of a tool gave.
+    """The result of one call of a tool.
 
     Attributes:
         value: the result, as JSON values.
@@ -294,7 +293,7 @@ Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.con
 
 
 def has_sessions(program: Any, reads: object = None) -> bool:
-    """Whether each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
+    """Tell if each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
     graph = program.graph
     reducer = graph.topology.schema.reducer(MESSAGES)
     given = isinstance(reads, (Mapping, list, tuple, set, frozenset)) and MESSAGES in reads

@@ -105,7 +105,7 @@ register_value_type(Approval)  # threads keep answers
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """Whether a call of a tool needs approval.
+    """The rule that says whether a call of a tool needs approval.
 
     Attributes:
         condition: says whether to ask; None for always.
@@ -122,7 +122,7 @@ class ApprovalRule:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
-        """Whether to ask before a call with these validated arguments."""
+        """Return whether to ask before a call with these validated arguments."""
         if self.condition is None:
             return True
         # A condition on an argument that the model left out must see what the tool will get.
@@ -203,7 +203,7 @@ Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 
 
 class Verdict(NamedTuple):
-    """What a check found.
+    """The findings of a check.
 
     Attributes:
         problems: what is wrong; empty if the result is good.
@@ -230,7 +230,7 @@ class ToolCheck:
 
     @property
     def of_module(self) -> bool:
-        """Whether a module makes the check: a language model may give another output when it is asked again."""
+        """Return whether a module makes the check: a language model may give another output when it is asked again."""
         return asks_module(self.finder)
 
     def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate) -> Script[Verdict]:
@@ -248,7 +248,7 @@ class ToolCheck:
         return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
 
     def _verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
-        """What the reply of the finder says."""
+        """The findings in the reply of the finder."""
         found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
         if isinstance(found, Mapping):  # of a function that gives arguments as well
             # A misspelt key would lose the arguments without a word.
@@ -346,7 +346,7 @@ def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
 
 
 def invalid_argument(name: str, refusal: ValidationError, *, of_dspy: bool) -> ValueError:
-    """What a model is told of an argument that pydantic refuses: which one, and where in it.
+    """The words that tell a model of an argument that pydantic refuses: which one, and where in it.
 
     DSPy validates each argument as the field `value` of a model of its own (`of_dspy`).
     """
@@ -422,7 +422,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions(KindOptions):
-    """What makes a node a tool.
+    """Options that make a node a tool.
 
     Attributes:
         spec: the tool.
@@ -512,7 +512,7 @@ class ToolNode(Node):
 
     @property
     def look(self) -> Look:
-        """How pictures show it; `inner` says whether what the program holds for it is a compiled graph."""
+        """The look in pictures; `inner` says whether what the program holds for it is a compiled graph."""
         return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
@@ -681,7 +681,7 @@ class Refusal(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the model is shown."""
+        """The text that the model is shown."""
         reason = " ".join(self.reason.split())
         return f"The call was refused: {reason}" if reason else "The call was refused."
 
@@ -696,7 +696,7 @@ def _call_of(call: Call) -> dict[str, Any]:
 
 
 def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
-    """What a tool calls."""
+    """The target of a tool."""
     # With a module as its check, what the program holds for the tool has two parts.
     path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
     if is_program(spec.target):
@@ -729,7 +729,7 @@ MODULE = "module"
 
 
 def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module | None:
-    """What the program holds for a tool: `program.<tool>`."""
+    """The module that the program holds for a tool: `program.<tool>`."""
     if not isinstance(check, dspy.Module):
         return module
     modules = {CHECK: check} if module is None else {MODULE: module, CHECK: check}
@@ -748,7 +748,7 @@ def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterat
 def _write_problems(
     fields: FieldNames, own: FieldNames, spec: ToolSpec, options: NodeOptions, who: str
 ) -> Iterator[str]:
-    """What is wrong with the fields that a tool may write."""
+    """Problems with the fields that a tool may write."""
     names = None
     if isinstance(spec.target, dspy.Module) and spec.writes is not None and not is_program(spec.target):
         found = module_io(spec.target)

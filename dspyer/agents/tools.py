@@ -1,4 +1,4 @@
-"""What a model can call: `tool` gives a function, a `dspy.Tool`, a module or a program the options of a tool."""
+"""Tools that a model can call: `tool` gives a function, a `dspy.Tool`, a module or a program the options of a tool."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _option_problems(
 
 
 def _takes_one(fn: Callable[..., object]) -> bool:
-    """Whether a function can be called with one argument by its place."""
+    """Return whether a function can be called with one argument by its place."""
     try:
         signature_of(fn).bind(None)
     except TypeError:
@@ -204,7 +204,7 @@ def _takes_one(fn: Callable[..., object]) -> bool:
 
 
 class Described(NamedTuple):
-    """What is known of a tool without its options.
+    """Facts about a tool without its options.
 
     Attributes:
         name: its name.
@@ -226,7 +226,7 @@ class Described(NamedTuple):
 
 
 def _describe(target: Any, name: str | None, desc: str | None, reads: Collection[str], effect: bool) -> Described:
-    """What the model sees of something, and what is called."""
+    """The description that the model sees of something, and what is called."""
     if isinstance(target, dspy.Tool):
         return _describe_tool(target, name or str(target.name), desc, reads, effect)
     if isinstance(target, Graph) or is_program(target):
@@ -300,7 +300,7 @@ def _split(signature: FunctionSignature, reads: Collection[str], effect: bool, w
 
 
 def _has_schema(annotation: Any) -> bool:
-    """Whether a model can give values of a type: pydantic has a JSON schema for it. Of other classes, the run has one.
+    """Tell if a model can give values of a type: pydantic has a JSON schema for it. Of other classes, the run has one.
 
     So a pydantic model or a dataclass is an argument, and an HTTP client is a resource.
     """

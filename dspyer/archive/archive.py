@@ -14,7 +14,8 @@ from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import ListedRun, RunPlace, RunQuery, Store
+from dspyer.stores import Store
+from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 
@@ -232,7 +233,7 @@ class Archive:
             query = query._replace(after=batch[-1].place)
 
     def _has(self, text: str, listed: ListedRun) -> bool:
-        """Whether the name of the thread, or the message of a failure, has a text in it."""
+        """Return whether the name of the thread, or the message of a failure, has a text in it."""
         if text in listed.thread.name.casefold():
             return True
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.graph_picture import GraphPicture
@@ -24,9 +25,8 @@ from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
-from dspyer.record.record import Record
+from dspyer.record import Record
 from dspyer.record.stored import drawn_graph, record_of, run_of
-from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point
 from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count
@@ -65,7 +65,7 @@ class ArchivedThread:
         self._readers: dict[str, ThreadReader] = {}
 
     def info(self, run: str | None = None) -> RunInfo:
-        """What lists show of a run.
+        """The entry of a run in lists.
 
         Args:
             run: its id, or its label, with which the ids of its commits begin (`"t-42.1"`); None for the last run.
@@ -153,7 +153,7 @@ class ArchivedThread:
         return None if found is None else StoredGraph(found)
 
     def stats(self, run: str | None = None) -> Stats:
-        """How reliable each node of a run was, as `run.stats()`; `run` as in `info`. Reads the whole run.
+        """Statistics of the nodes of a run, as `run.stats()`; `run` as in `info`. Reads the whole run.
 
         Raises:
             LookupError: if the run has stored no graph.
@@ -225,7 +225,7 @@ class ArchivedThread:
             await anyio.sleep(interval)
 
     def position(self) -> str:
-        """Where the history ends, as a text: another one after each write, and once its owner has died or let go.
+        """The end of the history, as a text: another one after each write, and once its owner has died or let go.
 
         Empty for a thread that was deleted. It reads one row: pages that show a thread ask for it often.
         """

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dspyer.errors import StoreError
 from dspyer.log.journal import CheckedStore
-from dspyer.stores.address import open_store
-from dspyer.stores.base import RunQuery, Store
+from dspyer.stores import Store, open_store
+from dspyer.stores.base import RunQuery
 
 Key = str | bytes
 Keys = Key | Sequence[Key] | None
@@ -38,7 +38,7 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
 
 
 def is_encrypted(store: Store) -> bool:
-    """Whether the contents of the newest run are encrypted."""
+    """Return whether the contents of the newest run are encrypted."""
     for listed in store.list_runs(RunQuery(limit=1)):
         for row in store.rows(listed.run.id, 0, 1):
             if row.content is not None and row.content.is_encoded:

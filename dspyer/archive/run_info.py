@@ -1,4 +1,4 @@
-"""What a list says of a run: `RunInfo`, and the `Page` that lists are given out in."""
+"""Entries of runs in lists: `RunInfo`, and the `Page` that lists are given out in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from dspyer import START
 from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
@@ -15,8 +16,8 @@ from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_rea
 from dspyer.log.time_travel import failures_in, questions_at
 from dspyer.record.stored import current_status
 from dspyer.record_codec import encode
-from dspyer.scheduler.topology import START
-from dspyer.stores.base import ListedRun, Point, Store
+from dspyer.stores import Store
+from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Page(Sequence[T], Generic[T]):
 
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
-    """What a list says of a run. Rows that cannot be read leave gaps, and the reason as its failure."""
+    """The entry of a run in a list. Rows that cannot be read leave gaps, and the reason as its failure."""
     gaps: list[Exception] = []
 
     def read(what: Callable[[], T], otherwise: T) -> T:
@@ -136,7 +137,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
 
 
 def unreadable(error: Exception) -> Failure:
-    """What a list shows of a run of which something cannot be read."""
+    """The entry in a list of a run of which something cannot be read."""
     return Failure.of(error, node="archive")
 
 
@@ -155,7 +156,7 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
 
 
 def count_steps(store: Store, at: Point) -> int:
-    """How many commits a run has up to a row, without those of graphs inside its nodes."""
+    """The number of commits that a run has up to a row, without those of graphs inside its nodes."""
     if at.seq < 0:
         return 0
     run = read_run(store, at)
@@ -166,7 +167,7 @@ def count_steps(store: Store, at: Point) -> int:
 
 
 def last_time(store: Store, at: Point, started: float) -> float:
-    """When the last commit of a run ended."""
+    """The time at which the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
         if row.kind in COMMITS and is_readable(row):
             return sum(CommitRow.of(row).seconds)

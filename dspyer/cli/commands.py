@@ -41,7 +41,7 @@ from dspyer.cli.terminal import flush, note, shell_word, visible, write, write_j
 from dspyer.errors import StoreError
 
 if TYPE_CHECKING:
-    from dspyer.threads.thread import Thread
+    from dspyer import Thread
 
 ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="Name of the thread.", show_default=False)]
 RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="A run of the thread, not its last one.")]

@@ -12,21 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer.archive.archive import Archive
+from dspyer import Archive, Budget, CompiledGraph, Graph, Run, Thread
 from dspyer.archive.run_info import RunInfo
-from dspyer.budget import Budget
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
 from dspyer.display.progress import progress
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
-from dspyer.graph.builder import Graph
+from dspyer.extend import freeze
 from dspyer.patch import decode_update
-from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.run import Run
-from dspyer.stores.base import Store
-from dspyer.threads.thread import Thread
-from dspyer.values.freezing import freeze
+from dspyer.stores import Store
 from dspyer.values.json import encode
 
 FORM = "a program is named as module:name, for example app:program"

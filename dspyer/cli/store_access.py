@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from dspyer.archive.archive import Archive
+from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
@@ -23,9 +23,9 @@ from dspyer.ids import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.state import ImmutableState
-from dspyer.stores.address import SQLITE, open_store
-from dspyer.stores.base import RunQuery, Store
+from dspyer.stores import Store, open_store
+from dspyer.stores.address import SQLITE
+from dspyer.stores.base import RunQuery
 from dspyer.threads.export import export, load
 
 KEY_VARIABLE = "DSPYER_STORE_KEY"
@@ -159,7 +159,7 @@ def _opened(address: str, key_file: str | None = None, encrypted: bool = False, 
         store = open_store(address, read_only=read_only)
         if not encrypted:
             return store
-        from dspyer.stores.encrypted import Encrypted  # only here: it needs an extra
+        from dspyer.stores.encrypted import Encrypted
 
         return Encrypted(store, None if key_file is None else _keys_in(key_file))
     except (ValueError, ImportError) as error:

@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dspyer import END, START
 from dspyer.policies import Policies
-from dspyer.record.drawn import DrawnGraph
-from dspyer.scheduler.topology import END, START, Edge, Topology
+from dspyer.record import DrawnGraph
+from dspyer.scheduler.topology import Edge, Topology
 from dspyer.schema.schema import Schema
 
 EdgeKey = tuple[str, str]  # an edge by source and target

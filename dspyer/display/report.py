@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
+from dspyer.extend import thaw
 from dspyer.failure import Failure
 from dspyer.ids import path_text
 from dspyer.message_list import ROLES
-from dspyer.patch import DELETE, Replace
 from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates
-from dspyer.values.frozen import thaw
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches next to each other; further ones share the last lane
@@ -32,15 +32,21 @@ TOLD = 20  # lines of events
 ROWS = 400  # commits that are listed: the first and the last half of them
 
 OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "runs", "stopped": "was not started"}
-"""Why a step has no commit, in words, by its status."""
+"""What `outcome` says of a step that has not begun, by its status."""
 
 _MARKS = {"failed": "✗", "waiting": "?", "running": "○", "stopped": "○"}
 _NOT_BEGUN = ("StepLimitError", "CallLimitError")
 """Failures of an execution that was not begun."""
 
 
+def outcome(step: RecordStep) -> str:
+    """The reason why a step has no commit, in words."""
+    begun = step.status == "stopped" and step.started is not None
+    return "was stopped" if begun else OUTCOMES.get(step.status, step.status)
+
+
 class ErrorText(NamedTuple):
-    """What is shown of an exception: of a stored run there is no other trace of it.
+    """The lines that show an exception: of a stored run there is no other trace of it.
 
     Attributes:
         type: name of its class.
@@ -132,9 +138,10 @@ def _error_of(failures: Sequence[Failure]) -> ErrorText | None:
 
 
 def _around_text(failure: Failure) -> tuple[str, str]:
-    """What a traceback has on the line of the exception before its text, and its notes, which follow the text."""
+    """The text of a traceback on the line of the exception before its text, and its notes, which follow the text."""
     text = f"{failure.type}: {failure.message}" if failure.message else failure.type
-    before, found, after = failure.traceback.rpartition(text)
+    # The note of a failure beside it may repeat the text.
+    before, found, after = failure.traceback.partition("\nalso failed: ")[0].rpartition(text)
     return (before.rpartition("\n")[2], after) if found else ("", "")
 
 
@@ -248,7 +255,7 @@ def _headline(row: RecordStep, bars: str, details: str) -> str:
         failed = " failed" if row.failure else ""
         text = f"{bars} {_label(row)} {row.node}{failed}{arrow}"
     else:
-        text = f"{bars} {row.node} {OUTCOMES.get(row.status, row.status)}"
+        text = f"{bars} {row.node} {outcome(row)}"
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 
@@ -310,7 +317,7 @@ def _clip(text: str, limit: int) -> str:
 
 
 def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
-    """What a commit wrote, one field a line; at `START` the fields that begin empty share the last line."""
+    """The writes of a commit, one field a line; at `START` the fields that begin empty share the last line."""
     if commit.node != "START":
         return _writes(commit.patch, without)
     values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
@@ -320,7 +327,7 @@ def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
 
 
 def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
-    """What a patch writes, one field a line, leaving out the fields of `without`."""
+    """The writes of a patch, one field a line, leaving out the fields of `without`."""
     fields = [field for field in patch if field not in set(without)]
     lines = [f"{field}: {_write_text(patch[field])}" for field in fields[:SHOWN]]
     if len(fields) > SHOWN:
@@ -329,7 +336,7 @@ def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
 
 
 def _write_text(update: object) -> str:
-    """What an update of a patch writes, in a few words."""
+    """The effect of an update of a patch, in a few words."""
     if update is DELETE:
         return "deleted"
     if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
@@ -359,7 +366,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _is_trial(value: Any) -> bool:
-    """Whether a value is a trial of a search, as its field `trials` holds it."""
+    """Return whether a value is a trial of a search, as its field `trials` holds it."""
     return isinstance(value, dict) and value.keys() >= {"name", "parent", "patch", "reward"}
 
 

@@ -1,4 +1,4 @@
-"""What the page of one run shows, as JSON: a record in the forms that the inspector serves, and `to_html` writes.
+"""The content of the page of one run, as JSON: a record in the forms that the inspector serves, and `to_html` writes.
 
 The forms are listed in `dspyer/inspector/README.md`.
 """
@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dspyer import ImmutableState
 from dspyer.display.graph_svg import drawing_of
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.events import Event, LMCall, is_built_in, path_of_event, told
+from dspyer.extend import freeze
 from dspyer.ids import outermost_execution
 from dspyer.patch import encode_update
 from dspyer.record import Record, RecordStep
 from dspyer.record_codec import changed
-from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
 
 
 def steps_of(record: Record) -> list[RecordStep]:

@@ -77,7 +77,7 @@ class NodeStats:
 
     @property
     def total(self) -> int:
-        """How many items ended, or visits if it is no map."""
+        """The number of items that ended, or of visits if it is no map."""
         return self.visits if self.items is None else self.items
 
     @property
@@ -113,7 +113,7 @@ class NodeStats:
 
 
 class Stats:
-    """How reliable the nodes of a run were, and what they cost. As text it is a table, in a notebook too.
+    """The reliability and cost of the nodes of a run. As text it is a table, in a notebook too.
 
     Attributes:
         nodes: the figures of each node that ran, in the order of the graph.
@@ -299,7 +299,7 @@ KILLED = "of a process that was killed, LM calls are known as far as it had writ
 
 
 class Submitted(NamedTuple):
-    """What an agent has done since its run began.
+    """The state of an agent since its run began.
 
     Attributes:
         turn: the execution of its last turn.

@@ -51,7 +51,7 @@ the trace."""
 
 
 def _is_own_setting(name: str) -> bool:
-    """Whether a setting may be read by code of the user, and not by that of predictors."""
+    """Return whether a setting may be read by code of the user, and not by that of predictors."""
     return name == "rm" or not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))
 
 

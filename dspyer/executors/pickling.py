@@ -251,7 +251,7 @@ class WorkerTraceback(Exception):  # noqa: N818  # it is the cause of an error, 
 
 
 def _reduce_error(error: BaseException) -> Any:
-    """How an exception is made again: without its `__init__`, unless it says how itself.
+    """The parts from which an exception is made again: without its `__init__`, unless it says how itself.
 
     Python would call it with `args`, which are what it has passed on to `Exception`, and not what it takes: the errors
     of DSPy's adapters, of LiteLLM and of OpenAI could not be loaded, and others would get their text twice.

@@ -1,4 +1,4 @@
-"""What a worker does for a program with an executor: it makes one call of the program, and returns bytes.
+"""The work for a program with an executor: it makes one call of the program, and returns bytes.
 
 A task raises only if the call could not be made, or its result could not be sent. What the run itself has raised is a
 part of the result. So the caller takes everything that a task raises, and everything that the executor raises for it,
@@ -84,7 +84,7 @@ class SentCall(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a call has given.
+    """The result of a call.
 
     Attributes:
         id: that of the call.
@@ -256,7 +256,7 @@ _loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs k
 
 
 def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What an async call returns on the loop of the worker."""
+    """The result of an async call on the loop of the worker."""
 
     async def ended() -> Outcome:
         try:
@@ -310,7 +310,7 @@ def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes
 
 
 def result_parts(returned: Returned) -> Parts:
-    """What the bytes of a run hold as names, since the result has it already."""
+    """Parts that the bytes of a run hold as names, since the result has it already."""
     found: Parts = {}
     for index, (_, inputs, outputs) in enumerate(returned.steps):
         found[index, "inputs"], found[index, "outputs"] = inputs, outputs

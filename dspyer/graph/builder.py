@@ -18,6 +18,8 @@ from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
     NEEDED,
+    AnyEdge,
+    Declarations,
     EdgeDeclaration,
     GraphOptions,
     GraphSpec,
@@ -31,9 +33,8 @@ from dspyer.graph.spec import (
     warn_of_shadowed,
     with_redaction,
 )
-from dspyer.layers.handlers import ErrorEdge
+from dspyer.layers.attempts import Retry, RetryOn
 from dspyer.layers.layer import Layer, checked_layers
-from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.attempt import Answers, answer_source
@@ -114,8 +115,7 @@ class Graph:
             None if keep is None else checked_keep(keep, fields),
         )
         self._nodes: dict[str, NodeOptions] = {}
-        self._edges: list[EdgeDeclaration | RouterOptions] = []
-        self._error_edges: list[ErrorEdge] = []  # apart from the edges: of several the first that fits counts
+        self._edges: list[AnyEdge] = []
         self._join_policies: dict[str, Policies] = {}
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
         self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
@@ -178,22 +178,20 @@ class Graph:
         check_name(name, self._nodes)
         if node is None:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
-        self._nodes[name] = node_options(
+        return self._add(
             name,
-            compiled(node, name),
-            self._options.schema,
+            node,
+            modules,
+            layers,
             reads=reads,
             writes=writes,
-            modules=_compiled_modules(modules, name),
             goto=goto,
             frozen=frozen,
             condense=condense,
             retry=retry,
             timeout=timeout,
             cache=cache,
-            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
-        return self
 
     def add_map(
         self,
@@ -257,24 +255,21 @@ class Graph:
             >>> list(run.state["numbers"]), run.state["unread"][0].index
             ([1, 3], 1)
         """
-        check_name(name, self._nodes)
         check_one_name(over=over, item=item, into=into)
         if failures is not None:
             check_one_name(failures=failures)
-        self._nodes[name] = node_options(
+        return self._add(
             name,
-            compiled(node, name),
-            self._options.schema,
+            node,
+            modules,
+            layers,
             reads=reads,
             writes=writes,
-            modules=_compiled_modules(modules, name),
             map=MapOptions(over, item, into, max_concurrency, failures, min_success),
             frozen=frozen,
             retry=retry,
             timeout=timeout,
-            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
-        return self
 
     def add_interrupt(
         self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
@@ -303,9 +298,7 @@ class Graph:
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
-        check_name(name, self._nodes)
-        self._nodes[name] = node_options(name, InterruptOptions(question, answer, into), self._options.schema)
-        return self
+        return self._add(name, InterruptOptions(question, answer, into))
 
     def add_check(
         self,
@@ -353,12 +346,18 @@ class Graph:
             >>> [commit.node for commit in run.commits], run.state["answer"]
             (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
         """
-        check_name(name, self._nodes)
         check_one_name(of=of, into=into)
         # `of` is looked up by `compile`: the node may be added after its check.
-        checks, fixes = compiled(check, name), compiled(fix, name)
+        return self._add(name, CheckOptions(compiled(check, name), of, max_fixes, compiled(fix, name), into, accept))
+
+    def _add(self, name: str, node: object, modules: Any = None, layers: Any = (), **options: Any) -> Graph:
+        """Add a node of any kind; the graph is as it was if something raises."""
+        check_name(name, self._nodes)
+        if isinstance(modules, Mapping):
+            modules = {parameter: compiled(module, name) for parameter, module in modules.items()}
+        given = checked_layers(layers, f"node {name!r}: layers=")
         self._nodes[name] = node_options(
-            name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema
+            name, compiled(node, name), self._options.schema, modules=modules, layers=given, **options
         )
         return self
 
@@ -499,7 +498,7 @@ class Graph:
             >>> graph.compile()(n=0).result
             'division by zero'
         """
-        self._error_edges += error_edges(source, target, on, into)
+        self._edges += error_edges(source, target, on, into)
         return self
 
     @refuses_removed("Graph")
@@ -561,19 +560,14 @@ class Graph:
         if max_steps is None:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
-        given, nodes = checked_layers(layers, "compile(layers=)"), tuple(self._nodes.values())
+        given = checked_layers(layers, "compile(layers=)")
         # What `compile` is given takes the place of what an agent or a converted graph has of the same kind.
         of_graph = [one for one in self._layers if type(one) not in map(type, given)]
-        graph, modules = compile_graph(
-            self._options,
-            nodes,
-            self._edges,
-            dict(self._join_policies),
-            max_steps,
-            self._error_edges,
-            Retry.from_option(retry),
-            [*of_graph, *given],
+        # With copies of the collections: the graph may be changed before an optimizer asks for its text.
+        declared = Declarations(
+            self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
         )
+        graph, modules = compile_graph(declared, max_steps, Retry.from_option(retry), [*of_graph, *given])
         warn_of_shadowed(graph.name, graph.outputs or ())
         graph = replace(
             graph,
@@ -583,8 +577,7 @@ class Graph:
             record_lm_calls=check_recorded(record_lm_calls),
         )
         graph = with_redaction(graph, redact, modules.values())
-        # With copies of the lists: the graph may be changed before an optimizer asks for the text.
-        text = SourceText(partial(source_text, self._options, nodes, tuple(self._edges), tuple(self._error_edges)))
+        text = SourceText(partial(source_text, declared))
         if store is None:
             return make_program(graph, modules, text)
         from dspyer.stores import open_store
@@ -615,13 +608,6 @@ def compiled(node: Any, name: str) -> Any:
     except Exception as error:
         annotate(error, f"in the graph {node._options.name!r} that was given for node {name!r}")
         raise
-
-
-def _compiled_modules(modules: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
-    """The modules that node `name` was given, graphs as their programs."""
-    if not isinstance(modules, Mapping):
-        return modules
-    return {parameter: compiled(module, name) for parameter, module in modules.items()}
 
 
 _OTHERS = {

@@ -1,19 +1,24 @@
-"""Checks as nodes and edges: `of -> check -> fix -> check -> ...`, and what is wrong with them."""
+"""Checks as nodes and edges, `of -> check -> fix -> check -> ...`, and error edges; and what is wrong with them.
+
+The fix of a check corrects an output that the check has refused. By default it is a predictor with the inputs of the
+checked node, `previous_<output>`, `problems`, and the node's outputs. The check sends it all of these with a `Send`, so
+a fix reads what the node itself has read, also where the node has overwritten an input since.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, NodeOutputError, StateError, is_always_raised, list_names, suggestion
 from dspyer.failure import Failure
 from dspyer.graph.spec import Exit, checked_edge_ends
+from dspyer.layers.attempts import check_on
 from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.retry import check_on
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
@@ -29,12 +34,8 @@ from dspyer.schema.type_fit import shown_type, value_type
 from dspyer.state import ImmutableState
 from dspyer.values.scalars import flag_problems, is_whole_number
 
-# The fix of a check: the node that corrects an output that the check has refused.
-#
-# By default it is a predictor with the inputs of the checked node, `previous_<output>`, `problems`, and the node's
-# outputs. The check sends it all of these with a `Send`, so a fix reads what the node itself has read, also where the
-# node has overwritten an input since.
-
+if TYPE_CHECKING:
+    from dspyer.graph.compile import GraphParts
 
 INSTRUCTIONS = (
     "An earlier output for these inputs was checked and refused. The inputs whose names begin with `previous_` hold "
@@ -79,41 +80,31 @@ def checked_node_problems(node: Node | None, options: NodeOptions, who: str) -> 
     return problems
 
 
-class PlannedFix(NamedTuple):
-    """The options of a fix, or the reasons why there is none."""
-
-    options: NodeOptions | None
-    problems: tuple[str, ...] = ()
-
-
-def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> PlannedFix:
-    """The options of the node that corrects the output of another one."""
+def fix_options(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> NodeOptions:
+    """The options of the node that corrects the output of another one; a `GraphError` says why there is none."""
     if node.writes is None:
         known = isinstance(of.node, dspy.Module) and not of.schema.accepts_any_key  # its own error says the same
         text = f"{who}: {of.name!r} does not say what it writes, which its fix gets"
-        return PlannedFix(None, () if known else (f"{text}: add_node({of.name!r}, ..., writes=[...])",))
+        raise GraphError(() if known else f"{text}: add_node({of.name!r}, ..., writes=[...])")
     brought = brought_names(node)
     twice = [name for name in brought[len(node.input_names) :] if name in (*node.input_names, *node.writes)]
     if twice:
         text = f"{who}: {of.name!r} has an input or output {twice[0]!r}, and its fix gets another value of this name"
-        return PlannedFix(None, (f"{text}: rename that of {of.name!r}",))
+        raise GraphError(f"{text}: rename that of {of.name!r}")
     module: Any = check.fix
-    problems: list[str] = []
-    writes: FieldNames | None
+    writes: FieldNames
     if module is None:
-        module, problems = _default_fix(of, node, who)
-        writes = None if module is None else {name: node.writes[name] for name in module.signature.output_fields}
+        module = _default_fix(of, node, who)
+        writes = {name: node.writes[name] for name in module.signature.output_fields}
     elif isinstance(module, dspy.Module):
-        writes, problems = _writes_of_module(module, node, who)
+        writes = _writes_of_module(module, node.writes, who)
     elif callable(module) and not isinstance(module, type):
         writes = {field: field for field in node.writes.values()}
     elif isinstance(module, type):
-        problems = [f"{who}: its fix {refused_class(module)}"]
+        raise GraphError(f"{who}: its fix {refused_class(module)}")
     else:
-        problems = [f"{who}: fix={module!r}: give a module or a function that corrects the output of {of.name!r}"]
-    if problems:
-        return PlannedFix(None, tuple(problems))
-    options = NodeOptions(
+        raise GraphError(f"{who}: fix={module!r}: give a module or a function that corrects the output of {of.name!r}")
+    return NodeOptions(
         fix_name(of.name),
         of.schema,
         module,
@@ -123,7 +114,6 @@ def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> Plan
         retry=of.retry,
         timeout=of.timeout,
     )
-    return PlannedFix(options)
 
 
 def brought_names(node: Node) -> tuple[str, ...]:
@@ -147,76 +137,60 @@ def finished_fix(built: Built, check: CheckOptions, of: Node) -> Built:
     return built._replace(node=replace(node, reads={**own, **node.reads}, optional=frozenset(optional)))
 
 
-def _writes_of_module(module: dspy.Module, node: Node, who: str) -> tuple[FieldNames | None, list[str]]:
+def _writes_of_module(module: Any, named: FieldNames, who: str) -> FieldNames:
     """The writes of a given fix: the fields that the checked node writes for outputs of the same names."""
-    named = dict(node.writes or {})
-    if is_program(module):
-        graph: Any = module
-        outputs = graph.graph.outputs
-    else:
-        outputs = module_io(module).outputs
+    outputs = module.graph.outputs if is_program(module) else module_io(module).outputs
     if outputs is None:
-        return node.writes, []
+        return named
     writes = {name: named[name] for name in outputs if name in named}
-    if writes:
-        return writes, []
-    return None, [f"{who}: its fix gives {list_names(outputs)}, none of the outputs to correct: {list_names(named)}"]
+    if not writes:
+        raise GraphError(
+            f"{who}: its fix gives {list_names(outputs)}, none of the outputs to correct: {list_names(named)}"
+        )
+    return writes
 
 
-# --- the default
-
-
-def _default_fix(of: NodeOptions, node: Node, who: str) -> tuple[dspy.Predict | None, list[str]]:
+def _default_fix(of: NodeOptions, node: Node, who: str) -> dspy.Predict:
     """A predictor that corrects the output of a module, with the language model that is pinned to the module."""
     given = f"give the module that corrects it, add_check(..., fix=dspy.Predict('..., {PROBLEMS}: list[str] -> ...'))"
     module = of.node
     if not isinstance(module, dspy.Module):
-        return None, [f"{who}: {of.name!r} is a function, which has no signature to derive a correction from: {given}"]
+        raise GraphError(
+            f"{who}: {of.name!r} is a function, which has no signature to derive a correction from: {given}"
+        )
     found, declared = module_io(module), signature_of_module(module)
-    outputs = _outputs(found, declared, of, node)
-    unknown = [name for name, info in outputs.items() if info is None]
-    if unknown or not outputs:
+    inputs, outputs = ({}, {}) if declared is None else (declared.input_fields, declared.output_fields)
+    kinds = _output_types(found, of, node)
+    unknown = [name for name, kind in kinds.items() if kind is Any]
+    if unknown or not kinds:
         what = f"the type of {list_names(unknown)}" if unknown else "what it gives"
-        return None, [f"{who}: {of.name!r}, a {type(module).__name__}, does not say {what}: {given}"]
+        raise GraphError(f"{who}: {of.name!r}, a {type(module).__name__}, does not say {what}: {given}")
     fields: dict[str, tuple[Any, Any]] = {}
-    known_inputs = {} if declared is None else declared.input_fields
     for name, kind in found.inputs.items():
-        info = known_inputs.get(name)
-        fields[name] = (kind, dspy.InputField() if info is None else copy.copy(info))
-    for name, (kind, _) in _known(outputs).items():
+        fields[name] = (kind, copy.copy(inputs[name]) if name in inputs else dspy.InputField())
+    for name, kind in kinds.items():
         fields[f"{PREVIOUS}{name}"] = (kind, dspy.InputField(desc=f"the {name} that was refused"))
     fields[PROBLEMS] = (list[str], dspy.InputField(desc="what is wrong with the refused output"))
-    fields |= _known(outputs)
+    for name, kind in kinds.items():
+        fields[name] = (kind, copy.copy(outputs[name]) if name in outputs else dspy.OutputField())
     instructions = "" if declared is None else f"{declared.instructions}\n\n"
     name = f"{of.name.title().replace('_', '')}Fix"
     predictor = dspy.Predict(dspy.Signature(fields, f"{instructions}{INSTRUCTIONS}", name))  # type: ignore[arg-type, call-arg, unused-ignore]  # DSPy's stubs know one form
     predictor.lm = next((inner.lm for _, inner in predictors_in(module) if inner.lm is not None), None)
-    return predictor, []
+    return predictor
 
 
-Output = tuple[Any, Any]
-"""The type and the field of an output."""
-
-
-def _known(outputs: Mapping[str, Output | None]) -> dict[str, Output]:
-    return {name: found for name, found in outputs.items() if found is not None}
-
-
-def _outputs(
-    found: ModuleIO, declared: type[dspy.Signature] | None, of: NodeOptions, node: Node
-) -> dict[str, Output | None]:
+def _output_types(found: ModuleIO, of: NodeOptions, node: Node) -> dict[str, Any]:
     """The outputs that a correction gives: those that the node writes, except for the trajectory of a module."""
-    known = {} if declared is None else declared.output_fields
-    outputs: dict[str, Output | None] = {}
+    kinds: dict[str, Any] = {}
     for name, field in (node.writes or {}).items():
         if name in found.by_products and name != "reasoning":
             continue
         kind = (found.outputs or {}).get(name)
         if kind is None:
             kind = str if name in found.by_products else value_type(of.schema, field)
-        info = known.get(name)
-        outputs[name] = None if kind is Any else (kind, dspy.OutputField() if info is None else copy.copy(info))
-    return outputs
+        kinds[name] = kind
+    return kinds
 
 
 def signature_of_module(module: Any) -> type[dspy.Signature] | None:
@@ -236,160 +210,123 @@ class PlannedCheck(NamedTuple):
     fix: str | None
 
 
-def planned_checks(nodes: Sequence[NodeOptions], problems: list[str]) -> list[PlannedCheck]:
-    """The checks of a graph that follow a node; what is wrong with the others is added to `problems`."""
-    names = [node.name for node in nodes]
-    found: dict[str, PlannedCheck] = {}
-    for options in nodes:
-        check = options.node
-        if not isinstance(check, CheckOptions):
-            continue
-        who, fix = f"check {options.name!r}", fix_name(check.of) if _has_fix(check) else None
-        if check.of not in names:
-            known = [node.name for node in nodes if not isinstance(node.node, CheckOptions)]
-            problems.append(
-                f"{who}: of={check.of!r} is no node.{suggestion(check.of, known)} Nodes: {list_names(known)}"
-            )
-        elif check.of in found:
-            problems.append(
-                f"{who}: {check.of!r} has the check {found[check.of].name!r} already: let one check find all problems"
-            )
-        elif fix in names:
-            problems.append(
-                f"{who}: the node that corrects {check.of!r} is called {fix!r}, and there is a node of this name: give "
-                "that one another name"
-            )
-        else:
-            found[check.of] = PlannedCheck(check.of, options.name, fix)
-    return list(found.values())
+def build_checks(parts: GraphParts) -> list[PlannedCheck]:
+    """Build the checks and their fixes, whose options come after those of the check; returns those that follow a node.
 
-
-def _has_fix(check: CheckOptions) -> bool:
-    fixes: Any = check.max_fixes
-    return is_whole_number(fixes) and fixes > 0
-
-
-class BuiltParts(NamedTuple):
-    """The parts of a graph that were built so far; `build_checks` adds to them.
-
-    Attributes:
-        nodes: the nodes by name.
-        modules: the modules of the program by attribute.
-        unsent: by node, what is wrong unless a `Send` brings the missing values.
-        problems: what is wrong.
+    A check that cannot follow a node is no node of the graph, but its own mistakes are found.
     """
-
-    nodes: dict[str, Node]
-    modules: dict[str, dspy.Module]
-    unsent: dict[str, tuple[str, ...]]
-    problems: list[str]
-
-    def add(self, name: str, built: Built) -> None:
-        """Add a node that was built, or the reasons why it was not."""
-        self.problems.extend(built.problems)
-        self.unsent[name] = built.unknown
-        if built.node is not None:
-            self.nodes[name] = built.node
-        if built.module is not None:
-            self.modules[name] = built.module
-        self.modules.update(built.more)
-
-
-def build_checks(
-    nodes: Sequence[NodeOptions], checks: Collection[PlannedCheck], parts: BuiltParts
-) -> list[NodeOptions]:
-    """Build the checks and their fixes; returns the options of all nodes, each fix after its check."""
-    planned = {check.name: check for check in checks}
-    of_name = {node.name: node for node in nodes}
-    found: list[NodeOptions] = []
-    for options in nodes:
+    given, parts.options = {one.name: one for one in parts.options}, []
+    planned: dict[str, PlannedCheck] = {}
+    for options in given.values():
         if not isinstance(options.node, CheckOptions):
-            found.append(options)
+            parts.options.append(options)
             continue
-        check = planned.get(options.name)
-        fix = _build_check(options, options.node, of_name.get(options.node.of), check, parts)
-        if check is not None:
-            found.append(options)
-            found += [fix or NodeOptions(check.fix, options.schema)] if check.fix is not None else []
-    order = {options.name: options for options in found}
-    built = {name: parts.nodes[name] for name in order if name in parts.nodes}
-    parts.nodes.clear()
-    parts.nodes.update(built)  # in the order of declaration
-    return found
-
-
-def _build_check(
-    options: NodeOptions, given: CheckOptions, of: NodeOptions | None, check: PlannedCheck | None, parts: BuiltParts
-) -> NodeOptions | None:
-    """Build one check and its fix, whose options are returned."""
-    who = f"check {options.name!r}"
-    fixes: Any = given.max_fixes
-    if not is_whole_number(fixes) or fixes < 0:
-        parts.problems.append(f"{who}: max_fixes={fixes!r}: give the most corrections of one output, 0 or more")
-    parts.problems.extend(f"{who}: {problem}" for problem in flag_problems(accept=given.accept))
-    if given.fix is not None and fixes == 0:
-        parts.problems.append(f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections")
-    wrong = into_problems(given.into, options)
-    parts.problems.extend(wrong)
-    built = given.build(options)
-    parts.add(options.name, Built(None, built.module, built.problems, built.unknown))
-    if of is None or check is None:
-        return None
-    node = parts.nodes.get(of.name)
-    refused = checked_node_problems(node, of, who)
-    parts.problems.extend(refused)
-    fix = None
-    if node is not None and check.fix is not None and not refused:
-        planned = plan_fix(given, of, node, who)
-        parts.problems.extend(planned.problems)
-        fix = planned.options
+        check, who = options.node, f"check {options.name!r}"
+        parts.problems += _option_problems(check, options, who)
+        built = check.build(options)
+        parts.add(options.name, built._replace(node=None))
+        fixes: Any = check.max_fixes
+        fix = fix_name(check.of) if is_whole_number(fixes) and fixes > 0 else None
+        if reason := _no_place(check, fix, given, planned):
+            parts.problems.append(f"{who}: {reason}")
+            continue
+        planned[check.of] = PlannedCheck(check.of, options.name, fix)
+        parts.options.append(options)
+        of, node = given[check.of], parts.nodes.get(check.of)
+        refused = checked_node_problems(node, of, who)
+        parts.problems += refused
         if fix is not None:
-            parts.add(fix.name, finished_fix(build_node(fix), given, node))
-    if built.node is not None and node is not None:
+            # The options of a fix that cannot be built stand for it, so that edges to it are not called unknown.
+            parts.options.append(NodeOptions(fix, options.schema))
+            if node is not None and not refused:
+                _build_fix(check, of, node, who, parts)
+        if built.node is None or node is None:
+            continue
         parts.nodes[options.name] = CheckNode(
             name=options.name,
             **facts_around(built.node),
-            writes={given.into: given.into},
-            goto=() if check.fix is None else (check.fix,),
-            sends=check.fix is not None,
+            writes={check.into: check.into},
+            goto=() if fix is None else (fix,),
+            sends=fix is not None,
             of=of.name,
             what=f"the output of {of.name!r}",
             note=f"an error edge that takes this error begins at {options.name!r}, not at {of.name!r}",
-            into=given.into,
-            fix=check.fix,
-            max_fixes=given.max_fixes,
-            accept=given.accept,
+            into=check.into,
+            fix=fix,
+            max_fixes=check.max_fixes,
+            accept=check.accept,
             outputs=dict(node.writes or {}),
         )
-    return fix
+    # In the order of declaration, in which pictures and texts show the nodes.
+    parts.nodes = {name: parts.nodes[name] for name in parts.names if name in parts.nodes}
+    return list(planned.values())
+
+
+def _build_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str, parts: GraphParts) -> None:
+    try:
+        options = fix_options(check, of, node, who)
+    except GraphError as error:
+        parts.problems += error.problems
+        return
+    parts.options[-1] = options
+    parts.add(options.name, finished_fix(build_node(options), check, node))
+
+
+def _option_problems(check: CheckOptions, options: NodeOptions, who: str) -> Iterator[str]:
+    """The options of a check that are wrong, whatever node it follows."""
+    fixes: Any = check.max_fixes
+    if not is_whole_number(fixes) or fixes < 0:
+        yield f"{who}: max_fixes={fixes!r}: give the most corrections of one output, 0 or more"
+    yield from (f"{who}: {problem}" for problem in flag_problems(accept=check.accept))
+    if check.fix is not None and fixes == 0:
+        yield f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections"
+    yield from into_problems(check.into, options)
+
+
+def _no_place(
+    check: CheckOptions, fix: str | None, given: Mapping[str, NodeOptions], planned: Mapping[str, PlannedCheck]
+) -> str:
+    """The reason why a check cannot follow the node that it names; "" if it can."""
+    if check.of not in given:
+        known = [name for name, one in given.items() if not isinstance(one.node, CheckOptions)]
+        return f"of={check.of!r} is no node.{suggestion(check.of, known)} Nodes: {list_names(known)}"
+    if check.of in planned:
+        return f"{check.of!r} has the check {planned[check.of].name!r} already: let one check find all problems"
+    if fix in given:
+        return (
+            f"the node that corrects {check.of!r} is called {fix!r}, and there is a node of this name: give that one "
+            "another name"
+        )
+    return ""
 
 
 # --- edges
 
 
-def follow_checks(
-    exits: dict[str, list[Exit]], checks: Collection[PlannedCheck], nodes: Mapping[str, Node], lost: Collection[str]
-) -> Iterator[str]:
-    """Let the edges and routers of checked nodes begin at their checks, in place; yields what is wrong with the edges.
-
-    `nodes` are those that were built, `lost` the sources of routers that were not.
-    """
+def follow_checks(checks: Iterable[PlannedCheck], parts: GraphParts) -> None:
+    """Let the edges and routers of checked nodes begin at their checks."""
+    exits, nodes, problems = parts.exits, parts.nodes, parts.problems
     declared = [(source, target) for source, ways in exits.items() for way in ways for target in _targets(way)]
+    lost = [router.source for router in parts.lost]
     for of, name, fix in checks:
         for part in (name, fix):
             if part is not None and exits.get(part):
-                yield (
+                problems.append(
                     f"an edge begins at {part!r}, a part of the check of {of!r}: let it begin at {of!r}; the branch "
                     "follows it once the check has passed"
                 )
                 exits[part].clear()
-        for source, target in declared:
-            if target in (name, fix):
-                yield f"the edge {source!r} -> {target!r} goes to a part of the check of {of!r}: let it go to {of!r}"
+        problems += [
+            f"the edge {source!r} -> {target!r} goes to a part of the check of {of!r}: let it go to {of!r}"
+            for source, target in declared
+            if target in (name, fix)
+        ]
         ways = exits.get(of, [])
         if not ways:
             if of not in lost and not (of in nodes and nodes[of].goto):
-                yield f"node {of!r} is a dead end: add an edge from it, add_edge({of!r}, END) if the branch ends there"
+                problems.append(
+                    f"node {of!r} is a dead end: add an edge from it, add_edge({of!r}, END) if the branch ends there"
+                )
             ways = [END]
         exits[name], exits[of] = list(ways), [name]
         if fix is not None:
@@ -459,34 +396,32 @@ def by_source(edges: Sequence[ErrorEdge]) -> dict[str, tuple[ErrorEdge, ...]]:
 
 
 def error_edge_problems(
-    edges: Mapping[str, Sequence[ErrorEdge]],
-    schema: Schema,
-    sent: Collection[str],
-    joins: Callable[[str], bool],
+    edges: Sequence[ErrorEdge], schema: Schema, sent: Collection[str], joins: Callable[[str], bool]
 ) -> Iterator[str]:
     """Problems of error edges: fields that cannot hold a failure, and edges that are never taken.
 
     `sent` are the nodes that `Send`s may start, `joins` says whether parallel writes of a field can be joined.
     """
-    for ways in edges.values():
-        for number, edge in enumerate(ways):
-            yield from _field_problems(edge, schema)
-            yield from _never_taken(edge, ways[:number])
-            if edge.into is not None and edge.source in sent and not joins(edge.into):
-                yield (
-                    f"{edge.who}: several Sends may start {edge.source!r}, and each that fails writes {edge.into!r}: "
-                    f"declare {edge.into}: Annotated[list[Failure], reducers.append]"
-                )
+    for number, edge in enumerate(edges):
+        yield from _field_problems(edge, schema)
+        yield from _never_taken(edge, [one for one in edges[:number] if one.source == edge.source])
+        if edge.into is not None and edge.source in sent and not joins(edge.into):
+            yield (
+                f"{edge.who}: several Sends may start {edge.source!r}, and each that fails writes {edge.into!r}: "
+                f"declare {edge.into}: Annotated[list[Failure], reducers.append]"
+            )
 
 
 def unfilled_problems(
-    edges: Mapping[str, Sequence[ErrorEdge]], schema: Schema, nodes: Mapping[str, Node], given: Collection[str]
+    edges: Iterable[ErrorEdge], schema: Schema, nodes: Mapping[str, Node], given: Collection[str]
 ) -> Iterator[str]:
     """Handlers that read a field for failures which nothing fills, since their error edge does not say `into`.
 
     `given` are the fields that some node or error edge may write, or that the graph declares as inputs.
     """
-    for edge in (edge for ways in edges.values() for edge in ways if edge.into is None and edge.target in nodes):
+    for edge in edges:
+        if edge.into is not None or edge.target not in nodes:
+            continue
         for name in dict.fromkeys((nodes[edge.target].reads or {}).values()):
             if name in schema.fields and name not in given and _holds_failures(schema.fields[name].annotation):
                 yield (

@@ -9,35 +9,40 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, Union, cast, get_args, get_origin
+from typing import Any, Union, cast, get_args, get_origin
 
 import dspy
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import (
-    BuiltParts,
-    PlannedCheck,
     build_checks,
     by_source,
     error_edge_problems,
     follow_checks,
     handler_problems,
     no_node_hints,
-    planned_checks,
     unfilled_problems,
 )
-from dspyer.graph.spec import NEEDED, EdgeDeclaration, Exit, GraphOptions, GraphSpec, attribute_problems
+from dspyer.graph.spec import (
+    NEEDED,
+    AnyEdge,
+    Declarations,
+    EdgeDeclaration,
+    Exit,
+    GraphOptions,
+    GraphSpec,
+    attribute_problems,
+)
+from dspyer.layers.attempts import Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.cache import NodeCache, node_cache
-from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
+from dspyer.layers.condensers import Condenser, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
-from dspyer.layers.retry import Retry
-from dspyer.layers.timeout import Timeout
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
@@ -46,7 +51,7 @@ from dspyer.nodes.check import CheckOptions, checks_of
 from dspyer.nodes.field_access import author_problems
 from dspyer.nodes.function import may_return_command
 from dspyer.nodes.interrupt import interrupts_of
-from dspyer.nodes.node import Node
+from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.steps import is_program
@@ -71,7 +76,6 @@ from dspyer.scheduler.topology import (
     unwritten_reason,
     with_missing_starts,
 )
-from dspyer.schema.schema import Schema
 from dspyer.templates import RUN
 
 _DECLARE_SEND = (
@@ -81,21 +85,14 @@ _DECLARE_SEND = (
 
 
 def compile_graph(
-    options: GraphOptions,
-    nodes: Sequence[NodeOptions],
-    edges: Sequence[EdgeDeclaration | RouterOptions],
-    join_policies: Mapping[str, Policies],
-    max_steps: int,
-    errors: Sequence[ErrorEdge] = (),
-    retry: Retry | None = None,
-    layers: Sequence[Layer] = (),
+    declared: Declarations, max_steps: int, retry: Retry | None = None, layers: Sequence[Layer] = ()
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
-    problems: list[str] = []
-    parts = _build_parts(options.schema, nodes, edges, problems)._replace(errors=by_source(errors))
+    options, parts = declared.options, _build_parts(declared)
+    problems = parts.problems
     problems += attribute_problems(parts.modules)
     problems += _author_problems(parts)
-    problems += _policy_problems(parts, (options.policies, *join_policies.values()))
+    problems += _policy_problems(parts, (options.policies, *declared.join_policies.values()))
     problems += parts.unsent_problems()
     topology = Topology(
         options.name,
@@ -103,12 +100,12 @@ def compile_graph(
         tuple(parts.edges()),
         options.schema,
         options.policies,
-        join_policies,
+        declared.join_policies,
         max_steps,
         Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
     )
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
-    inputs, required = _check(options, parts, topology, problems)
+    _check(parts, topology)
     problems += _breakpoint_problems(parts, layers)
     conversations = next((one for one in layers if isinstance(one, Conversations)), Conversations())
     layers = [one for one in layers if not isinstance(one, Conversations)]  # what it asks for is done by `compile`
@@ -125,15 +122,15 @@ def compile_graph(
     }
     if problems:
         raise GraphError(problems)
-    optional = _optional_inputs(options, parts)
+    optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
     given = _given_layers(parts, retry, layers, caches)
     spec = GraphSpec(
         topology,
         parts.nodes,
-        parts.exits,
-        inputs,
-        required,
-        _declared_outputs(options, parts, inputs, required),
+        exits,
+        parts.inputs,
+        parts.required,
+        _declared_outputs(parts),
         frozen=parts.attributes(True),
         thawed=parts.attributes(False),
         closed=optional is not None,
@@ -141,12 +138,12 @@ def compile_graph(
         keep=options.keep,
         conversations=conversations,
         condensers=parts.condensers,
-        takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
+        takes={name: _taken(node, exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
         attempts=_attempts(parts, given),
-        error_edges=parts.errors,
+        error_edges=by_source(parts.errors),
         inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
     )
     return spec, parts.modules
@@ -155,28 +152,41 @@ def compile_graph(
 # --- building nodes, routers and condensers
 
 
-class GraphParts(NamedTuple):
-    """The parts of a graph that were built, and what is known of the others.
+@dataclass(slots=True)
+class GraphParts:
+    """The parts of a graph as they are built and checked, with all problems that are found.
+
+    What cannot be built is missing in `nodes` and `exits`; its options stay, for the checks of the whole.
 
     Attributes:
-        options: the options of all nodes, in the order of declaration.
-        nodes: the nodes that were built.
-        exits: the edges and routers of each node.
         lost: the routers that could not be built.
-        condensers: the modules that shorten what nodes write, by node and field.
         modules: the modules of the program by attribute.
         unsent: by node, what is wrong unless a `Send` brings the missing values.
-        errors: the error edges of each node.
+        inputs: the fields that a run may be given, and `required` those that it must be given; `_check` finds both.
     """
 
-    options: Sequence[NodeOptions]
-    nodes: dict[str, Node]
-    exits: dict[str, tuple[Exit, ...]]
-    lost: list[RouterOptions]
-    condensers: Condensers
-    modules: dict[str, dspy.Module]
-    unsent: dict[str, tuple[str, ...]]
-    errors: Mapping[str, tuple[ErrorEdge, ...]] = MappingProxyType({})
+    graph: GraphOptions
+    options: list[NodeOptions]
+    errors: list[ErrorEdge]
+    problems: list[str] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    exits: dict[str, list[Exit]] = field(default_factory=dict)
+    lost: list[RouterOptions] = field(default_factory=list)
+    condensers: dict[str, dict[str, Condenser]] = field(default_factory=dict)
+    modules: dict[str, dspy.Module] = field(default_factory=dict)
+    unsent: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
+
+    def add(self, name: str, built: Built) -> None:
+        """Add a node that was built, or the reasons why it was not."""
+        self.problems.extend(built.problems)
+        self.unsent[name] = built.unknown
+        if built.node is not None:
+            self.nodes[name] = built.node
+        if built.module is not None:
+            self.modules[name] = built.module
+        self.modules.update(built.more)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -206,7 +216,7 @@ class GraphParts(NamedTuple):
             node = self.nodes.get(source)
             for target in node.goto if node is not None else ():
                 found.setdefault((source, target), Edge(source, target, True))
-        caught = [Edge(one.source, one.target, True, True, one.into) for ways in self.errors.values() for one in ways]
+        caught = [Edge(one.source, one.target, True, True, one.into) for one in self.errors]
         return [*found.values(), *dict.fromkeys(caught)]
 
     def possible_edges(self) -> list[Edge]:
@@ -225,8 +235,8 @@ class GraphParts(NamedTuple):
             yield name, None if node.writes is None else node.writes.values()
         for source, router in self.routers():
             yield source, router.writes.values()
-        for source, ways in self.errors.items():
-            yield source, [edge.into for edge in ways if edge.into is not None]
+        for edge in self.errors:
+            yield edge.source, () if edge.into is None else (edge.into,)
 
     def sent(self) -> set[str]:
         """The nodes that a `Send` may start, whose inputs may come with it."""
@@ -272,91 +282,70 @@ class GraphParts(NamedTuple):
         return frozenset(found)
 
 
-def _build_parts(
-    schema: Schema,
-    nodes: Sequence[NodeOptions],
-    edges: Sequence[EdgeDeclaration | RouterOptions],
-    problems: list[str],
-) -> GraphParts:
-    """Build all nodes, routers and condensers; what is wrong with them is added to `problems`."""
-    parts = BuiltParts({}, {}, {}, problems)
-    for options in nodes:
+def _build_parts(declared: Declarations) -> GraphParts:
+    """Build all nodes, routers and condensers."""
+    edges = declared.edges
+    parts = GraphParts(declared.options, list(declared.nodes), [edge for edge in edges if isinstance(edge, ErrorEdge)])
+    for options in declared.nodes:
         if not isinstance(options.node, CheckOptions):
             parts.add(options.name, build_node(options))
     # Checks come last: a check needs the node that it checks, wherever that was declared.
-    checks = planned_checks(nodes, problems)
-    nodes = build_checks(nodes, checks, parts)  # with those that the checks make
-    exits, lost = _build_exits(schema, nodes, edges, parts.modules, problems, checks, parts.nodes)
-    condensers = _build_condensers(nodes, parts.nodes, parts.modules, problems)
-    return GraphParts(nodes, parts.nodes, exits, lost, condensers, parts.modules, parts.unsent)
-
-
-def _build_exits(
-    schema: Schema,
-    nodes: Sequence[NodeOptions],
-    edges: Sequence[EdgeDeclaration | RouterOptions],
-    modules: dict[str, dspy.Module],
-    problems: list[str],
-    checks: Collection[PlannedCheck],
-    built_nodes: Mapping[str, Node],
-) -> tuple[dict[str, tuple[Exit, ...]], list[RouterOptions]]:
-    """The edges and routers of each node and of `START`, and the routers that cannot be built."""
-    lost: list[RouterOptions] = []
-    exits: dict[str, list[Exit]] = {name: [] for name in (START, *(node.name for node in nodes))}
+    checks = build_checks(parts)
+    parts.exits = {name: [] for name in (START, *parts.names)}
     for edge in edges:
         if isinstance(edge, EdgeDeclaration):
             for source in edge.sources:
-                exits.setdefault(source, []).extend(edge.targets)
-            continue
-        built = build_router(edge, schema)
-        problems += built.problems
-        if not isinstance(built.node, Router):
-            lost.append(edge)
-            continue
-        exits.setdefault(edge.source, []).append(built.node)
-        if built.module is not None:
-            name = str(built.node.module_name)
-            if name in modules or name in exits:
-                problems.append(
-                    f"two parts of the graph are called {name!r}: give the router at {edge.source!r} a name="
-                )
-            modules[name] = built.module
-    problems += follow_checks(exits, checks, built_nodes, [router.source for router in lost])
-    return {source: tuple(ways) for source, ways in exits.items()}, lost
+                parts.exits.setdefault(source, []).extend(edge.targets)
+        elif isinstance(edge, RouterOptions):
+            _build_router(edge, parts)
+    follow_checks(checks, parts)  # when all exits are known: those of a checked node become those of its check
+    _build_condensers(parts)
+    return parts
 
 
-def _build_condensers(
-    options: Sequence[NodeOptions], nodes: Mapping[str, Node], modules: dict[str, dspy.Module], problems: list[str]
-) -> Condensers:
-    """The modules that shorten what nodes write, by node and field."""
-    found: dict[str, dict[str, Condenser]] = {}
-    for node in options:
-        if not node.condense or node.name not in nodes:
+def _build_router(options: RouterOptions, parts: GraphParts) -> None:
+    built = build_router(options, parts.graph.schema)
+    parts.problems += built.problems
+    if not isinstance(built.node, Router):
+        parts.lost.append(options)
+        return
+    parts.exits.setdefault(options.source, []).append(built.node)
+    if built.module is not None:
+        name = str(built.node.module_name)
+        if name in parts.modules or name in parts.exits:
+            parts.problems.append(
+                f"two parts of the graph are called {name!r}: give the router at {options.source!r} a name="
+            )
+        parts.modules[name] = built.module
+
+
+def _build_condensers(parts: GraphParts) -> None:
+    """Build the modules that shorten what nodes write."""
+    for node in parts.options:
+        if not node.condense or node.name not in parts.nodes:
             continue
         given: Any = node.condense
         if not isinstance(given, Mapping):
-            problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
+            parts.problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
             continue
-        for field, module in given.items():
-            condenser, wrong = plan_condenser(node.name, field, module, node.schema, nodes[node.name].writes)
-            problems += wrong
+        for name, module in given.items():
+            condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
+            parts.problems += wrong
             if condenser is None:
                 continue
-            if condenser.name in modules or condenser.name in nodes:
-                problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
-            modules[condenser.name] = module
-            found.setdefault(node.name, {})[field] = condenser
-    return found
+            if condenser.name in parts.modules or condenser.name in parts.nodes:
+                parts.problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
+            parts.modules[condenser.name] = module
+            parts.condensers.setdefault(node.name, {})[name] = condenser
 
 
 # --- checks of the graph as a whole
 
 
-def _check(
-    options: GraphOptions, parts: GraphParts, topology: Topology, problems: list[str]
-) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The inputs of a run and those that it must be given; what is wrong with the graph is added to `problems`."""
-    schema, names = options.schema, parts.names
+def _check(parts: GraphParts, topology: Topology) -> None:
+    """Find the inputs of a run, and what is wrong with the graph."""
+    options, names, problems = parts.graph, parts.names, parts.problems
+    schema = options.schema
     possible = parts.possible_edges()
     commands = [
         name
@@ -372,12 +361,12 @@ def _check(
     facts = facts._replace(edges=tuple(repaired_edges(possible, names)))
     problems += check_paths(facts)
     facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
-    inputs, required = _declared_inputs(options, parts, list(facts.edges), problems)
-    facts = _complete_facts(facts, options, parts, topology, inputs, required)
+    _declare_inputs(parts, facts.edges)
+    facts = _complete_facts(facts, parts, topology)
     if options.required is NEEDED:
         # Twice: what must be given depends on what is unset without it, and that on what is given.
-        required = frozenset(field for _, field in unset_reads(facts) if field in facts.left_out)
-        facts = _complete_facts(facts, options, parts, topology, inputs, required)
+        parts.required = frozenset(name for _, name in unset_reads(facts) if name in facts.left_out)
+        facts = _complete_facts(facts, parts, topology)
     # Only edges that exist for certain: an edge of a lost router must not make two writers parallel.
     sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
     problems += check_parallel_writers(sure, topology.rounds)
@@ -385,43 +374,33 @@ def _check(
         problems += check_reads(facts)
     problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))
     if not parts.lost and None not in facts.writes.values():
-        given = {*(options.inputs or ()), *(field for _, fields in parts.writers() for field in fields or ())}
+        given = {*(options.inputs or ()), *(name for _, fields in parts.writers() for name in fields or ())}
         problems += unfilled_problems(parts.errors, schema, parts.nodes, given)
-    problems += handler_problems(parts.nodes, [edge for ways in parts.errors.values() for edge in ways])
-    problems += _output_problems(options, parts, inputs)
-    problems += _live_problems(schema, parts)
-    declared = options.inputs or () if schema.accepts_any_key else inputs
-    problems += _template_problems(parts, facts, schema, declared)
-    return inputs, required
+    problems += handler_problems(parts.nodes, parts.errors)
+    problems += _output_problems(parts)
+    problems += _live_problems(parts)
+    problems += _template_problems(parts, facts)
 
 
-def _complete_facts(
-    facts: GraphFacts,
-    options: GraphOptions,
-    parts: GraphParts,
-    topology: Topology,
-    inputs: tuple[str, ...],
-    required: frozenset[str],
-) -> GraphFacts:
+def _complete_facts(facts: GraphFacts, parts: GraphParts, topology: Topology) -> GraphFacts:
     """The facts with forks, reads, writes and the fields that are set from the start."""
-    schema, nodes, sent = options.schema, parts.nodes, parts.sent()
+    schema, nodes, sent = parts.graph.schema, parts.nodes, parts.sent()
     forks = {
         source: [(way,) if isinstance(way, str) else way.goto for way in ways] for source, ways in parts.exits.items()
     }
+    # What a `Send` may bring need not have been written before.
     reads = {
-        name: [field for field in (node.reads or {}).values() if field not in node.optional]
+        name: [one for one in (node.reads or {}).values() if one not in node.optional]
         for name, node in nodes.items()
         if name not in sent
     }
     writes = _node_writes(parts)
     given = {name for name in schema.fields if not schema.fields[name].required}
-    given |= set(inputs) if options.required is None else required
-    written = (
-        {field for fields in writes.values() for field in fields or ()} if schema.accepts_any_key else schema.fields
-    )
-    folded = {field for field in written if _merges(topology, field)}
+    given |= set(parts.inputs) if parts.graph.required is None else parts.required
+    written = {one for fields in writes.values() for one in fields or ()} if schema.accepts_any_key else schema.fields
+    folded = {one for one in written if _merges(topology, one)}
     return facts._replace(
-        forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=set(inputs) - given
+        forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=set(parts.inputs) - given
     )
 
 
@@ -541,8 +520,9 @@ def _breakpoint_problems(parts: GraphParts, layers: Sequence[Layer]) -> Iterator
                 yield from one.problems(names)
 
 
-def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
+def _live_problems(parts: GraphParts) -> Iterator[str]:
     """Live fields that can never be closed, since not every writer is known, or that a router writes."""
+    schema = parts.graph.schema
     if not schema.live_fields:
         return
     named = ", ".join(map(repr, schema.live_fields))
@@ -553,10 +533,10 @@ def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
                 "close: declare it, add_node(..., writes=[...])"
             )
     for source, router in parts.routers():
-        for field in router.writes.values():
-            if field in schema.live_fields:
+        for name in router.writes.values():
+            if name in schema.live_fields:
                 yield (
-                    f"the router at {source!r} writes the live field {field!r}: let a node post to it, or write the "
+                    f"the router at {source!r} writes the live field {name!r}: let a node post to it, or write the "
                     "label to a field of its own"
                 )
 
@@ -564,12 +544,14 @@ def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
 _NUMBER = re.compile(r"_?\d+$|_[a-z]$")  # `draft_2` beside `draft`, `price_a` beside `price_b`: no slip of a key
 
 
-def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inputs: Collection[str]) -> Iterator[str]:
+def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
     """Run values that do not exist, and fields of templates that are not set when the template is filled in.
 
     Without a schema any field may be an input: one that only texts and views name is refused if it is spelt like one
-    that a node has. `inputs` are then those that the graph declares.
+    that a node has. The inputs are then those that the graph declares.
     """
+    schema = parts.graph.schema
+    inputs = parts.graph.inputs or () if schema.accepts_any_key else parts.inputs
     earlier: WritesBefore | None = None  # costly, and rarely needed
     readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
     written = [fields for _, fields in parts.writers()]
@@ -588,9 +570,9 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
                 if problem is not None:
                     yield f"{part.who}: {name!r} {problem}"
             elif not schema.accepts_any_key and name in schema.fields:
-                field = schema.fields[name]
-                given = name in inputs and name not in facts.left_out
-                if given or field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
+                known_field, given = schema.fields[name], name in inputs and name not in facts.left_out
+                default = known_field.fixed_default
+                if given or known_field.info.default_factory is not None or default not in (None, DELETE):
                     continue
                 earlier = earlier or WritesBefore(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
@@ -601,42 +583,35 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
 # --- inputs and outputs
 
 
-def _declared_inputs(
-    options: GraphOptions, parts: GraphParts, edges: list[Edge], problems: list[str]
-) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The fields that a run may be given, and those that it must be given."""
-    schema, fields = options.schema, options.schema.fields
+def _declare_inputs(parts: GraphParts, edges: Sequence[Edge]) -> None:
+    """Find the fields that a run may be given, and those that it must be given."""
+    options, schema = parts.graph, parts.graph.schema
+    fields, inputs = schema.fields, options.inputs
     if schema.accepts_any_key:
         inferred = _inferred_inputs(parts, edges)
-        inputs = tuple(inferred) if options.inputs is None else options.inputs
-        return inputs, _required_inputs(options, inputs, [name for name in inputs if inferred.get(name)], problems)
-    if options.inputs is None:
-        written = {field for _, writes in parts.writers() for field in writes or ()}
-        inputs = tuple(name for name in fields if name not in written)
+        inputs = tuple(inferred) if inputs is None else inputs
+        needed = [name for name in inputs if inferred.get(name)]
     else:
-        inputs = options.inputs
-        unknown = [name for name in inputs if name not in fields]
-        problems += [f"the input {name!r} is no field of {options.name}.{suggestion(name, fields)}" for name in unknown]
-    needed = [name for name in inputs if name in fields and fields[name].required]
-    return inputs, _required_inputs(options, inputs, needed, problems)
-
-
-def _required_inputs(
-    options: GraphOptions, inputs: tuple[str, ...], needed: list[str], problems: list[str]
-) -> frozenset[str]:
-    """The inputs that a run must be given: what was declared, else what is needed."""
-    if options.required is None:
-        return frozenset(needed)
-    problems += [
+        if inputs is None:
+            written = {name for _, writes in parts.writers() for name in writes or ()}
+            inputs = tuple(name for name in fields if name not in written)
+        parts.problems += [
+            f"the input {name!r} is no field of {options.name}.{suggestion(name, fields)}"
+            for name in inputs
+            if name not in fields
+        ]
+        needed = [name for name in inputs if name in fields and fields[name].required]
+    parts.problems += [
         f"required names {name!r}, which is no input of {options.name} ({list_names(inputs)})."
         f"{suggestion(name, inputs)}"
-        for name in options.required
+        for name in options.required or ()
         if name not in inputs
     ]
-    return frozenset(options.required)
+    parts.inputs = inputs
+    parts.required = frozenset(needed if options.required is None else options.required)
 
 
-def _inferred_inputs(parts: GraphParts, edges: list[Edge]) -> dict[str, bool]:
+def _inferred_inputs(parts: GraphParts, edges: Sequence[Edge]) -> dict[str, bool]:
     """Without a schema: the fields that a node reads and no earlier node writes, and whether a run must be given them.
 
     What only the targets of a `Send` read may come with the `Send`. Inputs that may be left out come last.
@@ -647,19 +622,20 @@ def _inferred_inputs(parts: GraphParts, edges: list[Edge]) -> dict[str, bool]:
     for name, node in parts.nodes.items():
         if earlier.unknown(name):
             continue
-        for field in (node.reads or {}).values():
-            if not earlier.wrote(name, field):
-                needed = field not in node.optional and name not in sent
-                found[field] = found.get(field, False) or needed
+        for read in (node.reads or {}).values():
+            if not earlier.wrote(name, read):
+                needed = read not in node.optional and name not in sent
+                found[read] = found.get(read, False) or needed
     return dict(sorted(found.items(), key=lambda item: not item[1]))
 
 
-def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str] | None:
+def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     """The fields that a run may be given besides its inputs; None for anything.
 
     Without a schema that is each field that a node or router reads or writes, so that a misspelled input is refused;
     where one of them reads the state as a whole, it is anything.
     """
+    options = parts.graph
     if options.inputs is not None or not options.schema.accepts_any_key:
         return options.also
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
@@ -668,22 +644,20 @@ def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str]
     known = {*(options.outputs or ()), *(options.keep or ())}
     for part in readers:
         known.update((part.reads or {}).values(), (part.writes or {}).values())
-    known.update(field for _, part in parts.all_condensers() for field in part.templates.fields)
-    known.update(edge.into for ways in parts.errors.values() for edge in ways if edge.into is not None)
+    known.update(name for _, part in parts.all_condensers() for name in part.templates.fields)
+    known.update(edge.into for edge in parts.errors if edge.into is not None)
     return frozenset(known)
 
 
-def _declared_outputs(
-    options: GraphOptions, parts: GraphParts, inputs: tuple[str, ...], required: frozenset[str]
-) -> tuple[str, ...] | None:
+def _declared_outputs(parts: GraphParts) -> tuple[str, ...] | None:
     """The fields that the program returns; None for every field that is no input."""
-    schema = options.schema
+    options, schema = parts.graph, parts.graph.schema
     if options.outputs is not None or schema.accepts_any_key:
         return options.outputs
     writers = list(parts.writers())
-    written = {field for _, writes in writers for field in writes or ()}
+    written = {name for _, writes in writers for name in writes or ()}
     undeclared = any(writes is None for _, writes in writers)
-    kept = inputs if options.inputs is not None else required
+    kept = parts.inputs if options.inputs is not None else parts.required
     return tuple(
         name
         for name in schema.fields
@@ -691,10 +665,10 @@ def _declared_outputs(
     )
 
 
-def _output_problems(options: GraphOptions, parts: GraphParts, inputs: Collection[str]) -> Iterator[str]:
+def _output_problems(parts: GraphParts) -> Iterator[str]:
     """Outputs that are no fields, or that nothing writes."""
-    any_key = options.schema.accepts_any_key
-    written = dict.fromkeys(inputs)
+    options, any_key = parts.graph, parts.graph.schema.accepts_any_key
+    written = dict.fromkeys(parts.inputs)
     for _, writes in parts.writers():
         if writes is None and any_key:
             return
@@ -719,21 +693,15 @@ def _taken(node: Node, exits: tuple[Exit, ...]) -> frozenset[str] | None:
 # --- the program's own text and modules
 
 
-def source_text(
-    options: GraphOptions,
-    nodes: Iterable[NodeOptions],
-    edges: Iterable[EdgeDeclaration | RouterOptions],
-    errors: Iterable[ErrorEdge] = (),
-) -> str:
+def source_text(declared: Declarations) -> str:
     """The graph as Python text, which optimizers show to a language model as the source of the program."""
 
     def calls(show: Show) -> Iterator[str]:
-        yield from (_node_call(node, show) for node in nodes)
-        for edge in edges:
+        yield from (_node_call(node, show) for node in declared.nodes)
+        for edge in declared.edges:
             yield from _edge_calls(edge, show)
-        yield from (_error_edge_call(edge, show) for edge in errors)
 
-    return graph_text(options.name, options.schema.model, calls)
+    return graph_text(declared.options.name, declared.options.schema.model, calls)
 
 
 def _node_call(node: NodeOptions, show: Show) -> str:
@@ -747,7 +715,10 @@ def _node_call(node: NodeOptions, show: Show) -> str:
     return f"{call}, modules={{{modules}}})" if modules else f"{call})"
 
 
-def _edge_calls(edge: EdgeDeclaration | RouterOptions, show: Show) -> Iterator[str]:
+def _edge_calls(edge: AnyEdge, show: Show) -> Iterator[str]:
+    if isinstance(edge, ErrorEdge):
+        yield _error_edge_call(edge, show)
+        return
     if isinstance(edge, EdgeDeclaration):
         yield from (f"graph.add_edge({_quoted(source)}, {_all_quoted(edge.targets)})" for source in edge.sources)
         return

@@ -6,7 +6,8 @@ import keyword
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import dspy
 
@@ -23,7 +24,8 @@ from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Record
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.node import SENT, Node, Send
-from dspyer.nodes.router import Router
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.router import Router, RouterOptions
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.redaction import Redact, Redaction, redacted_policies
@@ -94,6 +96,21 @@ class EdgeDeclaration(NamedTuple):
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
+
+
+AnyEdge: TypeAlias = EdgeDeclaration | RouterOptions | ErrorEdge
+
+
+class Declarations(NamedTuple):
+    """All that a `Graph` was given; nodes and edges in the order of their declaration.
+
+    Of several error edges of a node the first that fits counts, so their order is a part of the graph.
+    """
+
+    options: GraphOptions
+    nodes: tuple[NodeOptions, ...]
+    edges: tuple[AnyEdge, ...] = ()
+    join_policies: Mapping[str, Policies] = MappingProxyType({})
 
 
 def as_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from dspyer.archive.archive import Archive
-    from dspyer.runtime.program import CompiledGraph
-    from dspyer.stores.base import Store
+    from dspyer import Archive, CompiledGraph
+    from dspyer.stores import Store
 
 __all__ = ["app", "inspect"]
 

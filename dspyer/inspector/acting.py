@@ -15,16 +15,15 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.routing import Route
 
+from dspyer import CompiledGraph, Thread
 from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, brief, error_text
+from dspyer.extend import freeze
 from dspyer.inspector.json_answers import NOTHING, RefusedError, answered, body_of, read_in_thread, text_of
 from dspyer.patch import decode_update
-from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.streams import Events
-from dspyer.stores.base import Store
+from dspyer.stores import Store
 from dspyer.threads.graph_changes import named_classes
-from dspyer.threads.thread import Thread
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
 
 logger = logging.getLogger("dspyer")
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dspyer.archive.archive import Archive
+from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display.cut_values import cut_within, part_of
 from dspyer.display.run_file import RECORD

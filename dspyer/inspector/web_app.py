@@ -27,8 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dspyer import __version__
-from dspyer.archive.archive import Archive
+from dspyer import Archive, __version__
 from dspyer.display.run_file import PAGE
 from dspyer.inspector.json_answers import RefusedError, answered, error_response
 from dspyer.inspector.reading import Following, Reading

@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
@@ -71,31 +71,18 @@ _LOCKED_FOR = 10.0  # seconds to wait for another process that writes; a reader 
 _DIGEST_SIZE = 16
 
 
-class CachedPatch(NamedTuple):
-    """The values that a node returned.
-
-    Attributes:
-        updates: by field of the state.
-        whole: whether the values replace what is there, without a merge of dicts.
-        made: when, as a Unix time.
-    """
-
-    updates: Mapping[str, Any]
-    whole: bool
-    made: float
+def encode_reply(reply: Reply) -> bytes:
+    """The JSON of what a node returned, with the time; raises `StateError` for a value that has none."""
+    updates = [[name, encode_update(update)] for name, update in reply.updates.items()]
+    return json.dumps({"updates": updates, "whole": reply.whole, "made": clock.wall()}, allow_nan=False).encode()
 
 
-def encode_patch(patch: CachedPatch) -> bytes:
-    """Return the JSON of a patch; raise `StateError` for a value that has none."""
-    updates = [[name, encode_update(update)] for name, update in patch.updates.items()]
-    return json.dumps({"updates": updates, "whole": patch.whole, "made": patch.made}, allow_nan=False).encode()
-
-
-def decode_patch(data: bytes, decode: Callable[[Any], Any]) -> CachedPatch:
-    """Return the patch of a JSON; `decode` reads its values. Raise `StateError` for a class that is unknown here."""
+def decode_reply(data: bytes, decode: Callable[[Any], Any]) -> Reply:
+    """The reply of a JSON; `decode` reads its values. Raises `StateError` for a class that is unknown here."""
     found = json.loads(data)
-    updates = {name: decode_update(update, decode) for name, update in found["updates"]}
-    return CachedPatch(updates, found["whole"], found["made"])
+    # Plain copies, as the function returned them: pydantic accepts no frozen model in a plain dict.
+    plain = {name: decode_update(update, lambda value: thaw(decode(value))) for name, update in found["updates"]}
+    return Reply(plain, None, found["whole"])
 
 
 class PatchCache:
@@ -172,25 +159,22 @@ _Place: TypeAlias = tuple[str, str, float | None]  # folder, key, ttl: an entry 
 ANY_LOOP: Final = object()
 
 
-class Flight:
-    """One key that an execution of this process is looking up or making.
+class Flight(Future[None]):
+    """One key that an execution of this process, the leader, is looking up or making; it is done when that ends.
+
+    Without an `entry` each follower then makes its own call: one after the other, they would wait for each other's
+    timeouts. A leader that was cancelled cancels the flight, and one of its followers leads.
 
     Attributes:
         loop: the event loop that the leader needs, `ANY_LOOP` if it is not known, None for none.
-        ended: whether the leader has ended.
-        entry: what it has found or made; None if that cannot be kept, or if the leader failed.
-        has_outcome: whether it has ended with a result or an error. Without an entry each follower then makes its own
-            call: one after the other, they would wait for each other's timeouts. A leader that was cancelled has no
-            outcome, and one of its followers leads.
+        entry: what the leader has found or made; None if that cannot be kept, or if the leader failed.
     """
 
     def __init__(self, place: _Place) -> None:
+        super().__init__()
         self.loop: object = ANY_LOOP
-        self.ended = False
         self.entry: bytes | None = None
-        self.has_outcome = False
         self._place = place
-        self._waiting: list[Callable[[], object]] = []
 
     @contextmanager
     def leading(self, loop: object) -> Iterator[None]:
@@ -198,36 +182,22 @@ class Flight:
         self.loop = loop
         try:
             yield
-        except Exception:
-            self._end(True)
+        except BaseException as error:
+            self.end(isinstance(error, Exception))
             raise
-        except BaseException:
-            self.abandon()
-            raise
+        self.end(True)
+
+    def end(self, has_outcome: bool) -> None:
+        """End, unless it has ended: a leader that was abandoned may still come to its end in a thread left running."""
+        with _lock:
+            if _flights.get(self._place) is not self:
+                return
+            del _flights[self._place]
+        # Without the lock: this wakes the followers, and one of them may lead the next flight of the key.
+        if has_outcome:
+            self.set_result(None)
         else:
-            self._end(True)
-
-    def abandon(self) -> None:
-        """End without an outcome, unless it has ended."""
-        self._end(False)
-
-    def _end(self, has_outcome: bool) -> None:
-        with _lock:
-            if self.ended:
-                return
-            self.has_outcome, self.ended = has_outcome, True
-            waiting, self._waiting = self._waiting, []
-            _flights.pop(self._place, None)
-        for wake in waiting:
-            wake()
-
-    def on_end(self, wake: Callable[[], object]) -> None:
-        """Call `wake` when the leader has ended, from its thread, or at once."""
-        with _lock:
-            if not self.ended:
-                self._waiting.append(wake)
-                return
-        wake()
+            self.cancel()
 
 
 def on_disk(work: Callable[..., T], *args: Any) -> Future[T]:
@@ -254,7 +224,7 @@ _caches: dict[str, PatchCache] = {}
 
 
 def join_flight(cache: PatchCache, key: str, ttl: float | None) -> tuple[Flight, bool]:
-    """Return the flight of a key, and whether the caller leads it: then it must enter `leading` or `abandon` it."""
+    """Return the flight of a key, and whether the caller leads it: then it must enter `leading` or `end` it."""
     place = (cache.folder, key, ttl)
     with _lock:
         found = _flights.get(place)
@@ -504,7 +474,7 @@ class Lead(NamedTuple):
             # If an attempt around the execution times out, it may be left running for good: nothing waits for it then.
             limit = current_limit.get()
             while limit is not None:
-                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
+                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.end(False)))
                 limit = limit.around
             stack.enter_context(dspy.context(**{_LED: (*_led(), self.flight)}))
             with self.flight.leading(loop):
@@ -521,7 +491,7 @@ class Follow(NamedTuple):
             return True
         ended = threading.Event()
         with call.runner.session.stop_signal.on_stop(lambda _reason: ended.set()):
-            self.flight.on_end(ended.set)
+            self.flight.add_done_callback(lambda _flight: ended.set())
             ended.wait()
         return self._has_outcome()
 
@@ -530,7 +500,7 @@ class Follow(NamedTuple):
             return True
         ended, end = task_signal()
         with call.runner.session.stop_signal.on_stop(end):
-            self.flight.on_end(end)
+            self.flight.add_done_callback(lambda _flight: end())
             await ended
         return self._has_outcome()
 
@@ -546,9 +516,9 @@ class Follow(NamedTuple):
         return bool(blocked) and (self.flight.loop is ANY_LOOP or self.flight.loop in blocked)
 
     def _has_outcome(self) -> bool:
-        if not self.flight.ended:
+        if not self.flight.done():
             raise asyncio.CancelledError
-        return self.flight.has_outcome
+        return not self.flight.cancelled()
 
 
 class NodeCache(Layer):
@@ -582,7 +552,7 @@ class NodeCache(Layer):
                 try:
                     found: Output = yield Lead(flight, look.leading(flight, inner)), call
                 finally:
-                    flight.abandon()  # no follower waits for a script that is closed before its step
+                    flight.end(False)  # no follower waits for a script that is closed before its step
                 return found
             has_outcome: bool = yield Follow(flight), call
             if has_outcome:
@@ -657,8 +627,8 @@ class _Look:
         """Encodes what the node returned; returns it as it reads from its entry."""
         self.entry = None
         try:
-            entry = encode_patch(CachedPatch(reply.updates, reply.whole, clock.wall()))
-            found = self._read_back(entry)
+            entry = encode_reply(reply)
+            found = decode_reply(entry, self._decode)
         except Exception as error:  # noqa: BLE001 - the result is good, it only has no JSON form that can be read
             self._warn("what it returned cannot be kept", error)
             return reply
@@ -671,16 +641,11 @@ class _Look:
         The entry may be of another version of a class or of the schema.
         """
         try:
-            output: Output = self.call.reply(self._read_back(entry))
+            output: Output = self.call.reply(decode_reply(entry, self._decode))
         except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
             self._warn("an entry cannot be used, so it is called", error)
             return None
         return output._replace(cached=True)
-
-    def _read_back(self, entry: bytes) -> Reply:
-        # Plain copies, as the function returned them: pydantic accepts no frozen model in a plain dict.
-        found = decode_patch(entry, lambda encoded: thaw(self._decode(encoded)))
-        return Reply(found.updates, None, found.whole)
 
 
 def default_folder() -> str:

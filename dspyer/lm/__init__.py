@@ -1,1 +1,1 @@
-"""What makes a program a `dspy.Module`: traces, token usage, parameters, signatures, prompts and demos, source text."""
+"""Programs as `dspy.Module`s: traces, token usage, parameters, signatures, prompts and demos, source text."""

@@ -115,7 +115,7 @@ class TemplateValues(Protocol):
     """The values of one call of a node."""
 
     def text(self, name: str) -> str | None:
-        """How a prompt shows a value; None if there is none."""
+        """The form of a value in a prompt; None if there is none."""
 
     def plain(self, name: str) -> Any:
         """The value itself."""
@@ -125,7 +125,7 @@ class TemplateValues(Protocol):
 
 
 def can_convert(predictor: dspy.Predict) -> bool:
-    """Whether a predictor can get a template class: not if its class has a `forward` of its own."""
+    """Return whether a predictor can get a template class: not if its class has a `forward` of its own."""
     kind = type(predictor)
     if hasattr(kind, "template_base"):
         return True
@@ -634,7 +634,7 @@ _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _parts(value: object, programs: bool = False) -> list[Any]:
-    """What `walk` finds but texts and numbers, without paths; not what is in graphs, which copy that themselves.
+    """All that `walk` finds but texts and numbers, without paths; not what is in graphs, which copy that themselves.
 
     Each copy of a program makes it, so it is as short as it can be.
     """

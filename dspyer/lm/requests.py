@@ -1,4 +1,4 @@
-"""What a later attempt, or another trial of a search, asks an LM: responses that no cache has.
+"""Requests of a later attempt, or another trial of a search: responses that no cache has.
 
 DSPy caches every response, also one that did not parse. So an attempt that follows such a response must not make the
 same request: it adds a *rollout id*, which DSPy has for that purpose, in the adapter. All modules of DSPy make their
@@ -25,7 +25,7 @@ STRIDE: Final = 10**6
 
 
 class Asking(NamedTuple):
-    """How an adapter changes requests: what it adds to rollout ids, and the trial around, with its temperature."""
+    """Changes of an adapter to requests: what it adds to rollout ids, and the trial around, with its temperature."""
 
     added: int = 0
     trial: int | None = None

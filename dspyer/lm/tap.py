@@ -83,7 +83,7 @@ def known_prices(lm: Any) -> tuple[float, float] | None:
 
 
 def responses_asked(lm: Any, options: Mapping[str, Any]) -> int:
-    """How many responses a call asks for, by its options or those of its LM."""
+    """The number of responses that a call asks for, by its options or those of its LM."""
     found: int = options.get("n") or getattr(lm, "kwargs", {}).get("n") or 1
     return found
 
@@ -96,7 +96,7 @@ PRICES: Final = "dspyer_prices"
 
 
 class Subscriber:
-    """What hears of the LM calls of a block."""
+    """A listener that hears of the LM calls of a block."""
 
     def begins(self, call: TappedCall) -> None:
         """Hears that a call begins. `CancelledError` refuses it: an `Exception` would only be logged by DSPy."""
@@ -178,7 +178,7 @@ class TappedCall:
 
     @property
     def requests(self) -> int:
-        """How many requests were made, one for each response; 0 if a cache gave them."""
+        """The number of requests that were made, one for each response; 0 if a cache gave them."""
         if self.error is not None:
             return min(len(self.usages) + 1, self.asked)  # each response before the failure has its own usage
         if not self.usages or self.entry is None:
@@ -271,7 +271,7 @@ def prices_here() -> Prices:
 
 
 def subscribers() -> tuple[Subscriber, ...]:
-    """What hears of the LM calls here, in the order in which it does."""
+    """The listeners that hear of the LM calls here, in the order in which they do."""
     found: tuple[Subscriber, ...] = dspy.settings.get(_SUBSCRIBERS) or ()
     return found
 
@@ -391,7 +391,7 @@ class RequestGate(Subscriber):
 
 
 def _has_price(call: TappedCall) -> bool:
-    """Whether the cost of a request will be known, as far as that can be told before it."""
+    """Return whether the cost of a request will be known, as far as that can be told before it."""
     if call.lm.model in call.prices:
         return True
     engine = getattr(call.lm, ENGINE, None)
@@ -433,11 +433,11 @@ FALLBACK = "fallback"
 
 
 class CallLog(Protocol):
-    """What gets the calls that are to be stored."""
+    """A log that gets the calls that are to be stored."""
 
     @property
     def wants_texts(self) -> bool:
-        """Whether it wants messages and responses."""
+        """Return whether it wants messages and responses."""
 
     def add(self, call: LMCall) -> LMCall:
         """Take a call to be written; return it as the run shows it."""
@@ -467,7 +467,7 @@ class LMRecorder(Subscriber):
 
     @property
     def wants_texts(self) -> bool:
-        """Whether the log, or that of a run around this one, wants messages and responses."""
+        """Return whether the log, or that of a run around this one, wants messages and responses."""
         return self._kept is not None or (self.log is not None and self.log.wants_texts)
 
     def ended(self, call: TappedCall) -> None:
@@ -529,7 +529,7 @@ class LMRecorder(Subscriber):
         return known[1].get(id(predictor)) or type(predictor).__name__
 
     def counted(self) -> Counted:
-        """What the usage so far is computed from: a node that was left running may add some meanwhile."""
+        """The numbers from which the usage so far is computed: a node that was left running may add some meanwhile."""
         data = self.tracker.usage_data
         return tuple(self.usages), {name: list(entries) for name, entries in list(data.items())}
 
@@ -613,7 +613,7 @@ def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
 
 
 def usage_so_far() -> dict[str, LMUsage]:
-    """What the run around the caller has used so far, by language model: tokens, requests and cost."""
+    """The usage of the run around the caller so far, by language model: tokens, requests and cost."""
     recorder = subscriber(LMRecorder)
     return {} if recorder is None else usage_of(*recorder.counted())
 
@@ -641,7 +641,7 @@ def _response(outputs: Any) -> Any:
 
 
 def _finish_reason(response: Any) -> str | None:
-    """Why a response ended; of several, what is not `"stop"` first."""
+    """The reason why a response ended; of several, what is not `"stop"` first."""
     found = [_reason_of(one) for one in (response if isinstance(response, tuple) else (response,))]
     return next((one for one in found if one not in (None, "stop")), next(iter(found), None))
 

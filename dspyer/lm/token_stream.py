@@ -410,7 +410,7 @@ class PredictorCall:
         self.begin_response()
 
     def begin_response(self) -> None:
-        """What is received from now on is another response."""
+        """Take what is received from now on for another response."""
         self._reader, self._ended, self._half = self._make_reader(), False, ""
         self._submit = SubmitText(self._final, self._show)
 
@@ -481,7 +481,7 @@ def _no_reader() -> None:
 
 
 def _decides(predictor: Any) -> bool:
-    """Whether DSPy refuses to stream: a predictor has outputs of its experimental types of decisions."""
+    """Return whether DSPy refuses to stream: a predictor has outputs of its experimental types of decisions."""
     found = [
         kind for field in predictor.signature.output_fields.values() for kind in (field.annotation, *field.metadata)
     ]
@@ -494,7 +494,7 @@ def _decides(predictor: Any) -> bool:
 
 
 def _streams(kind: Any) -> bool:
-    """Whether chunks have parts of a value of this type, beside the text of the response."""
+    """Return whether chunks have parts of a value of this type, beside the text of the response."""
     own: Any = kind if isinstance(kind, type) and issubclass(kind, dspy.Type) else None
     return own is not None and bool(own.is_streamable())
 

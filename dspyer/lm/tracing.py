@@ -128,7 +128,7 @@ def reject_steps(steps: Steps) -> None:
 
 
 def is_rejected(predictor: object) -> bool:
-    """Whether the predictor of a step is the copy that `rejected_step` has made."""
+    """Return whether the predictor of a step is the copy that `rejected_step` has made."""
     return REJECTED in vars(predictor)
 
 
@@ -151,7 +151,7 @@ def set_steps_apart(count: int) -> None:
 
 
 def is_apart(predictor: object) -> bool:
-    """Whether a predictor is one that `set_apart` has marked."""
+    """Return whether a predictor is one that `set_apart` has marked."""
     return _APART in vars(predictor)
 
 

@@ -40,7 +40,7 @@ class RateLimits(NamedTuple):
 
 
 class Waiting:
-    """What ends a wait before a request: the time of the node, and the budgets of the runs around the caller.
+    """Limits that end a wait before a request: the time of the node, and the budgets of the runs around the caller.
 
     Async code has no need of the first: its task is cancelled.
     """
@@ -110,7 +110,7 @@ class SlotPlace(Future[None]):
         self._loop = loop
 
     def take(self) -> bool:
-        """Whether the caller still waits; then it is to be granted a slot."""
+        """Return whether the caller still waits; then it is to be granted a slot."""
         if self._loop is not None and self._loop.is_closed():
             return False  # its task never runs again, and would keep the slot
         return self.set_running_or_notify_cancel()
@@ -219,7 +219,7 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request never has to wait here."""
+        """Return whether a request never has to wait here."""
         return self.limits == RateLimits() and clock.now() >= self._held_until
 
     def enter(self, tokens: int, requests: int = 1) -> Generator[tuple[Any, Any], Any, None]:
@@ -289,7 +289,7 @@ class Gate:
 
     @property
     def cooling(self) -> bool:
-        """Whether the LM has failed so recently that another one should be asked."""
+        """Return whether the LM has failed so recently that another one should be asked."""
         return clock.now() < self._cooling_until
 
     def cool(self, seconds: float) -> None:
@@ -304,7 +304,7 @@ class Gate:
 
 
 async def _granted_here(slot: asyncio.Future[None], seconds: float | None) -> bool:
-    """Whether a slot is granted within so many seconds; False once it is cancelled."""
+    """Return whether a slot is granted within so many seconds; False once it is cancelled."""
     with suppress(TimeoutError):
         async with clock.timeout(clock.after(seconds), "slot"):
             await asyncio.wait((slot,))

@@ -49,7 +49,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 from typing_extensions import ReadOnly
 
-from dspyer import DELETE, ImmutableState, Replace, message_list, reducers
+from dspyer import DELETE, ImmutableState, Replace, Updates, message_list, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, brief
 from dspyer.extend import freeze, thaw
 from dspyer.migrate.internals import (
@@ -62,7 +62,6 @@ from dspyer.migrate.internals import (
 )
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
-from dspyer.patch import Updates
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.values.freezing import classes_in, is_rebuildable
 from dspyer.values.frozen import CopyOnRead, FrozenList
@@ -127,7 +126,7 @@ _ADDITION = (lambda left, right: left + right).__code__
 
 
 def _is_addition(function: Any) -> bool:
-    """Whether a function only adds its two arguments: `operator.add`, or a function with the code of an addition."""
+    """Tell if a function only adds its two arguments: `operator.add`, or a function with the code of an addition."""
     if function is operator.add:
         return True
     code = function.__code__ if type(function) is FunctionType else None
@@ -161,7 +160,7 @@ def _added(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]
 
 
 def _only_adds(current: Any, update: Any) -> bool:
-    """Whether messages are added to messages or replace those with their ids, and none is removed."""
+    """Return whether messages are added to messages or replace those with their ids, and none is removed."""
     return (
         _all_messages(current)
         and type(update) is FrozenList
@@ -578,7 +577,7 @@ def _pairs(result: Any, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def is_several(result: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a node returned several results at once: a list with a `Command` in it."""
+    """Return whether a node returned several results at once: a list with a `Command` in it."""
     return isinstance(result, (list, tuple)) and any(isinstance(each, Command) for each in result)
 
 

@@ -1,4 +1,4 @@
-"""What the function of a node or router uses and names: read from its code, without a call.
+"""Names and classes that the function of a node or router uses: read from its code, without a call.
 
 A function is followed into the functions that it calls, two deep, as far as they are the user's own: the code of
 libraries is not read, except for what their closures hold, since that is what the user gave them.
@@ -42,7 +42,7 @@ class UsedObject(NamedTuple):
 
 
 class NodeCode(NamedTuple):
-    """What was found behind a node or a router.
+    """Findings behind a node or a router.
 
     Attributes:
         main: the function itself, None if there is none, as for a chain.
@@ -55,7 +55,7 @@ class NodeCode(NamedTuple):
     uses: tuple[UsedObject, ...]
 
     def values(self, kind: type | tuple[type, ...]) -> list[UsedObject]:
-        """What is used of some classes."""
+        """The names that are used of some classes."""
         return [use for use in self.uses if is_a(use.value, kind)]
 
     def names(self) -> set[str]:
@@ -203,7 +203,7 @@ def _is_library(thing: object) -> bool:
 
 
 def _is_followed(fn: FunctionType, by: FunctionType) -> bool:
-    """Whether a function is the user's own: of the caller's package, or of no installed one."""
+    """Return whether a function is the user's own: of the caller's package, or of no installed one."""
     if _top(fn) == _top(by):
         return True
     place = Path(fn.__code__.co_filename)
@@ -305,7 +305,7 @@ def returned_values(source: Source) -> Iterator[ast.expr]:
 
 
 def _is_state_class(fn: FunctionType, name: str) -> bool:
-    """Whether a name is that of a class of the user, which a node returns as its state, and no message."""
+    """Return whether a name is that of a class of the user, which a node returns as its state, and no message."""
     cls = fn.__globals__.get(name)
     return isinstance(cls, type) and not _is_library(cls)
 
@@ -343,7 +343,7 @@ def _dict_keys(value: ast.expr, source: Source, fn: FunctionType) -> Iterator[st
 
 
 def has_sync_form(path: Any) -> bool:
-    """Whether a router can be called without an event loop."""
+    """Return whether a router can be called without an event loop."""
     if not _is_async(path):
         return True
     fn = main_function(path)
@@ -360,12 +360,12 @@ def sync_form(path: Any) -> Any:
 
 
 def _is_async(path: Any) -> bool:
-    """Whether a router has only an async form."""
+    """Return whether a router has only an async form."""
     return isinstance(path, RunnableCallable) and path.func is None
 
 
 def _awaits(code: CodeType) -> bool:
-    """Whether code awaits; `async for` and `async with` do, too. What a function inside of it awaits is its own."""
+    """Tell if code awaits; `async for` and `async with` do, too. What a function inside of it awaits is its own."""
     return any(step.opname in {"GET_AWAITABLE", "GET_ANEXT"} for step in dis.get_instructions(code))
 
 

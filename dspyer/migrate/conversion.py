@@ -168,7 +168,7 @@ def _try_conversion(graph: Any, findings: Findings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `from_langgraph` was given beside the graph."""
+    """Arguments that `from_langgraph` was given beside the graph."""
 
     nodes: Mapping[str, Any] = field(default_factory=dict)
     routes: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -281,7 +281,7 @@ class Conversion:
 
     @property
     def _inside(self) -> str:
-        """Where the graph is, for notes."""
+        """The place of the graph, for notes."""
         return f" in the graph {self.path.removesuffix('.')!r}" if self.path else ""
 
     def _check(self) -> None:
@@ -331,7 +331,7 @@ class Conversion:
         return "raise" if given is None else given
 
     def _node_options(self, name: str) -> dict[str, Any]:
-        """How a node is added: the options of `Graph.add_node`."""
+        """The way in which a node is added: the options of `Graph.add_node`."""
         options = {"goto": self._goto(name), **self._policies(name)}
         match self.targets.kinds[name]:
             case "replaced":
@@ -434,7 +434,7 @@ class Conversion:
         return [*found, topology.END] if handled else found
 
     def _followed(self, source: str) -> set[str]:
-        """Where edges and routers lead."""
+        """The targets of edges and routers."""
         return {*self.edges.static.get(source, ()), *self.edges.routed(source)}
 
     def _add_edges(self, graph: Graph, source: str) -> None:

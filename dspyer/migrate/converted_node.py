@@ -43,7 +43,7 @@ from dspyer.errors import (
 from dspyer.events import NodeFailed
 from dspyer.extend import thaw
 from dspyer.graph.spec import attribute_problems, check_name
-from dspyer.layers.retry import accepts
+from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of
@@ -73,7 +73,7 @@ class NamedTargets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """How the names that LangGraph's code goes to become targets of dspyer.
+    """Targets of dspyer for the names that LangGraph's code goes to.
 
     Attributes:
         names: the name of each node in dspyer, by its name in LangGraph; those that no run reaches are left out.
@@ -147,7 +147,7 @@ def usable_name(name: str, taken: Iterable[str]) -> str:
 
 
 class TaskCalls:
-    """What LangGraph calls for each call of a task. A node that runs again gets the recorded results, in their order.
+    """Calls by LangGraph for each call of a task. A node that runs again gets the recorded results, in their order.
 
     A task of a sync node runs when it is called, and not in the background. `name` is that of the node, or of its error
     handler.
@@ -218,7 +218,7 @@ def _done(call: Callable[[], Any]) -> Future[Any] | asyncio.Future[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all nodes of a converted graph get beside the state: as given to `from_langgraph`, or as a run's resources.
+    """Arguments of all converted nodes beside the state: as given to `from_langgraph`, or as a run's resources.
 
     Attributes:
         context: `runtime.context`; a resource of the class `context_schema` takes its place.
@@ -325,7 +325,7 @@ class ConvertedRouter:
 
     @property
     def who(self) -> str:
-        """How errors name it."""
+        """The name of it in errors."""
         return f"the router of {self.label!r}"
 
     def __call__(self, state: ImmutableState, ctx: Context) -> list[Goto]:
@@ -333,7 +333,7 @@ class ConvertedRouter:
         return found or [END]
 
     def follow(self, state: ImmutableState, ctx: Context) -> list[object]:
-        """Where edges and routers lead, as LangGraph's code says it."""
+        """Targets of edges and routers, as LangGraph's code says it."""
         config = self.surroundings.config(self.label, ctx, Questions(()), TaskCalls(ctx, f"{self.label} router"))
         managed = self.surroundings.managed_values(ctx)
         token = var_child_runnable_config.set(config)
@@ -388,7 +388,7 @@ def handling() -> Iterator[None]:
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Whether a handler has raised this error."""
+    """Return whether a handler has raised this error."""
     return bool(vars(error).get(_OF_HANDLER))
 
 
@@ -405,7 +405,7 @@ def noted(error: Exception) -> dict[str, Any]:
 
 
 def earlier_error(node: str, label: str, ctx: Context) -> NodeError | None:
-    """What the handler of a node got before; None if the node has not failed."""
+    """The error that the handler of a node got before; None if the node has not failed."""
     attempt = ctx.delegate
     found = thaw(attempt.host.records.effects.get(RecordKey(attempt.local_id, key_of(node))))
     return None if found is None else NodeError(label, _rebuilt(**found))
@@ -479,14 +479,14 @@ class ConvertedNode:
             return self.handler._called(state, ctx, failed)
 
     def _failed_before(self, state: ImmutableState, ctx: Context) -> NodeError | None:
-        """How the node has failed for good, before a question of its handler or a crash: it is not called again."""
+        """The last failure of the node, before a question of its handler or a crash: it is not called again."""
         failed = earlier_error(self.name, self.label, ctx)
         if failed is not None:
             NodeCall(self, state, ctx)  # its questions count as asked
         return failed
 
     def _handed_over(self, error: Exception, ctx: Context) -> NodeError:
-        """What the handler gets of an error. The stream tells it, as it does where an error edge leads on."""
+        """The form of an error for the handler. The stream tells it, as it does where an error edge leads on."""
         attempt = ctx.delegate
         attempt.host.publish(NodeFailed(attempt.node, attempt.branch, attempt.execution, error))
         return NodeError(self.label, error)
@@ -499,7 +499,7 @@ class ConvertedNode:
         return call.reply()
 
     def _is_last(self, error: Exception, ctx: Context) -> bool:
-        """Whether no attempt follows one that raised this error. Errors that no step can mend are not handled."""
+        """Tell if no attempt follows one that raised this error. Errors that no step can mend are not handled."""
         return not always_raised(error) and (self.retry is None or self.retry.pause(ctx.attempt, error) is None)
 
 
@@ -576,7 +576,7 @@ class NodeCall:
 
     @contextmanager
     def attempt(self) -> Iterator[tuple[object, Any]]:
-        """What the code is called with, in the context in which LangGraph calls it."""
+        """The arguments with which the code is called, in the context in which LangGraph calls it."""
         questions = Questions(self.answers, self.texts)
         self.tasks.begin()
         config = self.node.surroundings.config(self.node.label, self.ctx, questions, self.tasks, self.failed)
@@ -644,7 +644,7 @@ class NodeCall:
     # --- its result
 
     def reply(self) -> object:
-        """What the code returned, as a node of dspyer returns it."""
+        """The output of the code, as a node of dspyer returns it."""
         parts = parts_of(self.result)
         for part in parts:
             if isinstance(part, langgraph_types.Command) and part.graph is not None:
@@ -683,12 +683,12 @@ class NodeCall:
 
 
 def parts_of(result: object) -> Sequence[object]:
-    """What a node returned, one by one."""
+    """The results that a node returned, one by one."""
     return result if is_several(result) else (result,)
 
 
 def goto_of(part: object) -> Sequence[object]:
-    """Where one result of a node goes."""
+    """The targets of one result of a node."""
     if isinstance(part, langgraph_types.Send):
         return (part,)
     if not isinstance(part, langgraph_types.Command):
@@ -713,7 +713,7 @@ class ConvertedRetry(Retry):
     policies: tuple[Retry, ...] = ()
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
-        """How long to wait before the next attempt; None if there is none."""
+        """The seconds to wait before the next attempt; None if there is none."""
         policy = next((one for one in self.policies if accepts(one.on, error)), None)
         return None if policy is None else policy.pause(attempt, error)
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a LangGraph may lead: by edges, routers and `Command`s, and which nodes a run may reach."""
+"""Targets of the nodes of a LangGraph: by edges, routers and `Command`s, and which nodes a run may reach."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _command_targets(code: NodeCode) -> set[str | None] | None:
 
 
 def _targets(expr: ast.expr, source: Source, fn: FunctionType, seen: set[str]) -> Iterator[str | None]:
-    """What one expression of a function may be; None where it is computed."""
+    """The values that one expression of a function may have; None where it is computed."""
     parts: Iterable[ast.expr] = ()
     match expr:
         case ast.Constant(value=str() | None as text):
@@ -88,7 +88,7 @@ def _targets(expr: ast.expr, source: Source, fn: FunctionType, seen: set[str]) -
 
 
 def _assigned(name: str, source: Source) -> Iterator[ast.expr | None]:
-    """What is assigned to a variable alone, None for a mere annotation."""
+    """The expression that is assigned to a variable alone, None for a mere annotation."""
     for node in own_nodes(source):
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -96,7 +96,7 @@ def _assigned(name: str, source: Source) -> Iterator[ast.expr | None]:
 
 
 def _added(name: str, source: Source) -> Iterator[ast.expr]:
-    """What is put into the list that a variable is."""
+    """The expressions that are put into the list that a variable is."""
     for node in own_nodes(source):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="append" | "extend"), args=[added]):

@@ -101,7 +101,7 @@ __all__ = [
 
 
 class Questions:
-    """What `interrupt()` asks of the run: the answers that are there, and how many questions a node has asked.
+    """Facts that `interrupt()` asks of the run: the answers that are there, and how many questions a node has asked.
 
     An answer belongs to the question with its text, since threads and tasks of a node, as those of a `ToolNode`, ask in
     any order. Where no text is the same, the next answer counts for the code of the node itself, whose questions
@@ -184,7 +184,7 @@ def _refuse_reads(*_: object, **__: object) -> object:
 
 
 def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:
-    """What LangGraph notes in one step, with so many steps left."""
+    """The notes that LangGraph makes in one step, with so many steps left."""
     return PregelScratchpad(
         step=-left,
         stop=0,
@@ -220,7 +220,7 @@ def overwrite(value: Any) -> tuple[bool, Any]:
 
 
 def only_async(runnable: Any) -> bool:
-    """Whether a runnable has no sync form."""
+    """Return whether a runnable has no sync form."""
     if isinstance(runnable, (RunnableSeq, RunnableSequence)):
         return any(map(only_async, runnable.steps))
     if isinstance(runnable, RunnableCallable):

@@ -139,7 +139,7 @@ def _suggest(node: FoundNode, lm: str, code: NodeCode) -> LMNode:
 
 
 def is_conversation(channel: BaseChannel[Any, Any, Any]) -> bool:
-    """Whether a channel is folded by `add_messages`."""
+    """Return whether a channel is folded by `add_messages`."""
     fold = getattr(channel, "operator", None) or getattr(channel, "reducer", None)
     return getattr(fold, "__name__", "").strip("_") in {"add_messages", "messages_delta_reducer"}
 
@@ -200,7 +200,7 @@ def _kind_of_value(typ: Any) -> str:
 
 
 def node_kind(runnable: object) -> str:
-    """What a node is, in a few words."""
+    """The kind of a node, in a few words."""
     if isinstance(runnable, CompiledStateGraph):
         number = len(runnable.builder.nodes)
         return f"graph of {number} node{'s' * (number != 1)}"
@@ -231,7 +231,7 @@ _UNKNOWN: Final = "?"
 
 @dataclass(frozen=True, slots=True)
 class LangGraphReport:
-    """What `explain_langgraph` found. `str(report)` is a table of at most 120 columns.
+    """The findings of `explain_langgraph`. `str(report)` is a table of at most 120 columns.
 
     Attributes:
         problems: why the graph cannot be converted, each as `what: why; what to do`; empty if it can be.

@@ -1,4 +1,4 @@
-"""What of LangGraph a conversion refuses, found before anything is built.
+"""Parts of LangGraph that a conversion refuses, found before anything is built.
 
 Each check adds its problems to the findings: what, why, and what to do. A check refuses only what cannot run as it ran:
 what only some inputs reach is found when it is reached.
@@ -110,7 +110,7 @@ _CHANNELS: Final[dict[type[BaseChannel[Any, Any, Any]], str]] = {
 
 
 def graph_problem(graph: object) -> str:
-    """Why an object is no graph that can be converted, empty if it is one."""
+    """The reason why an object is no graph that can be converted, empty if it is one."""
     if isinstance(graph, (StateGraph, CompiledStateGraph)):
         return ""
     name = getattr(graph, "name", None)
@@ -262,7 +262,7 @@ def _note_unknown_keys(
 
 
 def names_parent(code: NodeCode) -> bool:
-    """Whether `Command.PARENT`, a text, is among what functions name or write."""
+    """Return whether `Command.PARENT`, a text, is among what functions name or write."""
     parent = Command.PARENT
     return parent in code.constants() or any(type(use.value) is str and use.value == parent for use in code.uses)
 

@@ -95,7 +95,7 @@ class Peer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Together:
-    """What the executions of one run know of each other, and of the slots of `max_concurrency`.
+    """Common knowledge of the executions of one run, of each other and of the slots of `max_concurrency`.
 
     Attributes:
         visible: whether they know of each other: not in a run with `live=False`, where nothing depends on timing.
@@ -172,7 +172,7 @@ class AttemptHost:
 
     @property
     def first_trial_error(self) -> Exception | None:
-        """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
+        """The error of the first trial, the cause if all trials fail; None if an earlier process made it."""
         return None
 
     def publish(self, event: Event) -> None:
@@ -280,13 +280,13 @@ class Attempt:
 
     @property
     def timed_out(self) -> bool:
-        """Whether the attempt, or a node that contains it, has timed out."""
+        """Return whether the attempt, or a node that contains it, has timed out."""
         limit = self.limit or self.host.limit
         return limit is not None and limit.over
 
     @property
     def left_running(self) -> bool:
-        """Whether its sync code goes on in a thread although the attempt, or a node that contains it, has timed out."""
+        """Tell if its sync code goes on in a thread although the attempt, or a node that contains it, has timed out."""
         limit = self.limit or self.host.limit
         return limit is not None and limit.left_running
 

@@ -1,4 +1,4 @@
-"""What the parameters of a function get: a plan is made when the graph is built, and arguments from it at each call.
+"""Arguments of a function: a plan is made when the graph is built, and arguments from it at each call.
 
 `Binding` is the plan and makes the arguments. `plan_binding` decides by the parameter's name, its annotation and the
 node's options; the first rule that fits decides (`_Planner.place`).
@@ -67,7 +67,7 @@ class Filler:
         self._known: dict[str, Any] = {}
 
     def may_fill(self, name: str) -> bool:
-        """Whether the node may read the field or run value of this name."""
+        """Return whether the node may read the field or run value of this name."""
         if name.startswith(RUN):
             run = _run_of(self._call.context)
             return run is not None and run_value_problem(name, run[0].topology.nodes) is None
@@ -191,7 +191,7 @@ def plan_templates(
 
 
 def is_known(name: str, options: NodeOptions) -> bool:
-    """Whether a name in a text of a node is a field, a run value, or what a map or a condenser gives it."""
+    """Return whether a name in a text of a node is a field, a run value, or what a map or a condenser gives it."""
     return (
         name.startswith(RUN)
         or options.schema.accepts_any_key
@@ -201,7 +201,7 @@ def is_known(name: str, options: NodeOptions) -> bool:
 
 
 def unknown_names(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
-    """What is wrong with names in a text of a node that are none of these."""
+    """Problems of names in a text of a node that are none of these."""
     return [
         f"{who}: {{{name}}} {where} {unknown_field_text(name, options.schema)} Double the braces to show them as they "
         "are."
@@ -285,11 +285,11 @@ class Binding:
 
     @property
     def whole_state(self) -> bool:
-        """Whether it reads the state as a whole."""
+        """Return whether it reads the state as a whole."""
         return bool(self.states or self.views or self.takes_all)
 
     def facts(self, templates: Templates = NO_TEMPLATES) -> dict[str, Any]:
-        """What a `BoundNode` declares whose arguments these are, and which has these templates."""
+        """The facts that a `BoundNode` declares whose arguments these are, and which has these templates."""
         reads, optional = self.reading()
         takes: frozenset[str] | None = None
         # What takes the state as a whole sees any name that is sent.
@@ -402,7 +402,7 @@ class BoundNode(Node):
         return tuple([item.name for item in self.binding.fields])
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
-        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        """Values that a call reads, by its own names: fields, views and templates, without resources and modules."""
         # Neither resources nor modules: what was read is asked for after the call too, when they are gone.
         own = self.binding
         return Binding(self.who, own.fields, rest=own.rest, schema=own.schema).bind(call)
@@ -594,7 +594,7 @@ class _Planner:
 
 
 def _wrote(parameter: Parameter, kind: type) -> bool:
-    """Whether an annotation that cannot be resolved is the plain name of a class."""
+    """Return whether an annotation that cannot be resolved is the plain name of a class."""
     return parameter.text.rpartition(".")[2] == kind.__name__
 
 
@@ -609,12 +609,12 @@ _VALUE_MODULES = {"builtins", "collections.abc", "typing", "numpy", "types"}
 
 
 def is_record(kind: type) -> bool:
-    """Whether a class is a model or a dataclass: with a schema its objects may be resources, without one values."""
+    """Tell if a class is a model or a dataclass: with a schema its objects may be resources, without one values."""
     return issubclass(kind, BaseModel) or is_dataclass(kind)
 
 
 def is_value_class(kind: type) -> bool:
-    """Whether objects of a class are certainly values of a state, never resources."""
+    """Return whether objects of a class are certainly values of a state, never resources."""
     if issubclass(kind, _SCALARS) or kind.__module__ in _VALUE_MODULES:
         return True
     try:
@@ -652,7 +652,7 @@ def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> 
 
 
 def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, Any]:
-    """Whether there is a resource of a type, and the resource: of the type itself, else the first of a subclass."""
+    """Find a resource of a type, and say if there is one: of the type itself, else the first of a subclass."""
     if kind in resources:
         return True, resources[kind]
     for given, resource in resources.items():
@@ -696,7 +696,7 @@ def check_resources(nodes: Collection[Node], resources: Mapping[type, object]) -
 
 
 def resource_for(call: Call, reader: str, parameter: str, kind: type, default: bool) -> tuple[bool, Any]:
-    """Whether a parameter gets a resource, and the resource; a value of its name in the overlay takes precedence."""
+    """Find the resource of a parameter, and say if it has one; a value of its name in the overlay takes precedence."""
     if call.overlay is not None and parameter in call.overlay:
         return True, call.overlay[parameter]
     found, resource = find_resource(kind, call.resources)

@@ -38,7 +38,7 @@ class KindNode(BoundNode):
 
     @property
     def look(self) -> Look:
-        """How pictures show it."""
+        """The look of it in pictures."""
         return self.made.look._replace(inner=False)
 
     def script(self, call: Call) -> Script[Reply]:
@@ -127,7 +127,7 @@ def _build(options: NodeOptions) -> Built:
 
 
 def _refusal(node: object) -> str | None:
-    """Why something cannot be a node, and what to do; None if it can."""
+    """The reason why something cannot be a node, and what to do; None if it can."""
     if isinstance(node, str):
         return f"is the text {node!r}: a signature needs a module, dspy.Predict({node!r})"
     if isinstance(node, type):
@@ -149,7 +149,7 @@ def _refusal(node: object) -> str | None:
 
 
 def refused_class(node: type) -> str:
-    """Why a class is nothing that a node can be made of, and what to give."""
+    """The reason why a class is nothing that a node can be made of, and what to give."""
     name = node.__name__
     if issubclass(node, dspy.Signature):
         return f"is the signature {name}: give a module of it, dspy.Predict({name})"

@@ -176,7 +176,7 @@ def literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def gives_literals_alone(annotation: Any) -> bool:
-    """Whether an annotation consists of `Literal`s and lists of them alone."""
+    """Return whether an annotation consists of `Literal`s and lists of them alone."""
     return all(
         get_origin(member) is Literal
         or (get_origin(member) in (list, tuple) and all(map(gives_literals_alone, get_args(member))))
@@ -185,7 +185,7 @@ def gives_literals_alone(annotation: Any) -> bool:
 
 
 def wants_copy(annotation: Any) -> bool:
-    """Whether a parameter of this type gets a plain copy, not a frozen view. A model is a copy in any case."""
+    """Return whether a parameter of this type gets a plain copy, not a frozen view. A model is a copy in any case."""
     for member in members(annotation):
         kind = get_origin(member) or member
         if is_typeddict(kind):
@@ -237,7 +237,7 @@ Found: TypeAlias = tuple[tuple[str, str], dspy.Module]
 
 
 class _Search:
-    """What a callable leads to: by globals that it uses, closures, defaults, partials, `__self__` and attributes.
+    """Objects behind a callable: by globals that it uses, closures, defaults, partials, `__self__` and attributes.
 
     Attributes:
         functions: the functions that were followed.
@@ -350,7 +350,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Whether a function is followed: one of the same file, or from the closure."""
+    """Return whether a function is followed: one of the same file, or from the closure."""
     return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
 
 
@@ -358,7 +358,7 @@ def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
 
 
 def mentions(fn: Callable[..., Any], target: type) -> bool:
-    """Whether a function uses a class, by whatever name.
+    """Return whether a function uses a class, by whatever name.
 
     It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
     """
@@ -372,7 +372,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
 
 
 def _returns(fn: FunctionType, target: type) -> bool:
-    """Whether the return annotation of a function names a class, at any depth."""
+    """Return whether the return annotation of a function names a class, at any depth."""
     work = list(members(read_signature(fn, "").returns))
     while work:
         part = work.pop()

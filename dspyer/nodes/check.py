@@ -46,7 +46,7 @@ PREVIOUS = "previous_"
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions(KindOptions):
-    """What makes a node a check: the arguments of `Graph.add_check`."""
+    """Options that make a node a check: the arguments of `Graph.add_check`."""
 
     check: object
     of: str
@@ -56,7 +56,7 @@ class CheckOptions(KindOptions):
     accept: bool
 
     def build(self, options: NodeOptions) -> Built:
-        """What finds the problems. The node that asks it needs the node that is checked, so `graph.checks` makes it."""
+        """The finder of problems. The node that asks it needs the node that is checked, so `graph.checks` makes it."""
         return build_finder(self.check, options, self.into)
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
@@ -155,7 +155,7 @@ def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Bui
 
 
 def _output_problems(module: dspy.Module, who: str) -> list[str]:
-    """What is wrong with the outputs of a module that is a check."""
+    """Problems with the outputs of a module that is a check."""
     line = "a module that is a check has an output `problems: list[str]`"
     found = module_io(module)
     if found.outputs is None:
@@ -192,12 +192,12 @@ def problem_texts(found: object, who: str, of_module: bool = False) -> list[str]
 
 
 def asks_module(finder: Node) -> bool:
-    """Whether a module or graph finds the problems: it may give another output when it is asked again."""
+    """Return whether a module or graph finds the problems: it may give another output when it is asked again."""
     return not isinstance(finder, FunctionNode)
 
 
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
-    """What a finder gave, not yet validated."""
+    """The findings of a finder, not yet validated."""
     value = found.updates.get(into, DELETE)
     if value is DELETE and finder.look.inner:  # a graph gives what has changed: the list is still its default
         field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
@@ -206,7 +206,7 @@ def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
 
 
 def into_problems(into: str, options: NodeOptions) -> list[str]:
-    """What is wrong with the field that gets the problems."""
+    """Problems with the field that gets the problems."""
     schema = options.schema
     if schema.accepts_any_key:
         return []
@@ -253,7 +253,7 @@ class CheckedCommit(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """What was refused, and what was accepted in its place. Values are frozen.
+    """The output that was refused, and what was accepted in its place. Values are frozen.
 
     Attributes:
         inputs: what led to the outputs.
@@ -301,11 +301,11 @@ class FinderNode(Node):
 
     @property
     def named(self) -> str:
-        """How its errors name it."""
+        """The name of it in its errors."""
         return f"the check {self.name!r}"
 
     def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked."""
+        """Return whether a commit of it with this route has rejected what it checked."""
         return bool(route) and route[0] in (self.fix, *self.modes)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
@@ -318,7 +318,7 @@ class FinderNode(Node):
 
     @property
     def look(self) -> Look:
-        """How pictures show it."""
+        """The look in pictures."""
         return Look("check", self.kind, inner=self.inner.look.inner)
 
     def script(self, call: Call) -> Script[Reply]:
@@ -339,7 +339,7 @@ class FinderNode(Node):
         return Reply({self.into: problems}, self.onwards, True)
 
     def fixes_before(self, call: Call) -> int:
-        """How often what it checks was corrected."""
+        """The number of corrections of what it checks."""
         raise NotImplementedError
 
     def correction(self, problems: list[str], call: Call) -> Reply:
@@ -348,7 +348,7 @@ class FinderNode(Node):
 
 
 def facts_around(finder: Node) -> dict[str, Any]:
-    """What a node declares that decides by what a finder finds."""
+    """Declarations of a node that decides by what a finder finds."""
     facts = ("takes", "reads", "optional", "resources", "templates")
     return {fact: getattr(finder, fact) for fact in facts} | {"inner": finder}
 
@@ -366,11 +366,11 @@ class CheckNode(FinderNode):
     outputs: FieldNames
 
     def fixes_before(self, call: Call) -> int:
-        """How many corrections followed the visit of `of`."""
+        """The number of corrections that followed the visit of `of`."""
         return self._visit(call).fixes
 
     def correction(self, problems: list[str], call: Call) -> Reply:
-        """What the fix is sent: what `of` has read, what it or the last correction gave, and the problems."""
+        """Values for the fix: what `of` has read, what it or the last correction gave, and the problems."""
         fix, previous = str(self.fix), self._previous()
         given = {
             sent: call.state.raw(self.outputs[name])
@@ -442,7 +442,7 @@ class CheckNode(FinderNode):
         )
 
     def sent_on(self, log: Log, node: str, head: int, overlay: FrozenDict[str, Any] | None) -> FrozenDict[str, Any]:
-        """What the check is sent: the values of the `Send` that started `of`. The fix got others."""
+        """The values that the check is sent: the values of the `Send` that started `of`. The fix got others."""
         if node == self.of:
             return NOTHING_SENT if overlay is None else overlay
         # The fix was sent the problems and the earlier output; the check must see what `of` saw.
@@ -456,7 +456,7 @@ class CheckNode(FinderNode):
         return self.visit_at(session.run.log, position.head)
 
     def _inputs(self, visit: CheckedVisit, call: Call) -> Mapping[str, Any]:
-        """What `of` has read, by its own names: later corrections get what the first one got."""
+        """The values that `of` has read, by its own names: later corrections get what the first one got."""
         session = call.runner.session
         if visit.fixes:
             own = {PROBLEMS, *self._previous().values()}

@@ -216,7 +216,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where in a run a node is, and what it may do besides returning a patch. A parameter named `ctx` gets it.
+    """The place of a node in a run, and what it may do besides returning a patch. A parameter named `ctx` gets it.
 
     Attributes:
         run_id: id of the run.
@@ -448,7 +448,6 @@ class Context:
 
         Example:
             >>> import asyncio
-        import dataclasses
             >>> from dspyer import END, START, Graph
             >>> shout = Graph(inputs=["text"]).add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
             >>> async def both(texts, shout, ctx):
@@ -558,7 +557,7 @@ class Context:
         return attempt.read_view(view, "entries")
 
     def delta(self) -> Delta:
-        """What has changed since the node last ran, of the fields that it reads; on its first visit all that is set.
+        """Changes since the node last ran, of the fields that it reads; on its first visit all that is set.
 
         For a field with a reducer these are the new entries. For any other it is the net change: a value that was
         changed and changed back is not in it.

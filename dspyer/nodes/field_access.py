@@ -180,7 +180,7 @@ MANUAL_AUTHOR = "update"
 
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
-    """Why the type of its field does not support a view, each with its fix. `name` is the node's name for it."""
+    """Reasons why the type of its field does not support a view, with fixes. `name` is the node's name for it."""
     if not schema.accepts_any_key:
         unknown = [
             each for each, has_default in view.then_fields.items() if not has_default and each not in schema.fields
@@ -271,12 +271,12 @@ def _form_of(member: Any) -> ViewForm:
 
 
 def _takes(kind: Any, given: type) -> bool:
-    """Whether a parameter of this class accepts another class: `Sequence` and `Iterable` accept a list."""
+    """Return whether a parameter of this class accepts another class: `Sequence` and `Iterable` accept a list."""
     return isinstance(kind, type) and issubclass(given, kind)
 
 
 def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: str, text: str = "") -> list[str]:
-    """Why a reader with this annotation cannot get a view.
+    """Reasons why a reader with this annotation cannot get a view.
 
     `text` is the annotation as it was written, if it cannot be resolved; `name` is the node's name for the view.
     """
@@ -304,7 +304,7 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
 
 
 def _is_refused(parts_kind: str, alternatives: list[Any]) -> bool:
-    """Whether no alternative of an annotation accepts the plain values of a view."""
+    """Return whether no alternative of an annotation accepts the plain values of a view."""
     kinds = [get_origin(member) or member for member in alternatives]
     if not kinds or Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return False  # Any, a type variable: it says nothing
@@ -315,7 +315,7 @@ def _is_refused(parts_kind: str, alternatives: list[Any]) -> bool:
 
 
 def history_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
-    """Why a view cannot be a `dspy.History`, whose entries are turns in the fields of one signature."""
+    """Reasons why a view cannot be a `dspy.History`, whose entries are turns in the fields of one signature."""
     if members(annotation) != (dspy.History,):
         return [f"{who}: {name!r} is annotated with {annotation}, which DSPy shows as JSON: write dspy.History alone"]
     start = f"{who}: {name!r} is a dspy.History and reads {view!r}"
@@ -330,6 +330,6 @@ def history_problems(view: View, annotation: Any, name: str, schema: Schema, who
 
 
 def is_conversation(name: str, schema: Schema) -> bool:
-    """Whether a field holds messages and has the reducer that only adds to them."""
+    """Return whether a field holds messages and has the reducer that only adds to them."""
     reducer = schema.reducer(name)
     return reducer is not None and reducer.name == conversation.name

@@ -76,7 +76,7 @@ def _patch(patch: Mapping[Any, object], who: str) -> Values:
 
 
 def is_bare(result: object) -> bool:
-    """Whether the result of an item is one value, and not values by name like a dict or a prediction."""
+    """Return whether the result of an item is one value, and not values by name like a dict or a prediction."""
     by_name = result is None or isinstance(result, (Mapping, dspy.Prediction))
     return not by_name and not _holds_send(result)
 
@@ -101,7 +101,7 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
 
 
 class DeclaredResult(NamedTuple):
-    """What a return annotation declares.
+    """The writes and targets that a return annotation declares.
 
     Attributes:
         writes: the names that are written; None for unknown.
@@ -113,7 +113,7 @@ class DeclaredResult(NamedTuple):
 
 
 def declared_result(annotation: Any, schema: Schema) -> DeclaredResult:
-    """What a return annotation declares about writes and targets."""
+    """The facts that a return annotation declares about writes and targets."""
     writes: dict[str, None] | None = {}
     goto: list[str] = []
     for member in members(annotation):
@@ -164,7 +164,7 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
 
 
 def given(call: Call, updates: Mapping[str, object], schema: Schema) -> Mapping[str, object]:
-    """What a node has posted and then returned, merged by field; from here on it may do nothing more.
+    """The values that a node has posted and then returned, merged by field; from here on it may do nothing more.
 
     A field without a reducer keeps its last value.
     """
@@ -308,7 +308,7 @@ async def _stop_if_cancelled(calls: OpenCalls, code: Coroutine[Any, Any, T]) -> 
 
 
 def may_return_command(node: Node) -> bool:
-    """Whether a node is a function whose code mentions `Command`."""
+    """Return whether a node is a function whose code mentions `Command`."""
     return isinstance(node, FunctionNode) and mentions(node.fn, Command)
 
 
@@ -356,7 +356,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
 
 
 def bound_modules(options: NodeOptions) -> NodeModules | None:
-    """What the program holds for the modules that are bound to a node."""
+    """The modules that the program holds for the modules that are bound to a node."""
     if not all(isinstance(module, dspy.Module) for module in options.modules.values()):
         return None
     kind = source_class(options.name, NodeModules, modules_text(options.name, options.modules))
@@ -381,7 +381,7 @@ def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool,
 
 
 def module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
-    """What is wrong with the modules that are bound to a node."""
+    """Problems with the modules that are bound to a node."""
     problems = []
     for name, module in modules.items():
         if not isinstance(module, dspy.Module):

@@ -129,7 +129,7 @@ def _filled_question(question: str, /, **fields: Any) -> str:
 
 
 def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:
-    """What is wrong with the type of the answer and its field."""
+    """Problems with the type of the answer and its field."""
     if options.name in RESERVED_KEYS:
         yield f"{options.who}: its name is the key of its question, and Breakpoints({options.name}=) has this key"
     try:
@@ -158,7 +158,7 @@ def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[
 
 
 def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
-    """Why a field accepts none of the values of a type that has few, like `bool`; empty if it may accept some."""
+    """Reason why a field takes none of the values of a type that has few, like `bool`; empty if it may accept some."""
     field = options.schema.fields[into]
     # Of a type with few values each can be tried when the graph is built: no person is asked for an answer that never
     # fits.

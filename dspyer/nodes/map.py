@@ -60,7 +60,7 @@ class MapNode(Node):
 
     @property
     def look(self) -> Look:
-        """How pictures show it, with the failures that it lets pass."""
+        """The look in pictures, with the failures that it lets pass."""
         note = "" if self.mapped.failures is None else f"failures of items into {self.mapped.failures}"
         note += f", at least {100 * self.mapped.min_success:g} % must succeed" if self.mapped.min_success else ""
         return Look("map", self.kind, note, self.inner.look.inner)
@@ -224,7 +224,7 @@ class FailedItem:
 
 
 class Tolerance:
-    """Whether a map can still complete although items failed, and so whether further items start.
+    """The count of failed items: it says whether a map can still complete, and so whether further items start.
 
     A map fails if too few of its items can succeed, or if the first items of the list all fail alike, as with a wrong
     API key. Both depend on outcomes and not on time, so that a map completes or fails in whatever order its items end.
@@ -248,12 +248,12 @@ class Tolerance:
 
     @property
     def ended(self) -> bool:
-        """Whether the map has failed."""
+        """Return whether the map has failed."""
         return bool(self._reason)
 
     @property
     def may_start(self) -> bool:
-        """Whether the next item may start now: it waits for the first ones while all that have ended failed alike."""
+        """Tell if the next item may start now: it waits for the first ones while all that have ended failed alike."""
         alike = len(self._all) == 1 and "" not in self._all
         waits = alike and len(self._kinds) >= FIRST_ITEMS and len(self._first()) < FIRST_ITEMS
         return not self._reason and not waits
@@ -425,7 +425,7 @@ def _field_problems(options: NodeOptions, over: str, into: str) -> list[str]:
 
 
 def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
-    """What is wrong with `failures=` and `min_success=`."""
+    """Problems with `failures=` and `min_success=`."""
     who, failures = options.who, cast("Any", mapped.failures)
     share: Any = mapped.min_success
     problems = []
@@ -456,7 +456,7 @@ def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any,
 
 
 def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
-    """Why the declared results of the inner node can never be items of the field."""
+    """Reasons why the declared results of the inner node can never be items of the field."""
     types = inner.types
     given: Any = Any if not types else types[0] if len(types) == 1 else dict[str, Any]
     wrong = misfit(options.schema, into, list[given])

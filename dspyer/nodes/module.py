@@ -117,7 +117,7 @@ class ModuleNode(BoundNode):
         return self.reply(result, inputs, warning)
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
-        """What a call reads, by the node's own names: fields, views and templates."""
+        """The values that a call reads, by the node's own names: fields, views and templates."""
         inputs = self.binding.bind(call)
         return inputs if not self.turns.histories else self.turns.with_histories(inputs)
 
@@ -294,7 +294,7 @@ def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) 
 
 
 class Turns(NamedTuple):
-    """How a module node takes part in conversations.
+    """The part of a module node in conversations.
 
     Attributes:
         fields: the message fields that get its turn.
@@ -372,7 +372,7 @@ def plan_turns(
 
 
 def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
-    """Whether a turn holds an input. An input that shows the conversation is held only if a step of its view bounds it.
+    """Tell if a turn holds an input. An input that shows the conversation is held only if a step of its view bounds it.
 
     Otherwise each turn would hold all turns before it, and a conversation would grow quadratically, or double.
     """
@@ -478,7 +478,7 @@ def _forward_of(kind: type) -> Any:
 
 
 def _has_own_code(kind: type, known: type) -> bool:
-    """Whether a subclass adds code to the call of a class of the table."""
+    """Return whether a subclass adds code to the call of a class of the table."""
     called = ("forward", "aforward", "__call__", "acall")
     return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
@@ -626,7 +626,7 @@ class SubgraphNode(BoundNode):
         return {name: call.state.raw(field) for name, field in found}
 
     def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
-        """What changed in the inner graph, as updates of the outer state; other values stay inside.
+        """The changes in the inner graph, as updates of the outer state; other values stay inside.
 
         If its whole state was sent, the outer state has none of it, and gets all.
         """
@@ -654,7 +654,7 @@ class SubgraphNode(BoundNode):
 
 
 def _is_sent(call: Call) -> bool:
-    """Whether a `Send` brings all that the graph gets."""
+    """Return whether a `Send` brings all that the graph gets."""
     return call.overlay is not None and SENT in call.overlay
 
 

@@ -128,7 +128,7 @@ class StartRule(Protocol):
 
 
 class Runner:
-    """How a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
+    """The way in which a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
     Calls start in their order, and results come in that order. After a call has raised, no new one is started and those
     that run are finished; then the first failure in the order of the calls is raised unchanged. A call that asks a
@@ -170,7 +170,7 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 def reply_itself(call: Call, reply: Reply) -> Any:
-    """What a reply becomes without a run, which would validate it."""
+    """The output that a reply becomes without a run, which would validate it."""
     del call
     return reply
 
@@ -246,7 +246,7 @@ class Call(NamedTuple):
         return FunctionStep(partial(fn, *args), NOTHING, is_async(fn)), self
 
     def reply(self, reply: Reply) -> Any:
-        """What the execution makes of a reply, validated as if the node had returned it."""
+        """The output that the execution makes of a reply, validated as if the node had returned it."""
         return self.made(self, checked_reply(reply, self))
 
     def publish(self, event: Any) -> None:
@@ -264,7 +264,7 @@ class Call(NamedTuple):
         return next((layer for layer in found if isinstance(layer, kind)), None)
 
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
-        """What a view shows of its field, or of the value that a `Send` or a map brought for it."""
+        """The values that a view shows of its field, or of the value that a `Send` or a map brought for it."""
         sent = DELETE if self.overlay is None else self.overlay.raw(view.field, DELETE)
         return self.context.delegate.read_view(view, form, name, sent, self.overlay)
 
@@ -286,7 +286,7 @@ class Reply(NamedTuple):
 
 
 def checked_reply(reply: object, call: Call) -> Reply:
-    """What a layer gave as a reply of a node, or of an item.
+    """The values that a layer gave as a reply of a node, or of an item.
 
     Raises:
         TypeError: if it is none.
@@ -312,7 +312,7 @@ def checked_reply(reply: object, call: Call) -> Reply:
 
 
 class Output(NamedTuple):
-    """What an execution of a node gives, validated: what is committed, and where the branch goes.
+    """The output of an execution of a node, validated: what is committed, and where the branch goes.
 
     Attributes:
         patch: by field, what is committed.
@@ -354,7 +354,7 @@ class Decision(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How pictures and `explain()` show a node.
+    """The look of a node in pictures and `explain()`.
 
     Attributes:
         shape: what it looks like, `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"`, `"tool"`.
@@ -370,7 +370,7 @@ class Look(NamedTuple):
 
 
 class MapOptions(NamedTuple):
-    """What makes a node a map.
+    """Options that make a node a map.
 
     Attributes:
         over: the field with the items.
@@ -499,7 +499,7 @@ class Node:
 
     @property
     def look(self) -> Look:
-        """How pictures and `explain()` show it."""
+        """The look in pictures and `explain()`."""
         return Look(label=self.kind)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
@@ -524,7 +524,7 @@ class Node:
         return ()
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
-        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        """Values that a call reads, by its own names: fields, views and templates, without resources and modules."""
         del call
         return {}
 
@@ -547,11 +547,11 @@ class Node:
         return None
 
     def script(self, call: Call) -> Script[Any]:
-        """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
+        """The work of a call of the node, as a generator of leaf steps: the same code serves sync and async runs."""
         raise NotImplementedError(f"{self.who}: a kind of node defines `script(self, call)`")
 
     def attempt(self, call: Call) -> Script[Any]:
-        """What all layers are around: the script of the node, whose reply is validated."""
+        """The inmost part of all layers: the script of the node, whose reply is validated."""
         attempt = call.context.delegate
         if attempt.over:  # a layer calls the node again: what the call before has posted and used is not of this one
             attempt.following = attempt.next(attempt.number)
@@ -570,7 +570,7 @@ class Node:
 
 
 class Flaws:
-    """What is wrong with a node or a router that is built: the functions that plan its parts add to it.
+    """Problems of a node or a router that is built: the functions that plan its parts add to it.
 
     Attributes:
         who: how problems name it.
@@ -590,7 +590,7 @@ class Flaws:
         return self.problems
 
     def built(self, node: Node | None, module: dspy.Module | None = None, **more: Any) -> Built:
-        """What was built, with what was found."""
+        """The node that was built, with what was found."""
         return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import dspy
 
 from dspyer.errors import with_article
+from dspyer.layers.attempts import Retry
 from dspyer.layers.layer import Layer
-from dspyer.layers.retry import Retry
 from dspyer.nodes.field_access import FieldNames, NamesSpec, ReadsSpec, name_map, view_problems
 from dspyer.nodes.node import NOTHING, Built, MapOptions, Node
 from dspyer.schema.schema import Schema
@@ -153,24 +153,24 @@ class NodeOptions(NamedTuple):
 
     @property
     def who(self) -> str:
-        """How problems and errors name the node."""
+        """The name of the node in problems and errors."""
         return f"node {self.name!r}"
 
     @property
     def not_fields(self) -> frozenset[str]:
-        """What the right side of `reads` may name besides fields."""
+        """The names that the right side of `reads` may name besides fields."""
         if not self.computed:
             return self.overlay
         return self.overlay | {repr(source) for source in self.computed.values()}
 
     @property
     def output_schema(self) -> Schema:
-        """What its writes are checked against: the outputs of a map's node become items and need not be fields."""
+        """The schema of its writes: the outputs of a map's node become items and need not be fields."""
         return self.schema if self.map is None else Schema.of(None)
 
 
 class KindOptions:
-    """What makes a node one of a special kind, in place of a function or module: the base of the options of such kinds.
+    """Options of a special kind of node, in place of a function or module: the base of the options of such kinds.
 
     Each kind says itself how its node is built, and how it is shown.
     """
@@ -251,7 +251,7 @@ def node_options(
 
 
 def _given(made: Callable[[Any], T], option: Any, who: str, problems: list[str]) -> T | None:
-    """What an option means; of a wrong one, what is wrong is added to the problems."""
+    """The meaning of an option; problems of a wrong one are added to the problems."""
     try:
         return made(option)
     except (TypeError, ValueError) as error:

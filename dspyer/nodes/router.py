@@ -31,7 +31,7 @@ REASONS = ("reasoning", "rationale", "final_reasoning")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Router(BoundNode):
-    """What decides where a branch goes: of the name of the node that it follows, and with its targets as `goto`.
+    """The choice of where a branch goes: of the name of the node that it follows, and with its targets as `goto`.
 
     Attributes:
         routes: its targets by label.
@@ -97,7 +97,7 @@ class FunctionRouter(Router):
 
 
 def value_of_field(**fields: object) -> object:
-    """What a router returns that takes the value of a field as its label."""
+    """The answer of a router that takes the value of a field as its label."""
     (value,) = fields.values()
     return value
 
@@ -265,7 +265,7 @@ class RouterOptions(NamedTuple):
 
     @property
     def who(self) -> str:
-        """How problems and errors name the router."""
+        """The name of the router in problems and errors."""
         return f"the router of {self.source!r}"
 
     @property
@@ -278,7 +278,7 @@ class RouterOptions(NamedTuple):
 
     @property
     def may_send(self) -> bool:
-        """Whether its function may return `Send`s."""
+        """Return whether its function may return `Send`s."""
         return callable(self.route) and not isinstance(self.route, dspy.Module) and mentions(self.route, Send)
 
 
@@ -305,7 +305,7 @@ def _names(part: object) -> Iterable[object]:
 
 
 def _declares_literals(kind: object) -> tuple[bool, bool]:
-    """Whether a type is made of `Literal`s alone, apart from `None`, and whether `None` is among them."""
+    """Return whether a type is made of `Literal`s alone, apart from `None`, and whether `None` is among them."""
     given = members(kind)
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 

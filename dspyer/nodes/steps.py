@@ -107,7 +107,7 @@ async def arun_script(script: Script[T]) -> T:
 
 
 def _to_throw(asked: object, error: BaseException) -> BaseException:
-    """What a step has raised, as a script gets it; of what is no step, a `TypeError`."""
+    """The error that a step has raised, as a script gets it; of what is no step, a `TypeError`."""
     if type(asked) is tuple:
         return failure_or_questions(error)
     return TypeError(
@@ -117,7 +117,7 @@ def _to_throw(asked: object, error: BaseException) -> BaseException:
 
 
 def failure_or_questions(error: BaseException) -> BaseException:
-    """What a step has raised. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
+    """The error of a step. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     # A failure counts more than a question: answered, the node would fail all the same.
@@ -243,7 +243,7 @@ class Within(NamedTuple):
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
+    """Return whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
     while isinstance(fn, partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
@@ -304,7 +304,7 @@ async def _ended(code: Awaitable[T]) -> T:
 
 
 def _call_modes(module: dspy.Module) -> tuple[bool, bool]:
-    """Whether a module is called by `module(...)` in sync code, and by `module.acall` in async code.
+    """Return whether a module is called by `module(...)` in sync code, and by `module.acall` in async code.
 
     Of `forward` and `aforward`, the one that comes first in the class hierarchy counts: a subclass of `dspy.Predict`
     that overrides `forward` alone inherits an `aforward` that would bypass it.
@@ -326,7 +326,7 @@ _NOT_DEFINED = 1_000_000  # deeper than any class
 
 @lru_cache(maxsize=512)
 def _depth(bases: tuple[Hashable, ...], method: str) -> int:
-    """How far up in the bases of a class a method is defined: smaller is nearer."""
+    """The place in the bases of a class where a method is defined: smaller is nearer."""
     return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOT_DEFINED)
 
 
@@ -408,7 +408,7 @@ class _LoopThread:
         self.blocked: tuple[object, ...] = blocked_loops() if loop is None else (loop, *blocked_loops())
 
     def portal(self) -> BlockingPortal | None:
-        """What passes calls to the loop; None in the loop's own thread, and after the bridge has ended."""
+        """The bridge that passes calls to the loop; None in the loop's own thread, and after the bridge has ended."""
         with self._lock:
             # From its own thread a call would wait for itself.
             if self._stopped or self._thread == threading.get_ident():
@@ -484,7 +484,7 @@ class InsideRun(NamedTuple):
 
 
 def is_program(module: object) -> bool:
-    """Whether an object is a compiled graph."""
+    """Return whether an object is a compiled graph."""
     return hasattr(type(module), "_dspyer_program")
 
 

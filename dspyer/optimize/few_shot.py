@@ -21,7 +21,7 @@ from dspyer.events import Commit
 from dspyer.extend import Call, Inner, Layer, Output, Place, Script, thaw, using, wrapped
 from dspyer.graph.spec import check_inputs
 from dspyer.ids import outermost_execution
-from dspyer.layers.retry import apart_from_earlier
+from dspyer.layers.attempts import apart_from_earlier
 from dspyer.lm.not_public import INPUT_KEYS, Hasher
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, recording, step_count, take_steps
 from dspyer.nodes.attempt import Attempt
@@ -462,7 +462,7 @@ class _Demo(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a run has given.
+    """The examples that a run has given.
 
     Attributes:
         demos: the demonstrations by predictor.
@@ -494,7 +494,7 @@ class StepJudge:
         self._fields = FieldJudge(metric.metrics)
 
     def of(self, run: Run) -> tuple[Culprits, frozenset[str]]:
-        """What is known of a run, which may have failed, and the ids of the commits in which a fault was made."""
+        """Verdicts of a run, which may have failed, and the ids of the commits in which a fault was made."""
         judge = RunJudge(run, self.example, self._fields, self._metric.goal, {})
         return judge.judgement().culprits, judge.faults
 
@@ -506,7 +506,7 @@ class StepJudge:
     def wants_another(
         self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
     ) -> bool:
-        """Whether an output is wrong, and nothing from which it follows is known to be. `run` is the run up to it."""
+        """Tell if an output is wrong, and nothing from which it follows is known to be. `run` is the run up to it."""
         if "wrong" not in self._verdicts(fields, after):
             return False
         with recording():  # a metric may ask an LM, which is no step of the run
@@ -516,12 +516,12 @@ class StepJudge:
         return wanted
 
     def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
-        """Whether the output of a rollout is right."""
+        """Return whether the output of a rollout is right."""
         found = self._verdicts(fields, after)
         return "right" in found and "wrong" not in found
 
     def _verdicts(self, fields: Iterable[str], after: ImmutableState) -> set[str]:
-        """What the metrics say of the fields of an output, as they stand after it."""
+        """Verdicts of the metrics on the fields of an output, as they stand after it."""
         with recording():
             return {
                 self._fields.judge(field, self.example, thaw(after.raw(field)), after).verdict
@@ -531,7 +531,7 @@ class StepJudge:
 
 
 def _verdicts(notes: Sequence[FieldNote]) -> dict[tuple[str, str], str]:
-    """What is known of what a node or router wrote in a commit: wrong if one field is, right if one is right.
+    """Verdicts of what a node or router wrote in a commit: wrong if one field is, right if one is right.
 
     What branches have added to a value is wrong if this is wrong because of them.
     """

@@ -211,7 +211,7 @@ class FieldMetric:
         return self._mean({field: known.results.get((NO_FIELD, field)) for field in self._scored})
 
     def _is_changed(self, pred: dspy.Prediction, run: Run) -> bool:
-        """Whether a module around the graph has changed a value that counts for the score.
+        """Return whether a module around the graph has changed a value that counts for the score.
 
         It is asked once for each prediction: GEPA wants feedback for each predictor.
         """
@@ -232,7 +232,7 @@ class FieldMetric:
         return False
 
     def _judged(self, run: Run, example: Any) -> _JudgedRun:
-        """What is known of a run: at first, the results of the fields that count for its score."""
+        """The judgement of a run: at first, the results of the fields that count for its score."""
         with self._lock:
             found = next((one for one in self._runs.get(run, ()) if one.example is example), None)
         if found is not None:
@@ -251,12 +251,12 @@ class FieldMetric:
         return found
 
     def _final_result(self, run: Run, example: Any, field: str) -> FieldResult:
-        """What a metric says of the value of a field in the end, with the state right after it was written."""
+        """The result of a metric for the value of a field in the end, with the state right after it was written."""
         state = _state_after(run, field) if self._judge.takes_state(field) else run.state
         return self._judge.judge(field, example, thaw(run.state.raw(field)), state)
 
     def _judgement(self, run: Run, example: Any) -> Judgement:
-        """Which nodes are responsible for what is wrong in a run; judged once for each run and example."""
+        """The nodes that are responsible for what is wrong in a run; judged once for each run and example."""
         if internals_of(run).resumed:
             raise ValueError(
                 "this run was resumed, so this process knows only a part of what its nodes have read and called: judge "
@@ -350,7 +350,7 @@ class FieldMetric:
 
 
 class _JudgedRun:
-    """What is known of a run by one example."""
+    """The judgement of a run by one example."""
 
     def __init__(self, example: Any) -> None:
         self.example = example
@@ -395,7 +395,7 @@ def step_of(run: Run, trace: Any, pred_trace: Any) -> TraceStep | None:
 
 
 def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
-    """Which nodes are responsible for what is wrong in a run.
+    """The nodes that are responsible for what is wrong in a run.
 
     A field that a commit wrote is right if its metric says so. It is wrong if its metric says so, if a check refused
     it, if its node failed, or if something that the node has read was wrong, or a router that had read something wrong
@@ -444,7 +444,7 @@ def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
 
 
 def _argument_problems(metrics: Any, goal: Any, weights: Any) -> list[str]:
-    """What is wrong with the arguments of `by_field`."""
+    """Problems with the arguments of `by_field`."""
     if not isinstance(metrics, Mapping) or not all(isinstance(field, str) for field in metrics):
         return [f"metrics is {brief(metrics)}: give a dict from fields to functions"]
     problems = [problem for field, metric in metrics.items() for problem in metric_problems(field, metric)]

@@ -169,7 +169,7 @@ class CulpritSelector:
 
 
 def _has_record(trajectory: Mapping[str, Any], signature: Any, with_failures: bool) -> bool:
-    """Whether DSPy's adapter makes a record of a run for a predictor; the conditions are those of the adapter."""
+    """Tell if DSPy's adapter makes a record of a run for a predictor; the conditions are those of the adapter."""
     steps = [step for step in trajectory["trace"] if step[0].signature.equals(signature)]
     failed = [step for step in steps if isinstance(step[2], FailedPrediction)]
     if with_failures and failed:
@@ -230,7 +230,7 @@ class GEPA(dspy.GEPA):
 
     @property
     def stats(self) -> GEPAStats:
-        """What the last `compile` did: per node, times culprit, edits, LM calls made and spared. See `GEPAStats`.
+        """Statistics of the last `compile`: per node, times culprit, edits, LM calls made and spared. See `GEPAStats`.
 
         While `compile` runs it shows what was done so far, also after an error.
 

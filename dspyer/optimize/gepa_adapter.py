@@ -208,7 +208,7 @@ class CountingAdapter:
         return self._made(sum(len(batch) for _, batch in items), lambda: self.inner.batch_evaluate(items))
 
     def _made(self, runs: int, make: Callable[[], list[Any]]) -> list[Any]:
-        """What `make` gives, whose runs and LM calls are counted."""
+        """The result of `make`, whose runs and LM calls are counted."""
         # Before they are made: a run that raises has been paid for.
         self._stats.metric_calls += runs
         failed: list[list[Failure]] = []
@@ -286,7 +286,7 @@ class CountingAdapter:
 
 
 def _has_failed(output: Any) -> bool:
-    """Whether a run or its metric raised: DSPy's evaluation gives an empty prediction for it, or none."""
+    """Return whether a run or its metric raised: DSPy's evaluation gives an empty prediction for it, or none."""
     return not isinstance(output, dspy.Prediction) or not output.keys()
 
 

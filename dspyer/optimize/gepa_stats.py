@@ -14,7 +14,7 @@ from dspyer.display.tables import table_html, table_lines
 
 @dataclass(slots=True)
 class NodeTuning:
-    """What an optimization found out about one node, and what it did to it.
+    """Findings of an optimization about one node, and what it did to it.
 
     Attributes:
         node: its name; of a program that is no graph, the name of a predictor.
@@ -44,7 +44,7 @@ class NodeTuning:
 
 
 class GEPAStats:
-    """What one call of `optimize.GEPA.compile` did: a table of the nodes as text, in a notebook too.
+    """Statistics of one call of `optimize.GEPA.compile`: a table of the nodes as text, in a notebook too.
 
     Attributes:
         nodes: the figures of each node, in the order of the graph.

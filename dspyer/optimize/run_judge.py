@@ -27,7 +27,7 @@ from dspyer.runtime.run import internals_of
 
 
 class FieldNote(NamedTuple):
-    """What is known of one field that a commit wrote.
+    """The finding about one field that a commit wrote.
 
     Attributes:
         commit: id of the commit.
@@ -56,7 +56,7 @@ class FieldNote(NamedTuple):
 
 
 class Culprits(NamedTuple):
-    """Which nodes are responsible for what is wrong in a run, as `culprits` returns it. It prints as a table.
+    """The nodes that are responsible for what is wrong in a run, as `culprits` returns it. It prints as a table.
 
     Attributes:
         shares: the share of each responsible node, the largest first; they add up to 1. Empty if nothing is known to be
@@ -103,7 +103,7 @@ class Judgement(NamedTuple):
 
 
 class _Status(NamedTuple):
-    """What is known of a value, or of several that were read together.
+    """The status of a value, or of several that were read together.
 
     Attributes:
         right: whether its metric says so.
@@ -123,7 +123,7 @@ _UNKNOWN: Final = _Status()
 
 
 def _together(found: Iterable[_Status]) -> _Status:
-    """What is known of values that were read together: wrong if one of them is."""
+    """The status of values that were read together: wrong if one of them is."""
     suspects: dict[str, None] = {}
     for status in found:
         if status.fault is not None:
@@ -214,12 +214,12 @@ class RunJudge:
         self._seen[value], self._part[value] = status, part
 
     def _read_status(self, read: FieldRead) -> _Status:
-        """What is known of a field that was read; a value that is right need not have been written again."""
+        """The status of a field that was read; a value that is right need not have been written again."""
         status = self._value_status(read)
         return status if status.right else _together([status, *map(self._seen.__getitem__, read.kept_by)])
 
     def _value_status(self, read: FieldRead) -> _Status:
-        """What is known of the value itself: by the metric of the whole if it could tell, else of the parts read."""
+        """The status of the value itself: by the metric of the whole if it could tell, else of the parts read."""
         if read.parts is not None and read.value not in self._results:
             return _together([self._part_status(value) for value in self._parts(read)])
         return _UNKNOWN if read.value is None else self._seen[read.value]
@@ -235,7 +235,7 @@ class RunJudge:
         return known
 
     def _result(self, value: WrittenValue) -> FieldResult | None:
-        """What the metric says of a value; None if there is none, or it cannot tell."""
+        """The result of the metric for a value; None if there is none, or it cannot tell."""
         field, commit = value.field, value.commit.id
         if field not in self._judge.metrics or value.unjudged or value.failed or value.problems:
             return None
@@ -254,7 +254,7 @@ class RunJudge:
         return result
 
     def _mark_parts(self, whole: WrittenValue) -> None:
-        """What branches have added to a right value is right: it could not be judged alone."""
+        """Mark as right what branches have added to a right value: it could not be judged alone."""
         stack = [*whole.builds_on]
         while stack:
             value = stack.pop()
@@ -329,7 +329,7 @@ class RunJudge:
         return " ".join(found)
 
     def _fault_text(self, fault: WrittenValue) -> str:
-        """What is wrong with a value; nothing is known to be wrong that it follows from, so the gold value applies."""
+        """Faults of a value; nothing is known to be wrong that it follows from, so the gold value applies."""
         if fault.failed:
             assert fault.commit.failure is not None
             failure = fault.commit.failure

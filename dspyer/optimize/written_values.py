@@ -62,7 +62,7 @@ class FieldRead(NamedTuple):
 
 
 class WrittenValue:
-    """What a commit left in a field, or a decision.
+    """A value that a commit left in a field, or a decision.
 
     Attributes:
         commit: the commit.
@@ -126,7 +126,7 @@ Decisions = Mapping[str, tuple[WrittenValue, ...]]
 
 
 class _Position(NamedTuple):
-    """Where a branch is after a commit.
+    """The position of a branch after a commit.
 
     Attributes:
         current: the value of each field.
@@ -301,7 +301,7 @@ class WrittenValues:
         sent: set[str],
         decisions: Sequence[WrittenValue],
     ) -> WrittenValue:
-        """What a router has decided; what it wrote is put beside it."""
+        """The decision of a router; what it wrote is put beside it."""
         fields = sources if router.reads is None else [field for field in router.reads.values() if field in sources]
         reads = self._reads({field: sources[field] for field in fields}, position, sent)
         reads.follows.extend(decisions)
@@ -321,7 +321,7 @@ class WrittenValues:
         return set(sent_to(self._entries, entry.parents, entry.commit.branch)) if entry.parents else set()
 
     def _of_checked(self, entry: LogEntry) -> set[str]:
-        """What a check or a fix has got of the node that is checked: its own value, or what that node has read."""
+        """Inputs of a check or a fix of the node that is checked: its own value, or what that node has read."""
         graph, name = self._graph, entry.commit.node
         if name in graph.checks:
             return self._sent_to(entry)
@@ -408,7 +408,7 @@ class WrittenValues:
                     value.unjudged = True
 
     def _sent_apart(self, entry: LogEntry) -> bool:
-        """Whether a `Send` began the branch of a commit, beside others to the same node."""
+        """Return whether a `Send` began the branch of a commit, beside others to the same node."""
         while entry.commit.branch and len(entry.parents) == 1:
             before = self._entries[entry.parents[0]]
             if len(before.sends) > 1:
@@ -468,7 +468,7 @@ def _rejections(
 
 
 def _along_error_edge(graph: GraphSpec, commit: Commit) -> bool:
-    """Whether a commit with a failure went along an error edge; a tool that reports one to its model goes on."""
+    """Return whether a commit with a failure went along an error edge; a tool that reports one to its model goes on."""
     intos = {edge.into for edge in graph.error_edges.get(commit.node, ())}
     return bool(intos) and intos.issuperset(commit.patch)
 
@@ -510,7 +510,7 @@ def written_between(graph: GraphSpec, source: str, node: str) -> frozenset[str]:
 
 
 def _leads_past(graph: GraphSpec, name: str, avoids: set[str]) -> bool:
-    """Whether one of the ways on from a node leads only to nodes in `avoids`."""
+    """Return whether one of the ways on from a node leads only to nodes in `avoids`."""
     exits = graph.exits.get(name, ())
     edges = [exit_ for exit_ in exits if isinstance(exit_, str)]
     node = graph.nodes.get(name)
@@ -535,7 +535,7 @@ ROUNDING = 1e-6
 
 
 class FieldResult(NamedTuple):
-    """What a field metric says of one value.
+    """The verdict of a field metric on one value.
 
     Attributes:
         score: from 0 to 1; None if the metric cannot tell.
@@ -552,7 +552,7 @@ class FieldResult(NamedTuple):
 
 
 class Equals:
-    """Whether a field equals a column of the example: what `equals` makes."""
+    """Return whether a field equals a column of the example: what `equals` makes."""
 
     def __init__(self, column: str) -> None:
         if not isinstance(column, str):
@@ -581,7 +581,7 @@ class Equals:
         return example[self.column]
 
     def lacks(self, example: Any) -> str:
-        """What is wrong with an example without the column."""
+        """The problem with an example without the column."""
         return (
             f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
             f"{suggestion(self.column, example.keys())} For examples without it, give a function that returns None"
@@ -592,7 +592,7 @@ class Equals:
 
 
 def _differ_in_type_alone(value: Any, expected: Any) -> bool:
-    """Whether two values that are not equal are the same as JSON, or as texts: a model and a dict, 17 and "17"."""
+    """Tell if two values that are not equal are the same as JSON, or as texts: a model and a dict, 17 and "17"."""
     if type(value) is type(expected) and isinstance(value, str | int | float | bool | None):
         return False
     try:
@@ -611,11 +611,11 @@ class FieldJudge:
         self._takes_state = {field for field, metric in metrics.items() if _takes_state(metric)}
 
     def takes_state(self, field: str) -> bool:
-        """Whether the metric of a field wants the state after it was written."""
+        """Return whether the metric of a field wants the state after it was written."""
         return field in self._takes_state
 
     def judge(self, field: str, example: Any, value: Any, state: Any) -> FieldResult:
-        """What the metric of a field says of one value."""
+        """The verdict of the metric of a field on one value."""
         metric = self.metrics[field]
         arguments = {"example": example, field: value}
         if field in self._takes_state:
@@ -687,7 +687,7 @@ def _takes_state(metric: Any) -> bool:
 
 
 def _result(found: Any, field: str) -> FieldResult:
-    """What a field metric returned, validated."""
+    """The result of a field metric, validated."""
     feedback = None
     given = found
     if isinstance(found, dspy.Prediction):

@@ -94,7 +94,7 @@ class DrawnGraph:
 
     @property
     def is_search(self) -> bool:
-        """Whether its nodes make the trials of a search, and decide about them."""
+        """Return whether its nodes make the trials of a search, and decide about them."""
         return any(shape == "map" and label != "map" for shape, label in self.looks.values())
 
     def inside(self, node: str, execution: str) -> DrawnGraph | None:

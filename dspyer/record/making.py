@@ -123,7 +123,7 @@ class RecordStep:
 
 
 class Material(NamedTuple):
-    """What is known of a run, from its rows or from the process that made it. Ids are those within the run.
+    """Facts about a run, from its rows or from the process that made it. Ids are those within the run.
 
     Attributes:
         status: how the run ended, or `"running"` or `"crashed"`.
@@ -387,7 +387,7 @@ class _Maker:
         folded = {field.name for field in graph.fields if field.reducer}
 
         def given(name: str | None) -> list[Any]:
-            """What the map has given for a field; a patch lacks what the state had before."""
+            """The results that the map has given for a field; a patch lacks what the state had before."""
             if name is None:
                 return []
             if name in commit.patch or name in folded:
@@ -572,7 +572,7 @@ def _entries(update: Any) -> list[Any]:
 
 
 def _value_of(update: Any) -> Any:
-    """What an update wrote, as a value: of several for a field with a reducer all of them, in order."""
+    """The writes of an update, as a value: of several for a field with a reducer all of them, in order."""
     if isinstance(update, Updates):
         return freeze([_value_of(part) for part in update.updates])
     if isinstance(update, Replace):

@@ -27,7 +27,7 @@ LONGEST = 1_000
 
 
 class Origin(NamedTuple):
-    """Where a copy or a rerun has begun: the run, its last step that counts, and the fields that were edited then."""
+    """The origin of a copy or a rerun: the run, its last step that counts, and the fields that were edited then."""
 
     run: str
     at: str
@@ -77,13 +77,19 @@ class Record:
     _log: Sequence[LogEntry] = field(default=(), repr=False)
     _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.run_id)
+
     @property
     def cost(self) -> float | None:
-        """What it cost, US dollars; None if the price of a model is not known."""
+        """The cost, US dollars; None if the price of a model is not known."""
         return total_cost(self.usage)
 
     def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
-        """Whether there is a step with an id."""
+        """Return whether there is a step with an id."""
         return id in self._by_id
 
     def step(self, id: str) -> RecordStep:  # noqa: A002 - the name of the attribute

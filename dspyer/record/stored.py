@@ -276,7 +276,7 @@ def _writers_before(
 
 
 def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -> Origin | None:
-    """Where a part of a run has begun that continues a part with another name."""
+    """The origin of a part of a run that continues a part with another name."""
     own = run_label(rows.run)
     behind = [entry.commit for entry in log if labels[entry.commit.id] != own]
     if not rows.run.header.get("continues") or not behind:
@@ -287,7 +287,7 @@ def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -
 
 
 class _Reading:
-    """What the rows of one run say, row by row. What cannot be read is said as such, and the rest is read.
+    """Contents of the rows of one run, row by row. What cannot be read is said as such, and the rest is read.
 
     Attributes:
         ended: when the run ended.

@@ -318,7 +318,7 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
 
 
 def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
-    """Whether the write failed or the run was stopped; then the executions are left open, and must not be called."""
+    """Tell if the write failed or the run was stopped; then the executions are left open, and must not be called."""
     if written and not session.stopped:
         return False
     for execution in started:

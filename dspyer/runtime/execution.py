@@ -126,7 +126,7 @@ class ThreadWorkers:
 
     @property
     def done(self) -> bool:
-        """Whether `next` returns an outcome at once."""
+        """Return whether `next` returns an outcome at once."""
         return bool(self._outcomes)
 
     @may_raise
@@ -208,7 +208,7 @@ class TaskWorkers:
 
     @property
     def done(self) -> bool:
-        """Whether `next` returns at once."""
+        """Return whether `next` returns at once."""
         return bool(self._done)
 
     async def next(self) -> tuple[Any, WorkOutcome]:
@@ -313,7 +313,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 
 def output_of(call: Call, reply: Reply) -> Output:
-    """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
+    """The output of an execution, of the reply of its node: one patch of what it posted and returned, validated."""
     schema = call.runner.session.graph.topology.schema
     updates = given(call, reply.updates, schema)
     patch, after = folded(call, updates, schema, reply.whole)
@@ -506,7 +506,7 @@ class Batch(Generic[T]):
         self._failed = False
 
     def may_start(self, busy: int) -> bool:
-        """Whether another call may start while `busy` calls run."""
+        """Return whether another call may start while `busy` calls run."""
         may = self._started < self._count and busy < self.limit and not self._failed
         return may and (self._rule is None or self._rule.may_start) and not self._session.cuts_off
 
@@ -641,7 +641,7 @@ def _function(schema: Schema, node: FunctionNode, way_out: WayOut) -> StraightPa
     own = None if node.writes is None else {name for name, field in node.writes.items() if name == field}
 
     def reply(result: object) -> Reply:
-        """What the function returned: a dict as it is, if its keys are names of fields that the node writes."""
+        """The value of the function: a dict as it is, if its keys are names of fields that the node writes."""
         if type(result) is dict and (own is None or own.issuperset(result)) and _NAMES.issuperset(map(type, result)):
             return _new(Reply, (result, None, False, None))
         return node.reply(result)
@@ -749,13 +749,13 @@ def _transition(
 
 
 def _of_fields(binding: Binding) -> bool:
-    """Whether all parameters get whole fields, or what a `Send` brings."""
+    """Return whether all parameters get whole fields, or what a `Send` brings."""
     others = binding.contexts or binding.resources or binding.modules or binding.whole_state or binding.rest is not None
     return not others and not any(one.view or one.computed for one in binding.fields)
 
 
 def _reader(binding: Binding) -> Read:
-    """What reads the parameters of a plan of fields alone.
+    """The reader of the parameters of a plan of fields alone.
 
     Values that need nothing are passed as they are; for all others the general way to read is asked.
     """

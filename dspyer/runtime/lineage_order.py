@@ -51,7 +51,7 @@ def executions_in_order(run: RunState) -> Iterator[str]:
 def changes_of(
     log: PersistentVector[LogEntry], schema: Schema, after: ImmutableState, before: ImmutableState
 ) -> dict[str, object]:
-    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others.
+    """Changes by the commits of a completed run: raw updates of fields with a reducer, net change of others.
 
     `before` and `after` are the states with which it began and ended.
     """
@@ -237,7 +237,7 @@ def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> lis
 
 
 def _is_empty(update: Any) -> bool:
-    """Whether a check has emptied its list of problems: it passed after it had found some."""
+    """Return whether a check has emptied its list of problems: it passed after it had found some."""
     value = update.value if isinstance(update, Replace) else update
     return value is not None and value is not DELETE and not len(value)
 

@@ -108,7 +108,7 @@ _NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it
 
 
 class CallOptions(NamedTuple):
-    """What a call of a program asks for.
+    """The request of a call of a program.
 
     Attributes:
         resources: objects by type, for parameters that are annotated with it.
@@ -132,7 +132,7 @@ CALLED = CallOptions(keeps_events=False)
 
 
 class Inside(NamedTuple):
-    """Where a run is that is a part of the run around it: in a node that has called its program.
+    """The place of a run that is a part of the run around it: in a node that has called its program.
 
     Attributes:
         events: those of the run around it; None in a node that is called without a run, and in a worker.
@@ -219,12 +219,12 @@ class Outcome:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the last run is not completed; None if it is, or if none has ended."""
+        """The reason why the last run is not completed; None if it is, or if none has ended."""
         ended = self.ended or self.returned
         return None if ended is None else ended.error
 
     def ended_with(self, error: BaseException) -> bool:
-        """Whether `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
+        """Tell if `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
         ended = self.ended or self.returned
         if ended is None:
             return False
@@ -233,7 +233,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False, slots=True)  # each is one call, and equal to no other
 class Request:
-    """What `run`, `stream`, a thread or an outer graph pass to the next call of a program.
+    """The values that `run`, `stream`, a thread or an outer graph pass to the next call of a program.
 
     Attributes:
         options: what the call asks for.

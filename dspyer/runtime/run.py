@@ -239,7 +239,7 @@ class Run:
 
     @property
     def counts(self) -> dict[str, Counts]:
-        """How often each node has run and called predictors and tools, by name, counted from the commits of the run.
+        """Numbers of visits and of calls of predictors and tools, by node, counted from the commits of the run.
 
         A resumed run counts what it did in earlier processes too. The nodes of a graph that is a node count as calls of
         that node; failed attempts do not count.
@@ -299,7 +299,7 @@ class Run:
 
     @property
     def cost(self) -> float | None:
-        """What its LM calls have cost in this process, US dollars; None if the price of a model is not known.
+        """The cost of its LM calls in this process, US dollars; None if the price of a model is not known.
 
         The prices are those of the budget (`Budget(prices=)`), else those that DSPy knows. A response from a cache
         costs nothing, and a request that failed counts as 0.
@@ -467,7 +467,7 @@ class Run:
         raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
 
     def sources(self, version: int | str) -> dict[str, tuple[str, ...]]:
-        """Where the values came from that the node of a commit has read, and the routers after it.
+        """Sources of the values that the node of a commit has read, and the routers after it.
 
         Behind a value are the commit that last wrote it; of a folded value (a reducer, a dict that is written key by
         key), all commits that contributed to what it holds; of a view, those whose parts it showed; of a live field,
@@ -585,7 +585,7 @@ class Run:
         return count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
 
     def stats(self) -> Stats:
-        """How reliable each node was, and what it cost: attempts, corrections, failures, seconds, tokens, US dollars.
+        """The reliability and cost of each node: attempts, corrections, failures, seconds, tokens, US dollars.
 
         Counted from `record()` on each call. The nodes of a graph that is a node count as that node.
 
@@ -684,7 +684,7 @@ class Run:
         return Writers(self._log, parts=partial(self._fields.parts, self._log))
 
     def _sources(self, commit: str) -> Sources:
-        """What the node of a commit has read, and what its routers have read."""
+        """The values that the node of a commit has read, and what its routers have read."""
         if self._read_sources is None:
             self._read_sources = ReadSources(self._graph, self._fields, self._log, self._view_reads, self._writers)
         return self._read_sources.of(commit)
@@ -725,7 +725,7 @@ def take_run(outcome: Outcome, recorder: LMRecorder | None) -> Run:
 
 
 class Counts(NamedTuple):
-    """How often a node has run.
+    """The number of times that a node has run.
 
     Attributes:
         visits: how often it has committed.
@@ -739,7 +739,7 @@ class Counts(NamedTuple):
 
 
 class RunInternals(NamedTuple):
-    """What other parts of dspyer ask of a run, and users do not.
+    """Answers of a run to other parts of dspyer, not to users.
 
     Attributes:
         graph: its graph.
@@ -770,7 +770,7 @@ def internals_of(run: Run) -> RunInternals:
 
 
 def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:
-    """How often `nodes` have run, by name, in the order of their first commits; joins and inputs are no nodes."""
+    """The number of runs of `nodes`, by name, in the order of their first commits; joins and inputs are no nodes."""
     found: dict[str, Counts] = {}
     for commit in commits:
         if commit.node in nodes:

@@ -1,4 +1,4 @@
-"""What a session has done since its last write, and the rows that the next write stores.
+"""The work of a session since its last write, and the rows that the next write stores.
 
 A stored run has a `RunLog`. A run inside a node that may be attempted again has `KeptCommits`: the next attempt of the
 node continues with what this one has committed, whether the run is stored or not.
@@ -80,7 +80,7 @@ class CommitRows:
 
 
 class RunLog:
-    """What a stored run has still to write, and how its writes went.
+    """The rows that a stored run has still to write, and how its writes went.
 
     Attributes:
         journal: writes the rows.
@@ -108,11 +108,11 @@ class RunLog:
 
     @property
     def cannot_write(self) -> bool:
-        """Whether the store has failed, or another run owns the thread. A refused value lets later rows be written."""
+        """Tell if the store has failed, or another run owns the thread. A refused value lets later rows be written."""
         return self.error is not None and self.journal.broken is not None
 
     def lm_call_error(self) -> BaseException | None:
-        """Why a recorded LM call cannot be stored; None if each can."""
+        """The reason why a recorded LM call cannot be stored; None if each can."""
         lm_calls = self._records.lm_calls
         return None if lm_calls is None else lm_calls.take_error()
 
@@ -124,7 +124,7 @@ class RunLog:
         return [*commits, *self._records.take_unwritten()]
 
     def failures(self) -> list[tuple[Failure, BaseException]]:
-        """What the end row says of a write that was refused."""
+        """The words in the end row of a write that was refused."""
         error, refused = self.error, self.journal.refused_row
         if error is not None and refused is not None:
             node, path, execution = _origin(refused)
@@ -186,7 +186,7 @@ class RunLog:
 
 
 class KeptCommits:
-    """What a run inside a node has committed, kept for the next attempt of the node, if there may be one.
+    """The commits of a run inside a node, kept for the next attempt of the node, if there may be one.
 
     Attributes:
         posts: its posts to live fields, by arrival number.

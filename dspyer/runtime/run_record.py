@@ -25,7 +25,7 @@ from dspyer.stores.base import Point
 
 
 class RunSource(NamedTuple):
-    """Where a run is stored: what reads it, its thread, and its last row."""
+    """The place where a run is stored: what reads it, its thread, and its last row."""
 
     reader: HistoryReader
     thread: str

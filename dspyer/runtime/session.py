@@ -107,7 +107,7 @@ STOPPED_BY_THREAD = "thread.stop() was called"
 
 
 class ExecutionNotes:
-    """What the executions of a run leave beside their commits.
+    """Records that the executions of a run leave beside their commits.
 
     Attributes:
         traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
@@ -247,7 +247,7 @@ class Session(AttemptHost):
 
     @property
     def fields_origin(self) -> FieldsOrigin:
-        """What the fields follow from, which a `Run` keeps: it keeps no session."""
+        """The sources of the fields, which a `Run` keeps: it keeps no session."""
         start, ids = self.run_start, self.ids
         # A run on a thread begins with updates of what the thread has.
         whole = self.log is None or bool(ids.scope)
@@ -370,23 +370,23 @@ class Session(AttemptHost):
 
     @property
     def more_to_start(self) -> bool:
-        """Whether another execution could start at once, if there were a slot for it."""
+        """Return whether another execution could start at once, if there were a slot for it."""
         run = self.run
         return run.ready._heap is not None and not run.failures
 
     @property
     def stopped(self) -> bool:
-        """Whether no further execution starts: the run was stopped, or a write has failed."""
+        """Return whether no further execution starts: the run was stopped, or a write has failed."""
         return self.stop_signal.reason is not None or (self.log is not None and self.log.error is not None)
 
     @property
     def cuts_off(self) -> bool:
-        """Whether the runs inside of nodes, and maps, end before their next node or item."""
+        """Return whether the runs inside of nodes, and maps, end before their next node or item."""
         return self.stop_signal.reason is not None or self.failed.reason is not None
 
     @property
     def _may_start(self) -> bool:
-        """Whether another execution may start: `END`, which calls no node, also if a stop lets nodes finish."""
+        """Return whether another execution may start: `END`, which calls no node, also if a stop lets nodes finish."""
         if self.log is not None and self.log.error is not None:
             return False
         if self.stop_signal.reason is None:
@@ -416,7 +416,7 @@ class Session(AttemptHost):
         return None
 
     def _waits_after(self, branch: Branch) -> bool:
-        """Whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
+        """Return whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
         if branch.head < 0:
             return False
         commit = self.run.log[branch.head].commit
@@ -493,7 +493,7 @@ class Session(AttemptHost):
 
     @property
     def first_trial_error(self) -> Exception | None:
-        """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
+        """The error of the trial with the number 0; None without one, or if an earlier process made it."""
         return self.notes.trial_error
 
     def peers(self, attempt: Attempt) -> list[Peer]:
@@ -614,7 +614,7 @@ class Session(AttemptHost):
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
 
     def _could_continue(self, asked: set[str]) -> bool:
-        """Whether a stopped run could start an execution other than those `asked`, which have open questions."""
+        """Return whether a stopped run could start an execution other than those `asked`, which have open questions."""
         answers = self.records.answers
         for _, suspended in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in suspended.questions):
@@ -664,7 +664,7 @@ def _ids_of(start: RunStart, inside: Inside | None) -> RunIds:
 
 
 class SessionEnd(NamedTuple):
-    """How a session ended.
+    """The end of a session.
 
     Attributes:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
@@ -738,7 +738,7 @@ def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
 
 
 def lm_watchers(run_id: str) -> list[LMWatcher]:
-    """What passes the LM calls of a run to those who watch them."""
+    """The watcher that passes the LM calls of a run to those who watch them."""
     return [LMWatcher(partial(watch, run_id)) for watch in tuple(_lm_watchers)] if _lm_watchers else []
 
 
@@ -819,7 +819,7 @@ class SessionEvents:
 
 
 def _shown(layer: Layer, event: Event) -> Event | None:
-    """What a layer makes of an event; None if it drops it."""
+    """The form that a layer gives an event; None if it drops it."""
     try:
         shown = layer.event(event)
     except Exception as error:

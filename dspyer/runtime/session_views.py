@@ -1,4 +1,4 @@
-"""What nodes see through views: the parts of each field at each commit, with their authors, and which are unseen.
+"""The past in views: the parts of each field at each commit, with their authors, and which are unseen.
 
 A part is an item of a list, the value of a key, or an amount (see `scheduler.provenance`). `RunViews` serves the
 nodes, and `TokenReads` counts afterwards what they have read. Both derive the parts from the log: during the run, only
@@ -113,7 +113,7 @@ class RunViews(ViewSource):
 
 
 class FieldsOrigin(NamedTuple):
-    """What the parts of the fields of a run follow from, beside its log.
+    """The facts beside its log from which the parts of the fields of a run follow.
 
     Attributes:
         schema: the schema of the state.
@@ -295,7 +295,7 @@ def _frozen_or_text(result: object) -> Any:
 
 
 def _has_changed(parts: FieldParts, before: Any, after: Any) -> bool:
-    """Whether a field with parts has changed: there are unseen parts, or all parts were removed."""
+    """Return whether a field with parts has changed: there are unseen parts, or all parts were removed."""
     if parts.kind == "amount":
         return any(part.value for part in parts.parts)
     return bool(parts.parts) or (before is not DELETE and bool(before) and not after)
@@ -312,7 +312,7 @@ Found = dict[str, set[int]]
 
 
 class Sources(NamedTuple):
-    """What an execution has read: by field, the ids of the commits behind the value.
+    """The reads of an execution: by field, the ids of the commits behind the value.
 
     Attributes:
         node: what its node has read.
@@ -352,7 +352,7 @@ class ReadSources:
         return ReadSources, (self._graph, self._fields, self._log, self._view_reads, self._writers)
 
     def of(self, commit: str) -> Sources:
-        """What the execution that made a commit has read, given its id."""
+        """The reads of the execution that made a commit, given its id."""
         index = self._index_of[commit]
         with self._lock:
             return Sources(self._named(self._node(index)), self._named(self._routers(index)))
@@ -363,7 +363,7 @@ class ReadSources:
     # --- what was read
 
     def _node(self, index: int) -> Found:
-        """What the node of a commit has read; of a join, the values of its branches that it has decided about."""
+        """The reads of the node of a commit; of a join, the values of its branches that it has decided about."""
         entry = self._log[index]
         if len(entry.parents) > 1:
             return {
@@ -416,7 +416,7 @@ class ReadSources:
         return found
 
     def _routers(self, index: int) -> Found:
-        """What the routers after a commit have read; none was called if a `Command` or an error edge led on."""
+        """The reads of the routers after a commit; none was called if a `Command` or an error edge led on."""
         entry, commit = self._log[index], self._log[index].commit
         found: Found = {}
         routers = [exit_ for exit_ in self._graph.exits.get(commit.node, ()) if isinstance(exit_, Router)]
@@ -432,7 +432,7 @@ class ReadSources:
         return found
 
     def _along_error_edge(self, entry: LogEntry) -> bool:
-        """Whether an error edge led on; a tool that reports its failure is followed by its routers."""
+        """Return whether an error edge led on; a tool that reports its failure is followed by its routers."""
         node = self._graph.nodes.get(entry.commit.node)
         return entry.commit.failure is not None and node is not None and not node.reports_in
 

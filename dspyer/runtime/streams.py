@@ -215,7 +215,7 @@ def _start(work: Work, request: Request, queue: EventQueue[Event], future: Futur
 
 
 def _is_elsewhere(future: Future[Run]) -> bool:
-    """Whether a run goes on in the process that this one was forked from, whose threads are not in this one."""
+    """Return whether a run goes on in the process that this one was forked from, whose threads are not in this one."""
     return future not in _open and not future.done()  # in this order: it leaves `_open` once it is done
 
 
@@ -557,7 +557,7 @@ def _cancel_from_any_thread(task: asyncio.Task[Run]) -> None:
 
 
 def _is_of_other_loop(task: asyncio.Task[Run]) -> bool:
-    """Whether a run can neither be awaited nor cancelled from here."""
+    """Return whether a run can neither be awaited nor cancelled from here."""
     return not task.done() and task.get_loop() is not asyncio.get_running_loop()
 
 
@@ -573,7 +573,7 @@ class _Collector:
         self._thread = threading.get_ident() if phase == "start" else 0
 
     def is_here(self) -> bool:
-        """Whether it does."""
+        """Return whether it does."""
         return self._thread == threading.get_ident()
 
 

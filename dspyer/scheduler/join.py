@@ -391,11 +391,11 @@ class Join:
         return valid
 
     def _is_key(self, path: KeyPath) -> bool:
-        """Whether a path is a key of a keyed field, and not a path into a plain value."""
+        """Return whether a path is a key of a keyed field, and not a path into a plain value."""
         return len(path) == 2 and self._keyed(path[0]) is not None
 
     def _sets_key(self, item: ReachableCommit, path: KeyPath) -> bool:
-        """Whether a commit set a key of a keyed field, or the whole field."""
+        """Return whether a commit set a key of a keyed field, or the whole field."""
         field, key = path
         written = field in self.log[item.log_index].commit.patch
         return written and (bool(self._resets([item], field)) or key in self._keys_of(field, item))
@@ -481,7 +481,7 @@ class Join:
         return writers.last(self.heads[:bit], path, left)
 
     def _writers_apart(self, mask: int) -> Writers:
-        """Who has written what since the base, in commits that no branch of a mask contains."""
+        """The writers of values since the base, in commits that no branch of a mask contains."""
         mask = mask if self.crossed else 0  # without crossings, a branch has none of the commits of another one
         if mask not in self.writers:
             shared = [item.log_index for item in self.commits if item.mask & mask]

@@ -55,7 +55,7 @@ NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 
 def sent_along(commit: Commit, sends: Sequence[FrozenDict[str, Any] | None], path: BranchPath) -> FrozenDict[str, Any]:
-    """What a `Send` brings to the execution that follows a commit on the branch at `path`; `sends` as in `LogEntry`."""
+    """Values of a `Send` to the execution that follows a commit on the branch at `path`; `sends` as in `LogEntry`."""
     depth = len(commit.branch)
     index = 0 if len(sends) < 2 else path[depth] if len(path) > depth else len(sends)
     return (sends[index] if index < len(sends) else None) or NOTHING_SENT
@@ -70,7 +70,7 @@ class Log(Protocol):
 
 
 def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
-    """What a `Send` brings to the execution that follows some commits on the branch at `path`."""
+    """Values that a `Send` brings to the execution that follows some commits on the branch at `path`."""
     while len(parents) == 1 and is_manual(log[parents[0]].commit):  # it changes the state, and sends nothing
         parents = log[parents[0]].parents
     return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
@@ -169,7 +169,7 @@ def commits_lacking(
 
 
 def touches(patch: Any, path: KeyPath) -> bool:
-    """Whether a patch writes at, in or above a path."""
+    """Return whether a patch writes at, in or above a path."""
     update = patch
     for depth, key in enumerate(path):
         if isinstance(update, Updates):
@@ -227,7 +227,7 @@ def calls_key(kind: str, node: str) -> tuple[str, str]:
 
 
 def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any, Any]:
-    """What a commit changes in the counts of its lineage, except for the numbers of commits.
+    """Changes by a commit in the counts of its lineage, except for the numbers of commits.
 
     `before(key, default)` returns the value before the commit.
     """
@@ -268,7 +268,7 @@ UPDATE_AUTHOR = "update"
 
 
 def is_manual(commit: Commit) -> bool:
-    """Whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
+    """Return whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
     return "+" in commit.id and Address.parse(commit.id).change > 0
 
 

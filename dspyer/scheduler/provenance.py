@@ -163,7 +163,7 @@ class IndexedField(NamedTuple):
             yield self.parts_of_update(update, whole=self.whole and at == 0 and number == 0)  # an input of the run
 
     def parts_of_update(self, update: Any, whole: bool = False) -> tuple[bool, Iterable[tuple[Any, Any]]]:
-        """Whether an update, or a `whole` value, discards the parts before it, and its own parts as (key, part)."""
+        """Read of an update, or a `whole` value, if it discards the parts before it, and its parts as (key, part)."""
         if whole or update is DELETE or isinstance(update, Replace):
             value = self.default if update is DELETE else update.value if isinstance(update, Replace) else update
             return True, _parts_of_value(value if value is DELETE else freeze(value), self.reducer)
@@ -333,7 +333,7 @@ class _IndexBuilder:
         )
 
     def holds(self, value: Any) -> bool:
-        """Whether the parts make up a value."""
+        """Return whether the parts make up a value."""
         found = [item for _, item in _parts_of_value(value, self._of.reducer)]
         return len(found) == len(self.parts) and all(
             same(part.value, item) for part, item in zip(self.parts, found, strict=True)
@@ -505,7 +505,7 @@ def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -
 
 
 class UnseenParts(NamedTuple):
-    """What a node has not seen of a field: the global ids of the commits, and the parts in their order."""
+    """Parts of a field that a node has not seen: the global ids of the commits, and the parts in their order."""
 
     commits: AbstractSet[str]
     parts: list[FieldPart]
@@ -542,7 +542,7 @@ def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: Inde
 
 
 def is_new(part: FieldPart, unseen: AbstractSet[str]) -> bool:
-    """Whether a part was brought by unseen commits only, given their global ids."""
+    """Return whether a part was brought by unseen commits only, given their global ids."""
     return part.commit in unseen and not any(commit not in unseen for commit in part.also_from)
 
 
@@ -603,7 +603,7 @@ class ThreadLog:
 
 
 class Written(NamedTuple):
-    """Who wrote a value, and the values in it.
+    """The writers of a value, and the values in it.
 
     Attributes:
         at: the log index of the commit that last wrote at, in or above the path; -1 if none did.
@@ -625,7 +625,7 @@ class Written(NamedTuple):
     depth: int = 0
 
     def under(self, *path: Any) -> Written:
-        """Who wrote what is at a path in the value."""
+        """The writers of what is at a path in the value."""
         found = self
         for key in path:
             found = found.keys.get(key) or found.rest or found
@@ -715,7 +715,7 @@ class Writers:
         return found
 
     def at(self, index: int) -> Written:
-        """Who wrote the state after a commit."""
+        """The writers of the state after a commit."""
         known, stack = self._known, [index]
         while stack:
             here = stack.pop()
@@ -755,7 +755,7 @@ class Writers:
     def _decided(
         self, index: int, entry: LogEntry, joined: Written, update: Any, path: KeyPath, winner: int
     ) -> Written:
-        """Who wrote a joined value at a path after what the join itself has decided."""
+        """The writers of a joined value at a path after what the join itself has decided."""
         winner = entry.winners.get(path, winner)
         if isinstance(update, Mapping):
             keys = joined.keys
@@ -777,7 +777,7 @@ class Writers:
 
 
 def _updated(old: Written, patch: Any, index: int) -> Written:
-    """Who wrote a value after an update by one commit: of a mapping, which is merged, by key."""
+    """The writers of a value after an update by one commit: of a mapping, which is merged, by key."""
     for update in each_update(patch):
         if isinstance(update, Mapping):
             keys = old.keys
@@ -812,7 +812,7 @@ class _Branches:
         return sorted({id(one): one for one in hold}.values(), key=lambda one: self._order.get(one.at, -1))
 
     def joined(self, trees: Sequence[Written], values: Sequence[Any], value: Any, depth: int) -> Written:
-        """Who wrote a joined value at a path of some length, given who wrote that of each branch."""
+        """The writers of a joined value at a path of some length, given who wrote that of each branch."""
         different = {id(one): one for one in trees}
         changed = [one for one in different.values() if len(different) == 1 or one.made in self._order]
         if len(changed) == 1:
@@ -830,6 +830,6 @@ class _Branches:
         return Written(hold[-1].at, hold[-1].writer, self._index, apart, rest, sides, depth)
 
     def _under(self, key: Any, trees: Sequence[Written], values: Sequence[Any], value: Any, depth: int) -> Written:
-        """Who wrote what is under a key; a key that none of the branches has stands for all other ones."""
+        """The writers of what is under a key; a key that none of the branches has stands for all other ones."""
         below = [value_at(held, (key,)) for held in values]
         return self.joined([one.under(key) for one in trees], below, value_at(value, (key,)), depth + 1)

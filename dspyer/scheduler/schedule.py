@@ -91,7 +91,7 @@ class RunState(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a branch goes. With an overlay it is a `Send`: it starts at once, as a group of its own."""
+    """The target of a branch. With an overlay it is a `Send`: it starts at once, as a group of its own."""
 
     node: str
     overlay: FrozenDict[str, Any] | None = None
@@ -222,7 +222,7 @@ def active_branches(run: RunState) -> list[Branch]:
 
 
 def contains_commit(branch: Branch, execution: str) -> bool:
-    """Whether the commit of an execution is in the lineage of a branch.
+    """Return whether the commit of an execution is in the lineage of a branch.
 
     The commits of one path are a chain, numbered from 0, so their count in the lineage decides.
     """
@@ -377,7 +377,7 @@ def plan(run: RunState) -> ReadyQueue:
 
 
 def only_end_is_left(run: RunState) -> bool:
-    """Whether all branches have arrived at `END`: then nothing more is called."""
+    """Return whether all branches have arrived at `END`: then nothing more is called."""
     return not run.running and [group.position[0] for group in run.ready] == [END]
 
 
@@ -701,7 +701,7 @@ NODE_VALUES = ("visits", *CALL_KINDS)
 
 
 def is_counted(name: str) -> bool:
-    """Whether a run value needs the calls of predictors or tools to be counted."""
+    """Return whether a run value needs the calls of predictors or tools to be counted."""
     return name.endswith((".calls", ".tool_calls"))
 
 
@@ -724,7 +724,7 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
 
 
 def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
-    """What is wrong with a name that begins with `run.`, given the names of the nodes; None for a valid one."""
+    """The problem with a name that begins with `run.`, given the names of the nodes; None for a valid one."""
     _, first, *rest = name.split(".")
     if not rest:
         if first in RUN_VALUES:
@@ -807,5 +807,5 @@ class ReleaseOrder:
         return known
 
     def _waits(self, position: Position, reader: Position) -> bool:
-        """Whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
+        """Return whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
         return position != reader and self._rounds.can_reach(reader[0], reader[1], position[0], position[1])

@@ -208,7 +208,7 @@ class Rounds:
         return common, (0,) * (len(ahead) - common)
 
     def goes_back(self, source: str, target: str) -> bool:
-        """Whether the edge starts the next round of a loop."""
+        """Return whether the edge starts the next round of a loop."""
         return self._moves[source, target][0] < 0
 
     def first(self, node: str) -> Round:
@@ -223,7 +223,7 @@ class Rounds:
         return at[:kept] + rest
 
     def can_reach(self, source: str, at: Round, target: str, by: Round) -> bool:
-        """Whether a branch at `source` in round `at` can reach `target` in round `by` or an earlier one."""
+        """Return whether a branch at `source` in round `at` can reach `target` in round `by` or an earlier one."""
         if not by:  # no loop is around the target, so it has only one round
             return self._reaches(source, target)
         reach = self._reach.get(source)
@@ -238,7 +238,7 @@ class Rounds:
         return (*at[: shared - 1], at[shared - 1] + least[0], *least[1:]) <= by
 
     def _reaches(self, source: str, target: str) -> bool:
-        """Whether edges lead from a node to another one that is in no loop."""
+        """Return whether edges lead from a node to another one that is in no loop."""
         if not self._below:
             self._bits = {node: 1 << number for number, node in enumerate(self._around)}
             self._below = descendants(list(self._around), self._out, self._bits)
@@ -320,7 +320,7 @@ class Topology:
         return self._own_targets.get(node, ())
 
     def has_policy(self, field: str) -> bool:
-        """Whether a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
+        """Tell if a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
         return any(policies.covers(field) for policies in (self.policies, *self.join_policies.values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
@@ -552,7 +552,7 @@ def unset_reads(facts: GraphFacts) -> Iterator[tuple[str, str]]:
 
 
 def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
-    """Why a field is unset at a node, and how to fix it, as the rest of a sentence."""
+    """The reason why a field is unset at a node, and how to fix it, as the rest of a sentence."""
     if field in facts.left_out:
         return (
             f"an input that a run may leave out: name it in required=[{field!r}], give the field a default, or take it "
@@ -600,11 +600,11 @@ class WritesBefore:
         return sum(1 << self._bits.setdefault(field, len(self._bits) + 1) for field in set(fields))
 
     def unknown(self, node: str) -> bool:
-        """Whether a node before this one does not say what it writes."""
+        """Return whether a node before this one does not say what it writes."""
         return bool(self._before.get(node, 0) & 1)
 
     def wrote(self, node: str, field: str) -> bool:
-        """Whether a node before this one may have written a field."""
+        """Return whether a node before this one may have written a field."""
         return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
 
 

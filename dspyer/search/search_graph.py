@@ -330,7 +330,7 @@ class _Options(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What is known of the size of a search.
+    """The bounds of the size of a search.
 
     Attributes:
         depth: the longest path; None for unknown.
@@ -581,7 +581,7 @@ def _field_of_model(schema: Schema, name: str) -> tuple[Any, Any]:
 
 
 def _judged_inputs(reward: Any, done: Any) -> list[str]:
-    """What a reward and `done` read and cannot do without."""
+    """Inputs that a reward and `done` read and cannot do without."""
     found: list[str] = []
     for part in (reward, done):
         if isinstance(part, dspy.Module):
@@ -610,7 +610,7 @@ def _check_reads(reward: Any, fields: Collection[str], given: Sequence[str]) -> 
 
 
 def _is_plain(parameter: Any) -> bool:
-    """Whether a parameter is not a resource: it has no annotation, or one that is a value of a state."""
+    """Return whether a parameter is not a resource: it has no annotation, or one that is a value of a state."""
     kind = parameter.annotation
     return not isinstance(kind, type) or kind is Any or is_value_class(kind) or is_record(kind)
 
@@ -709,7 +709,7 @@ def _best(tree: Tree, search: str, ctx: Context) -> str:
 
 
 def _changes(state: ImmutableState, entries: Any, best: str, folded: frozenset[str]) -> dict[str, Any]:
-    """What the trials on the path to the best one have changed, as updates of the state."""
+    """Changes by the trials on the path to the best one, as updates of the state."""
     updates: dict[str, list[Any]] = {}
     values: dict[str, Any] = {}
     for name in path_to(best):

@@ -68,7 +68,7 @@ ROOT: Final = "0"
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions(KindOptions):
-    """What makes a node one that makes trials.
+    """Options that make a node one that makes trials.
 
     Attributes:
         module: what is run: a module or a program.
@@ -158,7 +158,7 @@ class TrialNode(Node):
 
     @property
     def look(self) -> Look:
-        """How pictures show it."""
+        """The look in pictures."""
         return Look("map", self.kind, inner=self.inner.look.inner)
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
@@ -301,7 +301,7 @@ class _Trial:
         return self._entry(change, reward, done)
 
     def _made(self, call: Call, reply: Reply) -> Output:
-        """What the module has changed."""
+        """The changes of the module."""
         node = self.node
         if reply.goto is not None:
             raise NodeOutputError(f"{node.who}: its module returned Command(goto=...), and a trial goes nowhere")
@@ -365,7 +365,7 @@ def _number(found: object, who: str) -> float:
 
 
 class TrialChange(NamedTuple):
-    """What a trial has changed of its parent's state, as values that a state can hold.
+    """The changes of a trial to its parent's state, as values that a state can hold.
 
     Attributes:
         patch: an RFC 7396 merge patch; of a field with a reducer the list of its updates.
@@ -622,7 +622,7 @@ Choice = list[tuple[str, int]]
 
 
 def _reached(trials: Sequence[Trial], threshold: float | None) -> bool:
-    """Whether one of some trials reaches a threshold."""
+    """Return whether one of some trials reaches a threshold."""
     if threshold is None:
         return False
     return any(trial.reward is not None and trial.reward >= threshold for trial in trials)

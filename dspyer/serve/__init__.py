@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
-    from dspyer.runtime.program import CompiledGraph
+    from dspyer import CompiledGraph
 
 __all__ = ["agui"]
 

@@ -47,6 +47,7 @@ from ag_ui.core import (
 from ag_ui.encoder import EventEncoder
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
 from dspyer.errors import BudgetError, OpenRunError
@@ -62,17 +63,15 @@ from dspyer.events import (
     RunStarted,
     Token,
 )
+from dspyer.extend import thaw
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import is_within, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.redaction import Redactor
-from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session
-from dspyer.scheduler.topology import START
 from dspyer.serve.agui_messages import Said, ToolUse, said
 from dspyer.server_sent import last_of_refusal, last_of_run
-from dspyer.state import ImmutableState
-from dspyer.values.frozen import FrozenList, thaw
+from dspyer.values.frozen import FrozenList
 
 Place = tuple[Any, ...]
 """The scope, execution, attempt, predictor and field of some tokens."""

@@ -24,16 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from dspyer import CompiledGraph, Thread
 from dspyer.errors import InputError, list_names, suggestion
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.hints import without_none
-from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
-from dspyer.threads.thread import Thread
 
 Name = Callable[[Request, RunAgentInput], str | Awaitable[str]]
 Inputs = Callable[[RunAgentInput], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]

@@ -295,7 +295,7 @@ def description_weight(prompt: Prompt, field: PromptField, values: Sequence[str]
 
 @lru_cache(maxsize=512)
 def value_descriptions(instructions: str, name: str, description: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    """What a prompt says about each value: the name of the value, and the passages that mention it alone.
+    """The texts of a prompt about each value: the name of the value, and the passages that mention it alone.
 
     A passage that mentions several values is cut at the mentions; each piece belongs to the value that it begins with.
     """
@@ -318,7 +318,7 @@ def value_descriptions(instructions: str, name: str, description: str, values: t
 
 
 def condition_holds(prompt: Prompt, field: PromptField) -> bool:
-    """Whether a bool field is true, by its name, its description and the instructions alone."""
+    """Return whether a bool field is true, by its name, its description and the instructions alone."""
     true, false = description_scores(prompt, field, ("True", "False")).values()
     return true > max(false, _CONDITION_FROM)
 

@@ -157,7 +157,7 @@ class Asks:
         self.inputs = inputs
 
     def __call__(self, prompt: Prompt) -> bool:
-        """Whether a call matches."""
+        """Return whether a call matches."""
         return set(self.fields) <= set(prompt.asks) and all(
             text in prompt.inputs.get(name, "") for name, text in self.inputs.items()
         )
@@ -232,7 +232,7 @@ class AnswerRule:
                 raise TypeError(_invalid_answer(answer))
 
     def matches(self, prompt: Prompt) -> bool:
-        """Whether the answers are for this call."""
+        """Return whether the answers are for this call."""
         if self.match is None:
             return True
         if isinstance(self.match, str):
@@ -240,7 +240,7 @@ class AnswerRule:
         return self.match(prompt)
 
     def has_answer(self) -> bool:
-        """Whether an answer is left for one more call."""
+        """Return whether an answer is left for one more call."""
         return not self.several or self.used < len(self.answers)
 
     def take(self) -> Any:

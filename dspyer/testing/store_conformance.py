@@ -9,7 +9,8 @@ from typing import Any, ClassVar, cast
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.extend import freeze
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
+from dspyer.stores import Store
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot
 from dspyer.stores.content import Content, blob_id
 from dspyer.testing.store_lists import check_lists, check_names
 from dspyer.testing.store_processes import (

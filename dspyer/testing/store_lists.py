@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from dspyer.stores.base import Change, ListedRun, Point, Row, RunPlace, RunQuery, RunRow, Store
+from dspyer.stores import Store
+from dspyer.stores.base import Change, ListedRun, Point, Row, RunPlace, RunQuery, RunRow
 from dspyer.testing.store_samples import content, owner
 
 Written = tuple[str, dict[str, Any]]

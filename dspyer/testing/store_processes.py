@@ -15,8 +15,8 @@ from threading import Barrier
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores import Memory
-from dspyer.stores.base import Change, Point, Snapshot, Store
+from dspyer.stores import Memory, Store
+from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.content import blob_id
 from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, row, rows
 

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.extend import freeze
-from dspyer.stores import Memory
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
+from dspyer.stores import Memory, Store
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, ThreadRow
 from dspyer.stores.content import MAX_INLINE, Content
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE

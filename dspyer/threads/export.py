@@ -256,7 +256,7 @@ def _moved(store: Store, exported: Exported) -> Exported:
 
 
 def _continue(stored: list[Row], rows: list[Row]) -> bool:
-    """Whether rows of a run are those that are stored, or continue them."""
+    """Return whether rows of a run are those that are stored, or continue them."""
     known = {row.seq: row for row in stored}
     if known and rows and not min(known) <= rows[0].seq <= max(known) + 1:
         return False

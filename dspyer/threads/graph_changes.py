@@ -118,7 +118,7 @@ def graph_facts(program: Any) -> dict[str, Any]:
 
 
 def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
-    """Whether two graphs have a node or a field in common; true if the fields of one are unknown."""
+    """Return whether two graphs have a node or a field in common; true if the fields of one are unknown."""
     if first.get("nodes", {}).keys() & second.get("nodes", {}).keys():
         return True
     ours, theirs = _fields_of(first), _fields_of(second)
@@ -250,7 +250,7 @@ Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class OtherGraphs(NamedTuple):
-    """What `program.thread` was told of other graphs that have run, or run, on the thread.
+    """Facts that `program.thread` was told of other graphs that have run, or run, on the thread.
 
     Attributes:
         migrate: converts the state that another graph has left; None for the defaults.
@@ -262,7 +262,7 @@ class OtherGraphs(NamedTuple):
 
     @classmethod
     def of(cls, migrate: object, graphs: Iterable[str]) -> OtherGraphs:
-        """What the options of `program.thread` mean."""
+        """The meaning of the options of `program.thread`."""
         if migrate is not None and not callable(migrate):
             raise ThreadError(
                 f"migrate={brief(migrate)}: give a function of the earlier state, a dict, that returns it"
@@ -284,7 +284,7 @@ class GraphCompatibility:
     others: OtherGraphs
 
     def changed(self, last: RunRows | None) -> bool:
-        """Whether the graph differs from that of the last run. Runs of old versions name no graph: they fit any."""
+        """Tell if the graph differs from that of the last run. Runs of old versions name no graph: they fit any."""
         return last is not None and last.fingerprint not in ("", self.fingerprint.id)
 
     def check_graph(self, last: RunRows | None) -> None:
@@ -755,7 +755,7 @@ class StorableCheck:
 
 
 def _holds(value: Any, name: str) -> bool:
-    """Whether a value is, or has in it, a value of a class; what is in an opaque value does not count."""
+    """Return whether a value is, or has in it, a value of a class; what is in an opaque value does not count."""
     parts: Iterable[Any] = ()
     cls = type(value)
     if isinstance(value, CopyOnRead):

@@ -166,7 +166,7 @@ class KeyedRun:
         )
 
     def _end_of(self, run: RunRow, row: ThreadRow) -> Point | None:
-        """Where the run has completed first, or the head of the thread if that is where it goes on; None for neither.
+        """The first end of the run, or the head of the thread if that is where it goes on; None for neither.
 
         A changed graph, a manual commit or a rerun may have continued it in other parts. What comes after its first
         completion, a rerun, is no part of the request: the key returns the same result for good.

@@ -1,4 +1,4 @@
-"""What a run of a thread begins with: a new run, or the last one resumed or as it is stored.
+"""The beginning of a run of a thread: a new run, or the last one resumed or as it is stored.
 
 A `StoredThread` is one thread in the store of a program. It reads the head, checks what a caller gives, and builds the
 run in memory. It writes nothing: `playing` acquires the thread and writes the rows of a `FirstWrite`.
@@ -108,7 +108,7 @@ class ThreadHead(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether the last run was not finished."""
+        """Return whether the last run was not finished."""
         return self.last_run is not None and self.last_run.status != "completed"
 
     def open_error(self) -> OpenRunError:
@@ -493,7 +493,7 @@ class StoredThread:
         return {**header, "named": True} if self.graph.named else header
 
     def _own_header(self, head: ThreadHead) -> dict[str, Any]:
-        """What the header of a run, or of a part of one, has of its own."""
+        """The own entries of the header of a run, or of a part of one."""
         header: dict[str, Any] = {"label": self.next_label(head), "started": round(time(), 3)}
         if head.last_run is not None and (salt := self.key_salt(head.last_run.run)):
             header["keys"] = salt
@@ -540,7 +540,7 @@ class _Asked:
         self._open_keys = _by_key(self._open)
 
     def were_given(self, answers: Mapping[str, Any], completed: bool) -> bool:
-        """Whether the run has had each of these answers before: they were delivered again.
+        """Return whether the run has had each of these answers before: they were delivered again.
 
         To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
         """

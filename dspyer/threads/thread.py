@@ -376,7 +376,7 @@ class Thread:
 
     @property
     def counts(self) -> dict[str, Counts]:
-        """How often each node has run and called predictors and tools, over all runs. Reads the whole history."""
+        """Numbers of visits and of calls of predictors and tools, by node, over all runs. Reads the whole history."""
         return counts_in(self.history(), self._program.graph.nodes)
 
     def repairs(self) -> list[dspy.Example]:
@@ -409,7 +409,7 @@ class Thread:
         return record_of(self._stored.reader, self.name, run, self._stored.redactor)
 
     def stats(self) -> Stats:
-        """How reliable each node was, over all runs, as `run.stats()`. Reads the whole history.
+        """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
 
         Example:
             >>> from dspyer import END, START, Graph

@@ -127,7 +127,7 @@ class EarlierRuns:
         return self._unknown(entry.state, name, "an earlier graph folded it in another way")
 
     def _folds_alike(self, name: str, fingerprint: str) -> bool:
-        """Whether the graph with a fingerprint folds a field as the current graph does."""
+        """Return whether the graph with a fingerprint folds a field as the current graph does."""
         was = self.reader.schema_of(fingerprint).fields.get(name)
         return name not in self.state if was is None else was.folds_like(self.reader.schema.fields[name])
 

@@ -163,7 +163,7 @@ def span_layers() -> tuple[Layer, ...]:
 
 
 def _takes_traces_whole() -> bool:
-    """Whether the spans go to MLflow, which drops those of a trace that it has stored before (as of 3.17)."""
+    """Return whether the spans go to MLflow, which drops those of a trace that it has stored before (as of 3.17)."""
     use_own = os.environ.get("MLFLOW_USE_DEFAULT_TRACER_PROVIDER", "").strip().lower()
     return "mlflow" in sys.modules and use_own in ("false", "0")
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph
 from dspyer.graph.compile import source_text
-from dspyer.graph.spec import EdgeDeclaration
+from dspyer.graph.spec import Declarations, EdgeDeclaration
 from dspyer.lm.source import parsed, reduce_program, source_class
 from dspyer.nodes.node import MapOptions
 from dspyer.nodes.options import node_options
@@ -44,9 +44,8 @@ def text_of(nodes: dict[str, Any], edges: Any = (), *, schema: type[BaseModel] |
     """The text of a graph; a node may be given as the arguments of `node_options`."""
     options = Graph(schema, name=name)._options
     given = {one: node if isinstance(node, dict) else {"node": node} for one, node in nodes.items()}
-    return source_text(
-        options, [node_options(one, schema=Schema.of(None), **node) for one, node in given.items()], edges
-    )
+    made = [node_options(one, schema=Schema.of(None), **node) for one, node in given.items()]
+    return source_text(Declarations(options, tuple(made), tuple(edges)))
 
 
 TEXT = "class Chain(dspy.Module):\n    'a -> b'\n"

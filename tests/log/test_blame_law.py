@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -86,9 +87,11 @@ def at_path(state: Any, path: Path) -> str:
 
 
 def in_any_order(value: Any) -> str:
-    """Equal for equal values: the order of keys is no part of a mapping."""
+    """Equal for equal values: the order of keys is no part of a mapping, nor that of members part of a set."""
     if isinstance(value, Mapping):
         return str(sorted([(key, in_any_order(inner)) for key, inner in value.items()]))
+    if isinstance(value, AbstractSet):
+        return str(sorted(map(in_any_order, value)))
     return repr(value)
 
 

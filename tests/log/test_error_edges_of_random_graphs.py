@@ -129,16 +129,13 @@ class Behaviour:
             graph.add_conditional_edges(source, router(source), targets.split())
         for name in unreached(plan):
             graph.add_edge(START, name)
+        taken: dict[str, set[type[Exception]]] = {}
         for source, target, kinds in self.faults.edges:
             on = tuple(KINDS[kind] for kind in kinds)
-            taken = {one for other in graph._error_edges if other.source == source for one in _types(other.on)}
-            if not taken.issuperset(on):  # the build refuses an edge that is never taken
+            if not taken.setdefault(source, set()).issuperset(on):  # the build refuses an edge that is never taken
+                taken[source].update(on)
                 graph.add_error_edge(source, target, on=on, into="problems")
         return graph.compile(max_steps=40, store=store)
-
-
-def _types(on: Any) -> tuple[type[Exception], ...]:
-    return on if isinstance(on, tuple) else (on,)
 
 
 def calls_and_outcome(run: Run) -> tuple[Outcome, Counter[Called]]:

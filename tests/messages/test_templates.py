@@ -157,7 +157,7 @@ def test_functions_fill_the_modules_that_they_call() -> None:
     assert lm.calls[0].prompt.inputs["request"] == "fire: low"
 
 
-def test_a_field_that_is_none_is_filled_once_a_node_has_written_it() -> None:
+def test_a_field_that_is_none_stays_as_it_is_written() -> None:
     def first(text: str) -> dict[str, Any]:
         return {"kind": text, "severity": "high"}
 
@@ -173,7 +173,7 @@ def test_a_field_that_is_none_is_filled_once_a_node_has_written_it() -> None:
     graph.add_conditional_edges("report", lambda ctx: "before" if ctx.visit < 2 else END, ["before", END])
     run = graph.compile().run({"text": "fire"})
     said = [commit.patch["tags"][0] for commit in run.commits if commit.node in ("before", "after")]
-    assert said == ["fire high {report}", "None", "fire None r", "None"]
+    assert said == ["fire high {report}", "{severity}", "fire {severity} r", "{severity}"]
 
 
 def test_an_item_of_a_map_and_of_a_send_is_a_name() -> None:

@@ -287,7 +287,7 @@ def walked(record: Record) -> None:
 def same_record(thread: Thread, store: Any, run: str | None = None) -> Record:
     record = thread.record(run)
     archived = Archive(store).thread(thread.name).record(run)
-    assert archived.to_dict() == record.to_dict()
+    assert archived == record
     return record
 
 
@@ -298,7 +298,7 @@ def law(seed: int, store: Any) -> None:
         for run in played(thread, seed):
             record = same_record(thread, store)
             if run.status == thread.status:
-                assert run.record().to_dict() == record.to_dict()
+                assert run.record() == record
             check(record, thread)
         runs = {commit.id.partition("/")[0] for commit in thread.history()}
         for label in runs:

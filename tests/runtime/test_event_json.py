@@ -189,4 +189,4 @@ def test_the_events_of_a_map_name_its_items(colour: str) -> None:
         ("ItemFinished", 2, 4, "failed"),
     ]
     assert items[0].execution == "trunk:1[0]"
-    assert "2 items of 'read', 1 failed, 1 left" in " ".join(run.report().split())
+    assert "in items[2] of the map 'read' (4 items)" in run.report()

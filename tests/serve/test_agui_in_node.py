@@ -162,7 +162,7 @@ def test_the_state_of_the_client_is_that_of_the_thread_after_each_run(client: Cl
             "note": "new",
         }
         less = client.run(url, say="less")
-    assert len(of_kind(less["events"], "STATE_SNAPSHOT")) == 1
+    assert len(of_kind(less["events"], "STATE_SNAPSHOT")) == 3  # at the beginning, and after each node that changed it
     assert less["state"] == {"rows": [{"a/b": 2}, {"last": "_w=="}], "by_name": {"x": {}, "z": None}, "note": None}
 
 

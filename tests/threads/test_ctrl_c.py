@@ -345,7 +345,7 @@ def hook():
         time.sleep(0.02)  # Python calls the handler at its end, in this thread
         print("hook")
 os.register_at_fork(after_in_parent=hook)
-import dspyer.stores
+from dspyer.stores import SQLite
 other = threading.Thread(target=ended.wait, args=(20,))
 other.start()
 armed.append(True)
