@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
+    from dspyer.layers.attempts import Retry
     from dspyer.layers.breakpoints import Breakpoints
     from dspyer.layers.conversations import Conversations
-    from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import Peer
     from dspyer.nodes.context import Context, LiveEntry
@@ -115,7 +115,7 @@ _HOMES = {
     "dspyer.reducers": ("Updates",),
     "dspyer.layers.breakpoints": ("Breakpoints",),
     "dspyer.layers.conversations": ("Conversations",),
-    "dspyer.layers.retry": ("Retry",),
+    "dspyer.layers.attempts": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),

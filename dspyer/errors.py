@@ -72,6 +72,7 @@ REMOVED: dict[str, str] = {
     "ArchivedThread.posts": "thread.record(): each of its steps has its posts",
     "ArchivedThread.conflicts": "thread.record(): each of its joins has its conflicts",
     "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
+    "optimize.cache": "add_node(cache=True), for functions; DSPy's cache has the LM calls",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
@@ -114,8 +115,16 @@ def shows_removed(cls: type[_T]) -> type[_T]:
     return cls
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(removed("errors", name) or f"module {__name__!r} has no attribute {name!r}")
+def missing_in(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module: a removed name is an `AttributeError` with the new line."""
+
+    def missing(name: str) -> Any:
+        raise AttributeError(removed(module.rpartition(".")[2], name) or f"module {module!r} has no attribute {name!r}")
+
+    return missing
+
+
+__getattr__ = missing_in(__name__)
 
 
 class DspyerError(Exception):

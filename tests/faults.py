@@ -303,7 +303,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="group_retried_for_one_part",
-        file="dspyer/layers/retry.py",
+        file="dspyer/layers/attempts.py",
         old="and all(accepts(on, part) for part in error.exceptions)",
         new="and any(accepts(on, part) for part in error.exceptions)",
         loss="An exception group with one permanent failure would be retried as if it were transient.",

@@ -72,7 +72,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         for module in ("graph_picture", "graph_svg")
     },
     ("graph.builder", "dspyer.stores"): "a program without a store loads none",
-    ("layers.retry", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
+    ("layers.attempts", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("layers.cache", "diskcache.core"): "as above",
     ("display.progress", "dspyer.display.progress_screen"): "it needs rich, which only an extra installs",
@@ -311,7 +311,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
-    "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
+    "layers.attempts.Retry": "a node of LangGraph has several policies, and the first that accepts an error counts",
     "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",

@@ -34,3 +34,10 @@ def test_other_unknown_names_are_refused_as_usual() -> None:
         graph.compile(max_call=3)
     with pytest.raises(AttributeError, match=r"module 'dspyer\.errors' has no attribute 'CallLimit'"):
         errors.CallLimit
+
+
+def test_the_removed_rule_for_a_busy_thread_gives_the_new_line() -> None:
+    graph = dspyer.Graph().add_node("a", lambda: None).add_path(dspyer.START, "a", dspyer.END)
+    thread: Any = graph.compile(store=":memory:").thread("t")
+    with pytest.raises(errors.ThreadError, match=r'"raise" or "wait"; .* thread.merge\(copy\)'):
+        thread.run({}, on_conflict="merge")

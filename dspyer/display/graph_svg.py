@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dspyer import END
 from dspyer.display.amounts import count_of
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
-from dspyer.display.report import OUTCOMES
+from dspyer.display.report import OUTCOMES, outcome
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.record import DrawnGraph, Record
 
@@ -189,7 +189,7 @@ class RunPath(NamedTuple):
             if step.parent is not None or (step.commit is None and step.status not in OUTCOMES):
                 continue
             if step.commit is None:
-                ended.setdefault(step.node.removeprefix("join:"), OUTCOMES[step.status])  # failures come first
+                ended.setdefault(step.node.removeprefix("join:"), outcome(step))  # failures come first
             elif not step.node.startswith("join:"):  # the edges into a join are in the routes of the nodes before it
                 visits[step.node] += 1
                 visits[END] += END in step.to

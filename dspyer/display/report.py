@@ -32,11 +32,17 @@ TOLD = 20  # lines of events
 ROWS = 400  # commits that are listed: the first and the last half of them
 
 OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "runs", "stopped": "was not started"}
-"""Why a step has no commit, in words, by its status."""
+"""What `outcome` says of a step that has not begun, by its status."""
 
 _MARKS = {"failed": "✗", "waiting": "?", "running": "○", "stopped": "○"}
 _NOT_BEGUN = ("StepLimitError", "CallLimitError")
 """Failures of an execution that was not begun."""
+
+
+def outcome(step: RecordStep) -> str:
+    """The reason why a step has no commit, in words."""
+    begun = step.status == "stopped" and step.started is not None
+    return "was stopped" if begun else OUTCOMES.get(step.status, step.status)
 
 
 class ErrorText(NamedTuple):
@@ -249,7 +255,7 @@ def _headline(row: RecordStep, bars: str, details: str) -> str:
         failed = " failed" if row.failure else ""
         text = f"{bars} {_label(row)} {row.node}{failed}{arrow}"
     else:
-        text = f"{bars} {row.node} {OUTCOMES.get(row.status, row.status)}"
+        text = f"{bars} {row.node} {outcome(row)}"
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 

@@ -33,8 +33,8 @@ from dspyer.graph.spec import (
     warn_of_shadowed,
     with_redaction,
 )
+from dspyer.layers.attempts import Retry, RetryOn
 from dspyer.layers.layer import Layer, checked_layers
-from dspyer.layers.retry import Retry, RetryOn
 from dspyer.lm.source import SourceText
 from dspyer.log.execution_records import Choose, Recorded, check_recorded
 from dspyer.nodes.attempt import Answers, answer_source

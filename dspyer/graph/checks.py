@@ -17,8 +17,8 @@ import dspy
 from dspyer.errors import GraphError, NodeOutputError, StateError, is_always_raised, list_names, suggestion
 from dspyer.failure import Failure
 from dspyer.graph.spec import Exit, checked_edge_ends
+from dspyer.layers.attempts import check_on
 from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.retry import check_on
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.failure import Failure
+from dspyer.layers.attempts import RetryOn, accepts
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.layers.retry import RetryOn, accepts
 from dspyer.nodes.function import folded
 from dspyer.nodes.node import Call, Node, Output
 from dspyer.nodes.steps import Script

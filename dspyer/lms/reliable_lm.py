@@ -41,7 +41,7 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
-from dspyer.layers.retry import retry_after
+from dspyer.layers.attempts import retry_after
 from dspyer.lm.not_public import (
     CLIENT_KEYS,
     ENGINES,

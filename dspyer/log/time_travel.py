@@ -87,7 +87,8 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
     execution = _in_run(address)
     if last is not None and Address.parse(outermost_execution(execution)).is_commit:
         at = commit_row(store, last, execution)
-        calls = _calls_back(store, at or last, execution, None if row is None else row.root)
+        around = at or commit_row(store, last, outermost_execution(execution))  # of an item: the commit of its map
+        calls = _calls_back(store, around or last, execution, None if row is None else row.root)
         if at is not None or calls or _has_failed(store, last, execution):
             return tuple(calls)
     raise LookupError(

@@ -43,7 +43,7 @@ from dspyer.errors import (
 from dspyer.events import NodeFailed
 from dspyer.extend import thaw
 from dspyer.graph.spec import attribute_problems, check_name
-from dspyer.layers.retry import accepts
+from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of

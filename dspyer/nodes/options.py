@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import dspy
 
 from dspyer.errors import with_article
+from dspyer.layers.attempts import Retry
 from dspyer.layers.layer import Layer
-from dspyer.layers.retry import Retry
 from dspyer.nodes.field_access import FieldNames, NamesSpec, ReadsSpec, name_map, view_problems
 from dspyer.nodes.node import NOTHING, Built, MapOptions, Node
 from dspyer.schema.schema import Schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspyer.errors import missing_in
 from dspyer.optimize.few_shot import FewShot, accepted_only
 from dspyer.optimize.field_metric import FieldMetric, by_field, culprits, equals
 from dspyer.optimize.gepa import GEPA
@@ -18,3 +19,5 @@ __all__ = [
     "culprits",
     "equals",
 ]
+
+__getattr__ = missing_in(__name__)

@@ -21,7 +21,7 @@ from dspyer.events import Commit
 from dspyer.extend import Call, Inner, Layer, Output, Place, Script, thaw, using, wrapped
 from dspyer.graph.spec import check_inputs
 from dspyer.ids import outermost_execution
-from dspyer.layers.retry import apart_from_earlier
+from dspyer.layers.attempts import apart_from_earlier
 from dspyer.lm.not_public import INPUT_KEYS, Hasher
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, recording, step_count, take_steps
 from dspyer.nodes.attempt import Attempt

@@ -77,6 +77,12 @@ class Record:
     _log: Sequence[LogEntry] = field(default=(), repr=False)
     _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.run_id)
+
     @property
     def cost(self) -> float | None:
         """The cost, US dollars; None if the price of a model is not known."""

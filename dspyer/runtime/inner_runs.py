@@ -13,7 +13,7 @@ import dspy
 
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
 from dspyer.ids import FIRST, Address, full_id, id_prefix, part_id
-from dspyer.layers.retry import Retry
+from dspyer.layers.attempts import Retry
 from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt

@@ -69,7 +69,8 @@ def new_play(
 ) -> Play:
     """Return the play of a new run, or of the run that a key identifies."""
     if on_conflict not in ("raise", "wait"):
-        raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
+        new = 'in the place of "merge", copy = thread.copy(to=...) and thread.merge(copy)'
+        raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"; {new}')
     if abandon is not False or take_over is not False:  # else, as mostly, there is nothing to find fault with
         check_flags(abandon=abandon, take_over=take_over)
     resources_of_call(thread.program, request)

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Annotated, Any
 from xml.etree import ElementTree
 
+import dspy
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Failure, Graph, Replace, Run, Send, Updates, reducers
+from dspyer import DELETE, END, START, Budget, Failure, Graph, Replace, Run, Send, Updates, reducers
+from dspyer.testing import ScriptedLM
 from tests.rows import each
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -171,6 +173,15 @@ def test_a_branch_that_was_not_started_is_named_by_its_own_target() -> None:
     text = graph.add_edge(["a", "b"], END).compile(max_concurrency=1).run({}).report()
     assert "✗ │ a failed  (step 1, branch 0)\n" in text
     assert "○ b was not started  (step 1, branch 1)\n" in text
+
+
+def test_a_map_that_was_stopped_at_work_was_started() -> None:
+    graph = Graph(inputs=["words"])
+    graph.add_map("each", dspy.Predict("word -> rhyme"), over="words", item="word", into="rhymes", max_concurrency=1)
+    program = graph.add_path(START, "each", END).compile(budget=Budget(requests=1))
+    with dspy.context(lm=ScriptedLM(lambda _: {"rhyme": "sea"})):
+        run = program.run({"words": ["tea", "key"]})
+    assert "○ each was stopped  (step 1)\n" in run.report()
 
 
 def test_each_join_has_its_own_conflicts() -> None:

@@ -49,6 +49,7 @@ class Board(BaseModel):
     log: Annotated[list[str], reducers.extend] = []
     count: Annotated[int, reducers.increment] = 0
     note: Annotated[str, live()] = ""
+    said: Annotated[list[str], reducers.append, live] = []
     value: Any = None
     rows: list[int] = []
     out: list[int] = []
@@ -190,9 +191,10 @@ class Parts:
 
         def work(ctx: Context, q: str) -> dict[str, Any]:
             ctx.post("note", q)
+            ctx.post("said", q)
             return {"log": [q]}
 
-        self.graph.add_node(to, work, reads=["q"], writes=["log", "note"])
+        self.graph.add_node(to, work, reads=["q"], writes=["log", "note", "said"])
         self.graph.add_conditional_edges(first, lambda q: [Send(to, {"q": f"{q}{i}"}) for i in range(2)], [to])
         self.graph.add_edge(to, out)
         return first, out
@@ -285,7 +287,7 @@ def walked(record: Record) -> None:
 def same_record(thread: Thread, store: Any, run: str | None = None) -> Record:
     record = thread.record(run)
     archived = Archive(store).thread(thread.name).record(run)
-    assert archived.to_dict() == record.to_dict()
+    assert archived == record
     return record
 
 
@@ -296,7 +298,7 @@ def law(seed: int, store: Any) -> None:
         for run in played(thread, seed):
             record = same_record(thread, store)
             if run.status == thread.status:
-                assert run.record().to_dict() == record.to_dict()
+                assert run.record() == record
             check(record, thread)
         runs = {commit.id.partition("/")[0] for commit in thread.history()}
         for label in runs:

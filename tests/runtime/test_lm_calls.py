@@ -140,6 +140,10 @@ def test_what_the_server_received_is_what_is_stored(server: OpenAIServer, tmp_pa
     assert thread.stats().nodes["twice"].lm_calls == run.stats().nodes["twice"].lm_calls == 2
     assert thread.stats().nodes["inside"].tokens == one.tokens
     assert [call.execution for call in thread.lm_calls(3)] == ["trunk:3/trunk:1"]
+    for place, number in places.items():
+        assert len(thread.lm_calls(place[0])) >= number, "also of an item"
+    with pytest.raises(LookupError, match="no commit"):
+        thread.lm_calls("trunk:1[3]")
     assert program.thread("t").replay() == run.state
 
 
