@@ -474,12 +474,3 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
                 "declared, which takes all of these. Declare the narrower one first"
             )
             return
-
-
-def no_node_hints(names: Mapping[str, str], nodes: Collection[str]) -> dict[str, str]:
-    """The hint for an edge that names a part of the graph that is no node; `names` are its kinds by name."""
-    return {
-        name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, nodes)}"
-        for name, kind in names.items()
-        if name not in nodes
-    }

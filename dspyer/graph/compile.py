@@ -22,7 +22,6 @@ from dspyer.graph.checks import (
     error_edge_problems,
     follow_checks,
     handler_problems,
-    no_node_hints,
     unfilled_problems,
 )
 from dspyer.graph.spec import (
@@ -329,10 +328,12 @@ def _build_condensers(parts: GraphParts) -> None:
             parts.problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
             continue
         for name, module in given.items():
-            condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
-            parts.problems += wrong
-            if condenser is None:
+            try:
+                condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
+            except GraphError as error:
+                parts.problems += error.problems
                 continue
+            parts.problems += wrong
             if condenser.name in parts.modules or condenser.name in parts.nodes:
                 parts.problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
             parts.modules[condenser.name] = module
@@ -354,7 +355,11 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     ]
     others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
     others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
-    hints = no_node_hints(others, names)
+    hints = {
+        name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, names)}"
+        for name, kind in others.items()
+        if name not in names
+    }
     facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands, hints)
     problems += check_targets(facts)
     # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.

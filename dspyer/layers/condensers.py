@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import dspy
 
-from dspyer.errors import NodeOutputError, list_names
+from dspyer.errors import GraphError, NodeOutputError, list_names
 from dspyer.hints import without_none
 from dspyer.layers.layer import Inner, Layer, Place, of_part
 from dspyer.nodes.binding import filled, plan_templates
@@ -131,34 +131,40 @@ class Condense(Layer):
 
 def plan_condenser(
     node: str, field: str, module: object, schema: Schema, writes: Mapping[str, str] | None
-) -> tuple[Condenser | None, list[str]]:
-    """A module that shortens what a node writes to a field, and what is wrong with it."""
+) -> tuple[Condenser, list[str]]:
+    """A module that shortens what a node writes to a field, and what is wrong with its templates.
+
+    Raises:
+        GraphError: if it cannot shorten that field.
+    """
     who = f"node {node!r}: condense"
     if not schema.accepts_any_key and field not in schema.fields:
-        return None, [f"{who} names {field!r}, which {unknown_field_text(field, schema)}"]
+        raise GraphError(f"{who} names {field!r}, which {unknown_field_text(field, schema)}")
     if writes is not None and field not in writes.values():
-        return None, [f"{who} names {field!r}, which it does not write: its writes are {list_names(writes.values())}"]
+        raise GraphError(
+            f"{who} names {field!r}, which it does not write: its writes are {list_names(writes.values())}"
+        )
     if field in schema.live_fields:
-        return None, [
+        raise GraphError(
             f"{who} names {field!r}, a live field, whose posts are seen as they are made: shorten in the node"
-        ]
+        )
     if not isinstance(module, dspy.Module):
         kind = type(module).__name__
-        return None, [
+        raise GraphError(
             f"{who} gives {field!r} an object of type {kind}: give a dspy.Module, dspy.Predict('text -> short')"
-        ]
+        )
     found = module_io(module)
     inputs = [name for name in found.inputs if name not in found.optional] or list(found.inputs)
     if len(inputs) != 1 or (found.outputs is not None and len(found.outputs) != 1):
         has = f"has the inputs {list_names(found.inputs)} and the outputs {list_names(found.outputs or ())}"
-        return None, [
+        raise GraphError(
             f"{who}: the module for {field!r} {has}: it takes one value, gives one, dspy.Predict('text -> short')"
-        ]
+        )
     kind = _kind(schema, field)
     if kind == "messages":
-        return None, [
+        raise GraphError(
             f"{who} names {field!r}: messages are never changed; shorten the text before it becomes a message"
-        ]
+        )
     taken = class_of(without_none(found.inputs[inputs[0]]))
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)

@@ -472,20 +472,15 @@ class RunLayers:
         writes: whether one has rows for commits.
     """
 
-    __slots__ = (
-        "_admits",
-        "_chains",
-        "_graph",
-        "_parts",
-        "around",
-        "asked",
-        "events",
-        "per_step",
-        "runs",
-        "showing",
-        "stops_after",
-        "writes",
-    )
+    # Those of a run without layers of its own, which is most of them: `_begin` is not called for it.
+    asked: tuple[Layer, ...] = ()
+    around: tuple[Layer, ...] = ()
+    per_step = False
+    stops_after: frozenset[str] = frozenset()
+    runs: tuple[Layer, ...] = ()
+    events: tuple[Layer, ...] = ()
+    showing: tuple[Layer, ...] = ()
+    writes = False
 
     def __init__(
         self, graph: Any, asked: Iterable[Layer] = (), using: Iterable[Layer] = (), run: RunView | None = None
@@ -494,14 +489,6 @@ class RunLayers:
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
-        self.asked: tuple[Layer, ...] = ()
-        self.around: tuple[Layer, ...] = ()
-        self.per_step = False
-        self.stops_after: frozenset[str] = frozenset()
-        self.runs: tuple[Layer, ...] = ()
-        self.events: tuple[Layer, ...] = ()
-        self.showing: tuple[Layer, ...] = ()
-        self.writes = False
         if run is not None:
             self._begin(asked, using, run)
 
