@@ -479,7 +479,7 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
     """An edge all of whose types an earlier edge takes. What predicates take is not known."""
     own = edge.on if isinstance(edge.on, tuple) else (edge.on,)
     for other in before:
-        # Types alone: two predicates may be equal in effect, and nobody can tell.
+        # Types alone: what a predicate takes shows only when it is asked.
         types = tuple([on for on in (other.on if isinstance(other.on, tuple) else (other.on,)) if isinstance(on, type)])
         if all(isinstance(on, type) and issubclass(on, types) for on in own):
             yield (
