@@ -116,11 +116,7 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
 
 
 class Spending:
-    """The spending of the runs of one call of a program. May be used from any thread.
-
-    Attributes:
-        budget: the limits.
-    """
+    """The spending of the runs of one call of a program. May be used from any thread."""
 
     def __init__(self, budget: Budget, signal: StopSignal) -> None:
         self.budget = budget

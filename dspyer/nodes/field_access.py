@@ -126,12 +126,7 @@ class Changed(NamedTuple):
 
 
 class ViewSource:
-    """The history of fields in a run, and the permissions of its nodes; this class has those of no run.
-
-    Attributes:
-        schema: the fields of the state.
-        nodes: the nodes of the graph.
-    """
+    """The history of fields in a run, and the permissions of its nodes; this class has those of no run."""
 
     schema: Schema = OPEN
     nodes: Mapping[str, Any] = NO_NODES
