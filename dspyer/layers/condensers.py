@@ -50,10 +50,12 @@ class Condenser(Node):
     def shortened(self, value: Any, call: Call) -> Script[Any]:
         """One value, shortened. The module gets it under the name of its input, templates too."""
         frozen: Any = freeze(value)
+        # As an overlay, so that templates of the module find the value under the name of its input and not the field.
         call = call._replace(overlay=(call.overlay or FrozenDict()).set(self.given, frozen))
         step = ModuleStep(getattr(call.program, self.name), {self.given: thaw(frozen)})
         result = yield filled(step, self.templates), call
         values = dict(values_of_prediction(result, self.who, True))
+        # The outputs of some modules are not known before they have run: only the result shows that it is one value.
         names = list(self.writes or values)
         if len(names) != 1 or names[0] not in values:
             raise NodeOutputError(
@@ -83,6 +85,7 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
 
 
 def _shorter(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
+    # There is nothing to shorten, and a module that is asked about nothing makes something up.
     if value is DELETE or value is None:
         return value
     kind = condenser.entry_kind
@@ -105,6 +108,7 @@ class Condense(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output of `inner`, shortened. The modules have attempts of their own: what the node gave is kept."""
+        # The node's reply is not committed to a state yet: a field may have a limit that only the shorter value keeps.
         output: Output = yield from inner(call._replace(made=self._unshortened))
         return (yield from of_part(output.call, "condense", partial(self._condensed, output)))
 
@@ -121,6 +125,7 @@ class Condense(Layer):
             updates = yield from condensed(self.condensers, output.updates, call)
             patch, after = folded(call, updates, call.runner.session.graph.topology.schema)
         except NodeOutputError as error:
+            # As an error of a module: a retry asks for a new response, past the cache, which has the same one again.
             error.of_module = True
             raise
         return output._replace(patch=patch, after=after)
@@ -169,6 +174,7 @@ def plan_condenser(
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
+    # The input is no field of the state, and templates may name it: `plan_templates` takes overlays as known.
     options = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
     wrong = Flaws(f"{who} of {field!r}")
     templates = plan_templates([module], options, {}, wrong)

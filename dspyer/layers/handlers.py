@@ -91,6 +91,7 @@ class ErrorEdges(_Catches):
             return None
         attempt: Attempt = call.context.delegate
         session = call.runner.session
+        # The number of the last attempt stands in the notes: the one at hand is the first, since retries are inside.
         failed = last_attempt(session.notes.failed_attempts.get(attempt.execution, ()))
         failure = Failure.of(
             error,
