@@ -22,7 +22,6 @@ from dspyer.graph.checks import (
     error_edge_problems,
     follow_checks,
     handler_problems,
-    no_node_hints,
     unfilled_problems,
 )
 from dspyer.graph.spec import (
@@ -107,6 +106,7 @@ def compile_graph(
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
     _check(parts, topology)
     problems += _breakpoint_problems(parts, layers)
+    # It is given as a layer, like what else concerns all nodes, but changes predictors when the program is made.
     conversations = next((one for one in layers if isinstance(one, Conversations)), Conversations())
     layers = [one for one in layers if not isinstance(one, Conversations)]  # what it asks for is done by `compile`
     if conversations.warn_at is not None and not any(node.conversations for node in parts.nodes.values()):
@@ -115,6 +115,7 @@ def compile_graph(
             'a module node writes=[..., "messages"], or show it {run.remaining}'
         )
     problems += _executor_problems(parts.modules)
+    # Before the problems are raised: a function without a key for its cache is one of them.
     caches = {
         one.name: node_cache(options.name, parts.nodes[one.name], one, problems)
         for one in parts.options
@@ -250,6 +251,7 @@ class GraphParts:
     def sent_in_parallel(self) -> set[str]:
         """The nodes that several `Send`s may start at once: a fix is sent one at a time, unless its node is."""
         sent = self.sent()
+        # Each check sends to its fix, but the next Send comes when the fix has been checked.
         alone = {node.fix for node in checks_of(self.nodes).values() if node.of not in sent}
         return sent - alone
 
@@ -329,10 +331,12 @@ def _build_condensers(parts: GraphParts) -> None:
             parts.problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
             continue
         for name, module in given.items():
-            condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
-            parts.problems += wrong
-            if condenser is None:
+            try:
+                condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
+            except GraphError as error:
+                parts.problems += error.problems
                 continue
+            parts.problems += wrong
             if condenser.name in parts.modules or condenser.name in parts.nodes:
                 parts.problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
             parts.modules[condenser.name] = module
@@ -347,6 +351,7 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     options, names, problems = parts.graph, parts.names, parts.problems
     schema = options.schema
     possible = parts.possible_edges()
+    # Without exits they look like dead ends, and what they lack is a `goto=`.
     commands = [
         name
         for name, node in parts.nodes.items()
@@ -354,7 +359,11 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     ]
     others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
     others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
-    hints = no_node_hints(others, names)
+    hints = {
+        name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, names)}"
+        for name, kind in others.items()
+        if name not in names
+    }
     facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands, hints)
     problems += check_targets(facts)
     # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.
@@ -435,6 +444,7 @@ def _given_layers(
     for options in parts.options:
         node, own = parts.nodes[options.name], list(options.layers)
         retry = options.retry
+        # The nodes of a graph inside have their own policy: to retry it as a whole would repeat what has succeeded.
         if isinstance(retry, OfGraph):
             retry = None if node.look.inner else of_graph
         if retry is not None:
@@ -639,6 +649,7 @@ def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     if options.inputs is not None or not options.schema.accepts_any_key:
         return options.also
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
+    # Such a node may read any key, and which one shows only when it runs.
     if any(part.reads is None for part in readers):
         return None
     known = {*(options.outputs or ()), *(options.keep or ())}
@@ -657,6 +668,7 @@ def _declared_outputs(parts: GraphParts) -> tuple[str, ...] | None:
     writers = list(parts.writers())
     written = {name for _, writes in writers for name in writes or ()}
     undeclared = any(writes is None for _, writes in writers)
+    # Inputs that were named are no outputs; of those that were inferred, an optional one may be written as well.
     kept = parts.inputs if options.inputs is not None else parts.required
     return tuple(
         name

@@ -54,6 +54,7 @@ _ATTRIBUTES = (
 )
 
 
+# A class of its own, since () is a tuple that a user may give: it says that no input is required.
 class _Needed(tuple[str, ...]):
     """The class of `NEEDED`."""
 
@@ -150,6 +151,7 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
     _check_fields("redact", _fields_named(given), schemas, hint)
     if any(schema.accepts_any_key for schema in schemas):
         return
+    # A pattern that hides nothing is an error and no warning: its author takes the value for hidden.
     items = fields_of_items(schemas)
     for pattern in given:
         name = pattern.field
@@ -190,6 +192,7 @@ def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """The names at one end of an edge; functions and anything else that is no name are refused."""
     names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
     given: tuple[Any, ...] = names
+    # The most frequent slip, since other libraries take the function itself: the message shows both lines to write.
     for function in given:
         if callable(function) and hasattr(function, "__name__"):
             name = function.__name__
@@ -210,6 +213,7 @@ def check_name(name: str, known: Collection[str]) -> None:
         raise GraphError(
             f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
         )
+    # A leading underscore is how programs mark attributes of their own.
     if name in (START, END) or name.startswith("_"):
         own = "the ends of a graph, and the program's own attributes with a leading underscore, have such names"
         raise GraphError(f"{name!r} cannot name a node: {own}; choose another, like {name.strip('_') + '_node'!r}")
@@ -270,6 +274,7 @@ def explain(graph: GraphSpec) -> str:
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
         facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
+        # From the inside out, as what happens to a call is read: a timeout, then the retry of it.
         facts += _layer_facts(graph, name)
         if node is not None and node.look.note:
             facts.append(node.look.note)
@@ -376,6 +381,7 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
     schema = graph.topology.schema
     merged = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
     writers: dict[str, list[str]] = {}
+    # A fix writes what its node writes: that is its purpose, and no second writer to be warned of.
     fixes = {check.fix for check in graph.checks.values()}
     for name, node in graph.nodes.items():
         own = () if name in fixes else (node.writes or {}).values()
@@ -481,6 +487,7 @@ class GraphSpec:
     def __post_init__(self) -> None:
         parts = (*self.nodes.values(), *self.routers)
         checked = {name: check for check in self.checks.values() for name in (check.of, check.fix) if name is not None}
+        # Derived once: each run asks for them, and `replace` makes them again from what it has changed.
         object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
         object.__setattr__(self, "checked", checked)
         searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
@@ -491,6 +498,7 @@ class GraphSpec:
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
+        # The order here hardly counts: `ordered` sorts by place, and keeps it within one.
         if name in self.error_edges:
             own.append(ErrorEdges(self.error_edges[name]))
         if name in self.condensers:
@@ -640,6 +648,7 @@ class GraphSpec:
 def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Module]) -> GraphSpec:
     """The same graph, whose errors and merge policies show values only as far as `redact` allows."""
     old = graph.topology
+    # Graphs inside have schemas of their own, and a pattern may name a field of theirs alone.
     schemas = [old.schema, *inner_schemas(modules)]
     redaction = Redaction.of(redact, fields_of_items(schemas))
     if redaction is None:
@@ -674,6 +683,7 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
     allowed = {*known, *graph.also}
+    # Most inputs are right: this is the only work of the straight path, and the rest words a mistake.
     if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
         return
     extra = [name for name in inputs if name not in allowed] if graph.closed else ()
@@ -714,6 +724,7 @@ def _missing_text(graph: GraphSpec, field: str, extra: Collection[str]) -> str:
 
 def check_send(graph: GraphSpec, sender: str, send: Send) -> None:
     """Refuse a `Send` that brings a value which its target does not read."""
+    # A value that nothing reads is a misspelled name: the target would run with the field of the state instead.
     taken = graph.takes.get(send.node)
     if taken is None or SENT in send.overlay or all(map(taken.__contains__, send.overlay)):
         return

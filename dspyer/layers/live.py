@@ -469,12 +469,12 @@ class LivePosts(Layer):
         with nullcontext() if run.limit is None else run.limit.writing():  # else the next attempt would not know it
             buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
             scope, seq = run.ids.scope, buffer.seq
-            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update})
+            reducer = self.schema.reducer(field)
+            how = "replace" if reducer is None else reducer.name
+            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
                 run.records.journal.write([post.row()])
             update = buffer.add(post)
-        reducer = self.schema.reducer(field)
-        how = "replace" if reducer is None else reducer.name
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )

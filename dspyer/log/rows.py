@@ -718,6 +718,7 @@ class PostRow(StoredRow):
             for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
         patch: the update as the node gave it, frozen, by the field.
+        operation: how it is folded in, as in the event `Posted`.
     """
 
     KIND: ClassVar[str] = RowKind.POST
@@ -730,6 +731,7 @@ class PostRow(StoredRow):
     over: tuple[int, ...] | None
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
+    operation: str = "replace"
 
     @property
     def update(self) -> Any:

@@ -307,7 +307,6 @@ class _Reading:
         self._asked: dict[tuple[str, str], tuple[Question, float | None]] = {}
         self._answers: dict[tuple[str, str], StepAnswer] = {}
         self._siblings: dict[tuple[str, ...], list[str]] = {}
-        self._reducers = {name: one.reducer.name for name, one in reader.schema.fields.items() if one.reducer}
 
     def read(self) -> None:
         """Read all rows but the commits of the run's own graph."""
@@ -344,8 +343,7 @@ class _Reading:
         elif row.kind == RowKind.POST:
             post = PostRow.read(row, fetch, decode)
             update, name = post.patch[post.field], full_id(*post.scope, Address.parse(post.execution).own)
-            how = self._reducers.get(post.field, "replace")
-            size = update_size(update)
+            size, how = update_size(update), post.operation
             self.posts.append(
                 Posted(post.field, post.node, path_of_id(name), name, post.seq, size, update, how, post.time)
             )

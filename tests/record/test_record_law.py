@@ -49,6 +49,7 @@ class Board(BaseModel):
     log: Annotated[list[str], reducers.extend] = []
     count: Annotated[int, reducers.increment] = 0
     note: Annotated[str, live()] = ""
+    said: Annotated[list[str], reducers.append, live] = []
     value: Any = None
     rows: list[int] = []
     out: list[int] = []
@@ -190,9 +191,10 @@ class Parts:
 
         def work(ctx: Context, q: str) -> dict[str, Any]:
             ctx.post("note", q)
+            ctx.post("said", q)
             return {"log": [q]}
 
-        self.graph.add_node(to, work, reads=["q"], writes=["log", "note"])
+        self.graph.add_node(to, work, reads=["q"], writes=["log", "note", "said"])
         self.graph.add_conditional_edges(first, lambda q: [Send(to, {"q": f"{q}{i}"}) for i in range(2)], [to])
         self.graph.add_edge(to, out)
         return first, out
