@@ -24,11 +24,11 @@ from dspyer.graph.spec import (
     GraphOptions,
     GraphSpec,
     as_names,
+    check_fields,
     check_limits,
     check_name,
     check_one_name,
     checked_edge_ends,
-    checked_keep,
     checked_policies,
     warn_of_shadowed,
     with_redaction,
@@ -113,8 +113,9 @@ class Graph:
             None if required is None else NEEDED if required is NEEDED else as_names(required),
             None if outputs is None else as_names(outputs),
             checked_policies("merge", merge, fields),
-            None if keep is None else checked_keep(keep, fields),
+            None if keep is None else frozenset(as_names(keep)),
         )
+        check_fields("keep", self._options.keep or (), [fields])
         self._nodes: dict[str, NodeOptions] = {}
         self._edges: list[AnyEdge] = []
         self._join_policies: dict[str, Policies] = {}

@@ -119,17 +119,10 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def checked_keep(names: Iterable[str], schema: Schema) -> frozenset[str]:
-    """The fields of `Graph(keep=...)`, which must be fields of the schema."""
-    found = as_names(names)
-    _check_fields("keep", found, [schema])
-    return frozenset(found)
-
-
 def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
     """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
     policies = Policies.of(spec, otherwise)
-    _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
+    check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
     for pattern, _ in policies.rules:
         field = schema.fields.get(pattern.field)
         fold: Any = field and field.reducer and (dict[str, str] if field.reducer.keyed else str)  # its conflicts
@@ -148,7 +141,7 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
     """Refuse patterns of `compile(redact=...)` that can match nothing in the graph, or in a graph inside it."""
     given = tuple(patterns)
     hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
-    _check_fields("redact", _fields_named(given), schemas, hint)
+    check_fields("redact", _fields_named(given), schemas, hint)
     if any(schema.accepts_any_key for schema in schemas):
         return
     # A pattern that hides nothing is an error and no warning: its author takes the value for hidden.
@@ -173,7 +166,7 @@ def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:
     return list(dict.fromkeys(pattern.field for pattern in patterns if pattern.field is not None))
 
 
-def _check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
+def check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
     """Refuse names that are a field of none of the schemas, unless one accepts any key."""
     if any(schema.accepts_any_key for schema in schemas):
         return
@@ -273,12 +266,20 @@ def explain(graph: GraphSpec) -> str:
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
+        shown = [(target, labels.get((name, target))) for target in topology.own_targets(name)]
+        facts.append("-> " + ", ".join(_target(graph, name, one, repr(label) if label else "") for one, label in shown))
         # From the inside out, as what happens to a call is read: a timeout, then the retry of it.
-        facts += _layer_facts(graph, name)
+        each = " per item" if node is not None and node.mapped is not None else ""
+        facts += [
+            f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
+            for layer in reversed(graph.given_layers.get(name, ()))
+            if layer.note
+        ]
         if node is not None and node.look.note:
             facts.append(node.look.note)
-        facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
+        for edge in graph.error_edges.get(name, ()):
+            fact = "" if edge.into is None else f"the failure into {edge.into}"
+            facts.append(f"on {edge.condition} -> {_target(graph, name, edge.target, fact)}")
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(
         f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
@@ -303,17 +304,6 @@ def explain(graph: GraphSpec) -> str:
             "reads are found when they happen; declare it with writes=[...]"
         )
     return "\n".join(lines)
-
-
-def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
-    """The layers around the calls of a node in words, from the inside out."""
-    node = graph.nodes.get(name)
-    each = " per item" if node is not None and node.mapped is not None else ""
-    return [
-        f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
-        for layer in reversed(graph.given_layers.get(name, ()))
-        if layer.note
-    ]
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
@@ -357,17 +347,10 @@ def _joined(labels: Mapping[tuple[str, str], list[str]]) -> dict[tuple[str, str]
     return {edge: ", ".join(texts) for edge, texts in labels.items()}
 
 
-def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
-    label = labels.get((name, target))
-    facts = [repr(label)] if label else []
+def _target(graph: GraphSpec, name: str, target: str, fact: str) -> str:
+    facts = [fact] if fact else []
     facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
     return f"{target} ({', '.join(facts)})" if facts else target
-
-
-def _error_target(graph: GraphSpec, edge: ErrorEdge) -> str:
-    facts = [] if edge.into is None else [f"the failure into {edge.into}"]
-    facts += ["next round"] if graph.topology.rounds.goes_back(edge.source, edge.target) else []
-    return f"-> {edge.target} ({', '.join(facts)})" if facts else f"-> {edge.target}"
 
 
 def _fields(names: Mapping[str, str] | None) -> str:
