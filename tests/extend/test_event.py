@@ -74,6 +74,16 @@ def test_it_goes_wherever_events_go_and_shows_nothing_that_is_hidden(mode: str) 
     assert found == ["[redacted]", "[redacted]"]
 
 
+def test_it_shows_no_number_that_is_hidden() -> None:
+    def pay(card: int, ctx: Context) -> dict[str, bool]:
+        ctx.emit(Length("pay", "trunk:1", card))
+        return {"paid": True}
+
+    made = Graph().add_node("pay", pay).add_path(START, "pay", END).compile(redact="card")
+    with made.stream({"card": 47110815}) as stream:
+        assert [event.characters for event in stream if isinstance(event, Length)] == ["[redacted]"]
+
+
 @dataclass(frozen=True)
 class Length(Event):
     """How long a text is."""
