@@ -358,7 +358,7 @@ def _targets(way: Exit) -> tuple[str, ...]:
     return (way,) if isinstance(way, str) else way.goto
 
 
-# Error edges: where a branch goes after a node has failed. Their declaration, and the checks of `compile()`.
+# --- error edges: their declaration, and the checks of `compile()`
 
 
 _SAMPLE = Failure(node="node", execution="trunk:1", type="Exception")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dspyer.display.graph_svg import GraphDrawing
 
 
-# The options and edges that a `Graph` was given, and the checks that can be made before it is compiled.
+# --- what a `Graph` was given, and the checks that can be made before it is compiled
 
 
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
@@ -249,7 +249,7 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
         )
 
 
-# A graph in words, and the labels of its edges.
+# --- a graph in words, and the labels of its edges
 
 
 def explain(graph: GraphSpec) -> str:
