@@ -64,6 +64,7 @@ class Budget:
             _check_limit(name, getattr(self, name))
         if all(getattr(self, name) is None for name in _LIMITS):
             raise ValueError("Budget() has no limit: give tokens, cost (USD), requests, seconds or node_calls")
+        # A frozen dataclass that holds a dict could still be changed through it, also by the caller who gave the dict.
         object.__setattr__(self, "prices", MappingProxyType(_checked_prices(self.prices)))
 
     @classmethod
@@ -82,6 +83,7 @@ class Budget:
         raise TypeError(f"budget={given!r}: give a dspyer.Budget, for example Budget(cost=0.50), or None")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy cannot be pickled, and a program that is pickled holds its budget.
         limits = {name: getattr(self, name) for name in _LIMITS}
         return partial(type(self), **limits, prices=dict(self.prices)), ()
 
@@ -114,11 +116,7 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
 
 
 class Spending:
-    """The spending of the runs of one call of a program. May be used from any thread.
-
-    Attributes:
-        budget: the limits.
-    """
+    """The spending of the runs of one call of a program. May be used from any thread."""
 
     def __init__(self, budget: Budget, signal: StopSignal) -> None:
         self.budget = budget
@@ -134,6 +132,8 @@ class Spending:
 
         A run that something else has stopped may make requests: its sync nodes are finished.
         """
+        # Without the lock: two threads may both find the limit reached, and the second stop of a signal changes
+        # nothing.
         if not self._used_up and (reached := self._reached()):
             self._ended = clock.now()
             self._used_up = True  # before the stop: what it wakes asks again
@@ -145,6 +145,7 @@ class Spending:
         if not self.check():
             return False
         most = self.budget.node_calls
+        # Asked and counted under one lock: two nodes that begin at once must not both be the last one.
         with self._lock:
             allowed = most is None or self._counted["node_calls"] < most
             self._counted["node_calls"] += allowed
@@ -174,6 +175,7 @@ class Spending:
         with self._lock:
             for name, more in (("tokens", tokens), ("cost", cost), ("requests", requests)):
                 self._counted[name] += more or 0
+        # What cannot be counted cannot be bounded. The run fails at once: to go on would spend without a limit.
         unbounded = cost is None and self.budget.cost is not None
         if tokens is None and (unbounded or self.budget.tokens is not None):
             bounded = "the cost" if unbounded else "tokens"
@@ -205,6 +207,7 @@ class Spending:
 
     def _spent(self) -> dict[str, float]:
         """The amounts that were spent, by the name of the limit."""
+        # The time at which it was used up, so that the nodes that are still finished do not change what the error says.
         now = self._ended if self._ended is not None else clock.now()
         with self._lock:
             found = {**self._counted, "seconds": now - self._began}

@@ -33,13 +33,13 @@ def without_none(annotation: Any) -> Any:
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose names are imported when they are first asked for (PEP 562).
 
-    `homes` has the module of each name.
+    `homes` has the module of each name, as it is named from the package.
     """
 
     def found(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(f".{homes[name]}", package), name)
 
     return found
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
-from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
+from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted, is_built_in
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
@@ -384,9 +384,10 @@ class Redactor:
             return value if all(map(is_, parts, value.updates)) else Updates(*parts)
 
         def part_of(key: Any, part: Any) -> Any:
-            return self.redact(part, given=given or (emitted and key == "value"), copies=copies)
+            return self.redact(part, given=given or own or (emitted and key == "value"), copies=copies)
 
         emitted = isinstance(value, Emitted)
+        own = isinstance(value, Event) and not is_built_in(value)
         try:
             shown = _with_parts(value, part_of)
             if isinstance(value, Mapping):

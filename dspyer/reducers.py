@@ -537,6 +537,9 @@ BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
 )
 """The built-in reducers by name."""
 
+WITH_PARTS = ", ".join([name for name, reducer in BUILT_IN.items() if reducer.parts is not None])
+"""The names of those that keep what each update has brought apart, for errors."""
+
 
 def built_in(name: str) -> Reducer | None:
     """Return the reducer of the library with this name, such as `each(append)`; None for that of a function."""

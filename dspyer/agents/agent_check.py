@@ -110,12 +110,7 @@ class AgentCheckOptions(KindOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReflectionFinder(Node):
-    """Asks the predictor of a mode for problems in the outputs.
-
-    Attributes:
-        mode: the mode.
-        inputs: the inputs and the outputs of the task.
-    """
+    """Asks the predictor of a mode for problems in the outputs."""
 
     mode: str
     inputs: tuple[str, ...]

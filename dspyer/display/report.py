@@ -46,13 +46,7 @@ def outcome(step: RecordStep) -> str:
 
 
 class ErrorText(NamedTuple):
-    """The lines that show an exception: of a stored run there is no other trace of it.
-
-    Attributes:
-        type: name of its class.
-        message: its text.
-        notes: its notes.
-    """
+    """The lines that show an exception: of a stored run there is no other trace of it."""
 
     type: str
     message: str

@@ -24,11 +24,11 @@ from dspyer.graph.spec import (
     GraphOptions,
     GraphSpec,
     as_names,
+    check_fields,
     check_limits,
     check_name,
     check_one_name,
     checked_edge_ends,
-    checked_keep,
     checked_policies,
     warn_of_shadowed,
     with_redaction,
@@ -103,6 +103,7 @@ class Graph:
         required: Iterable[str] | None = None,
         limit: Limit | None = None,
     ) -> None:
+        # Checked here and not by `compile`: the traceback then shows the line with the mistake.
         fields = Schema.of(schema, state_limit=None if limit is None else checked_state_limit(limit))
         self._options = GraphOptions(
             name or (schema.__name__ if schema is not None else "Graph"),
@@ -112,8 +113,9 @@ class Graph:
             None if required is None else NEEDED if required is NEEDED else as_names(required),
             None if outputs is None else as_names(outputs),
             checked_policies("merge", merge, fields),
-            None if keep is None else checked_keep(keep, fields),
+            None if keep is None else frozenset(as_names(keep)),
         )
+        check_fields("keep", self._options.keep or (), [fields])
         self._nodes: dict[str, NodeOptions] = {}
         self._edges: list[AnyEdge] = []
         self._join_policies: dict[str, Policies] = {}
@@ -352,6 +354,7 @@ class Graph:
 
     def _add(self, name: str, node: object, modules: Any = None, layers: Any = (), **options: Any) -> Graph:
         """Add a node of any kind; the graph is as it was if something raises."""
+        # First what may raise, then the change. Modules that are no mapping are a problem that `compile` reports.
         check_name(name, self._nodes)
         if isinstance(modules, Mapping):
             modules = {parameter: compiled(module, name) for parameter, module in modules.items()}
@@ -390,6 +393,8 @@ class Graph:
             for node in targets:
                 known = self._join_policies.get(node)
                 of_edge = known is not None and (known.given or bool(known.rules))  # else an agent's, of its `settle`
+                # Laid over what joins there do without the policy of an edge: a second edge with the same one gives the
+                # same table.
                 below = known.otherwise if known is not None and of_edge else known
                 given[node] = checked_policies("policy", policy, self._options.schema, below or self._options.policies)
                 if of_edge and given[node] != known:
@@ -557,6 +562,7 @@ class Graph:
         """
         from dspyer.runtime.program import make_program
 
+        # Not a default of the parameter: a search needs more steps than a graph, and what the user gives counts always.
         if max_steps is None:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
@@ -576,10 +582,12 @@ class Graph:
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )
+        # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))
         if store is None:
             return make_program(graph, modules, text)
+        # Here: a program without threads needs no store, and does not pay for the import.
         from dspyer.stores import open_store
 
         return make_program(graph, modules, text, open_store(store))
@@ -591,6 +599,7 @@ class Graph:
         raise GraphError(f"graph {self._options.name!r} cannot be called: {_COMPILE_FIRST}")
 
     def __getattr__(self, name: str) -> NoReturn:
+        # Private names get the plain error: `copy` and `pickle` ask for methods that need not exist.
         if name in _OF_PROGRAMS or (not name.startswith("_") and hasattr(dspy.Module, name)):
             raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
         if not name.startswith("_") and hasattr(GraphSpec, name):

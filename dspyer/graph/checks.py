@@ -87,6 +87,7 @@ def fix_options(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> N
         text = f"{who}: {of.name!r} does not say what it writes, which its fix gets"
         raise GraphError(() if known else f"{text}: add_node({of.name!r}, ..., writes=[...])")
     brought = brought_names(node)
+    # All that a fix is sent has one name space, with the inputs of the node first.
     twice = [name for name in brought[len(node.input_names) :] if name in (*node.input_names, *node.writes)]
     if twice:
         text = f"{who}: {of.name!r} has an input or output {twice[0]!r}, and its fix gets another value of this name"
@@ -132,7 +133,9 @@ def finished_fix(built: Built, check: CheckOptions, of: Node) -> Built:
     if node is None or node.reads is None:
         return built
     taken = node.takes
+    # The names that it takes and not all that it is sent: a picture would show reads which do not exist.
     own = {name: field for name, field in sources.items() if taken is None or name in taken}
+    # The sent value hides the field, so the field need not be set.
     optional = (node.optional | set(own.values())) - set(node.reads.values())
     return built._replace(node=replace(node, reads={**own, **node.reads}, optional=frozenset(optional)))
 
@@ -176,6 +179,7 @@ def _default_fix(of: NodeOptions, node: Node, who: str) -> dspy.Predict:
     instructions = "" if declared is None else f"{declared.instructions}\n\n"
     name = f"{of.name.title().replace('_', '')}Fix"
     predictor = dspy.Predict(dspy.Signature(fields, f"{instructions}{INSTRUCTIONS}", name))  # type: ignore[arg-type, call-arg, unused-ignore]  # DSPy's stubs know one form
+    # A correction by another model than the one that made the mistake would be a surprise, on the bill too.
     predictor.lm = next((inner.lm for _, inner in predictors_in(module) if inner.lm is not None), None)
     return predictor
 
@@ -184,6 +188,8 @@ def _output_types(found: ModuleIO, of: NodeOptions, node: Node) -> dict[str, Any
     """The outputs that a correction gives: those that the node writes, except for the trajectory of a module."""
     kinds: dict[str, Any] = {}
     for name, field in (node.writes or {}).items():
+        # A trajectory is a record of what a module did: no correction can give another one. Reasoning leads to the
+        # output.
         if name in found.by_products and name != "reasoning":
             continue
         kind = (found.outputs or {}).get(name)
@@ -232,7 +238,9 @@ def build_checks(parts: GraphParts) -> list[PlannedCheck]:
             continue
         planned[check.of] = PlannedCheck(check.of, options.name, fix)
         parts.options.append(options)
+        # The node may be missing, since it has problems of its own: the check keeps its name and edges all the same.
         of, node = given[check.of], parts.nodes.get(check.of)
+        # A node that cannot have a check gets no fix either: what is wrong with that would only follow from this.
         refused = checked_node_problems(node, of, who)
         parts.problems += refused
         if fix is not None:
@@ -306,6 +314,7 @@ def _no_place(
 def follow_checks(checks: Iterable[PlannedCheck], parts: GraphParts) -> None:
     """Let the edges and routers of checked nodes begin at their checks."""
     exits, nodes, problems = parts.exits, parts.nodes, parts.problems
+    # Before any exit is changed: below, edges to checks and fixes are made that no user has declared.
     declared = [(source, target) for source, ways in exits.items() for way in ways for target in _targets(way)]
     lost = [router.source for router in parts.lost]
     for of, name, fix in checks:
@@ -315,6 +324,7 @@ def follow_checks(checks: Iterable[PlannedCheck], parts: GraphParts) -> None:
                     f"an edge begins at {part!r}, a part of the check of {of!r}: let it begin at {of!r}; the branch "
                     "follows it once the check has passed"
                 )
+                # What was declared there is dropped: the exits of both follow from those of the node.
                 exits[part].clear()
         problems += [
             f"the edge {source!r} -> {target!r} goes to a part of the check of {of!r}: let it go to {of!r}"
@@ -327,6 +337,7 @@ def follow_checks(checks: Iterable[PlannedCheck], parts: GraphParts) -> None:
                 problems.append(
                     f"node {of!r} is a dead end: add an edge from it, add_edge({of!r}, END) if the branch ends there"
                 )
+            # The problem was said: with an end, no further check takes what follows for unreachable.
             ways = [END]
         exits[name], exits[of] = list(ways), [name]
         if fix is not None:
@@ -347,7 +358,7 @@ def _targets(way: Exit) -> tuple[str, ...]:
     return (way,) if isinstance(way, str) else way.goto
 
 
-# Error edges: where a branch goes after a node has failed. Their declaration, and the checks of `compile()`.
+# --- error edges: their declaration, and the checks of `compile()`
 
 
 _SAMPLE = Failure(node="node", execution="trunk:1", type="Exception")
@@ -448,6 +459,7 @@ def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:
     if field.reads_other_fields or (field.reducer is not None and field.reducer.update_type is None):
         return  # only a value with the whole state around it could be checked
     try:
+        # A sample is committed, since no rule over annotations knows what validators and reducers make of a failure.
         _, after = schema.commit(ImmutableState(), {name: _SAMPLE}, node=edge.source, commit_id="", whole_values=True)
         found: Any = after[name]
         fits = not isinstance(found, Collection) or isinstance(found, str) or _PAIR not in found
@@ -467,6 +479,7 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
     """An edge all of whose types an earlier edge takes. What predicates take is not known."""
     own = edge.on if isinstance(edge.on, tuple) else (edge.on,)
     for other in before:
+        # Types alone: what a predicate takes shows only when it is asked.
         types = tuple([on for on in (other.on if isinstance(other.on, tuple) else (other.on,)) if isinstance(on, type)])
         if all(isinstance(on, type) and issubclass(on, types) for on in own):
             yield (
@@ -474,12 +487,3 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
                 "declared, which takes all of these. Declare the narrower one first"
             )
             return
-
-
-def no_node_hints(names: Mapping[str, str], nodes: Collection[str]) -> dict[str, str]:
-    """The hint for an edge that names a part of the graph that is no node; `names` are its kinds by name."""
-    return {
-        name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, nodes)}"
-        for name, kind in names.items()
-        if name not in nodes
-    }

@@ -22,7 +22,6 @@ from dspyer.graph.checks import (
     error_edge_problems,
     follow_checks,
     handler_problems,
-    no_node_hints,
     unfilled_problems,
 )
 from dspyer.graph.spec import (
@@ -37,7 +36,7 @@ from dspyer.graph.spec import (
 )
 from dspyer.layers.attempts import Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.cache import NodeCache, node_cache
+from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
@@ -107,6 +106,7 @@ def compile_graph(
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
     _check(parts, topology)
     problems += _breakpoint_problems(parts, layers)
+    # It is given as a layer, like what else concerns all nodes, but changes predictors when the program is made.
     conversations = next((one for one in layers if isinstance(one, Conversations)), Conversations())
     layers = [one for one in layers if not isinstance(one, Conversations)]  # what it asks for is done by `compile`
     if conversations.warn_at is not None and not any(node.conversations for node in parts.nodes.values()):
@@ -115,15 +115,11 @@ def compile_graph(
             'a module node writes=[..., "messages"], or show it {run.remaining}'
         )
     problems += _executor_problems(parts.modules)
-    caches = {
-        one.name: node_cache(options.name, parts.nodes[one.name], one, problems)
-        for one in parts.options
-        if one.cache is not None and one.name in parts.nodes
-    }
+    # Before the problems are raised: a function without a key for its cache is one of them.
+    given = _given_layers(parts, retry, layers)
     if problems:
         raise GraphError(problems)
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
-    given = _given_layers(parts, retry, layers, caches)
     spec = GraphSpec(
         topology,
         parts.nodes,
@@ -250,6 +246,7 @@ class GraphParts:
     def sent_in_parallel(self) -> set[str]:
         """The nodes that several `Send`s may start at once: a fix is sent one at a time, unless its node is."""
         sent = self.sent()
+        # Each check sends to its fix, but the next Send comes when the fix has been checked.
         alone = {node.fix for node in checks_of(self.nodes).values() if node.of not in sent}
         return sent - alone
 
@@ -329,10 +326,12 @@ def _build_condensers(parts: GraphParts) -> None:
             parts.problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
             continue
         for name, module in given.items():
-            condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
-            parts.problems += wrong
-            if condenser is None:
+            try:
+                condenser, wrong = plan_condenser(node.name, name, module, node.schema, parts.nodes[node.name].writes)
+            except GraphError as error:
+                parts.problems += error.problems
                 continue
+            parts.problems += wrong
             if condenser.name in parts.modules or condenser.name in parts.nodes:
                 parts.problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
             parts.modules[condenser.name] = module
@@ -347,6 +346,7 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     options, names, problems = parts.graph, parts.names, parts.problems
     schema = options.schema
     possible = parts.possible_edges()
+    # Without exits they look like dead ends, and what they lack is a `goto=`.
     commands = [
         name
         for name, node in parts.nodes.items()
@@ -354,7 +354,11 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     ]
     others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
     others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
-    hints = no_node_hints(others, names)
+    hints = {
+        name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, names)}"
+        for name, kind in others.items()
+        if name not in names
+    }
     facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands, hints)
     problems += check_targets(facts)
     # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.
@@ -427,21 +431,22 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def _given_layers(
-    parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer], caches: Mapping[str, NodeCache | None]
-) -> dict[str, tuple[Layer, ...]]:
-    """The layers that options ask for, of the graph before those of each node."""
+def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer]) -> dict[str, tuple[Layer, ...]]:
+    """The layers that options ask for, of the graph before those of each node that was built."""
     found = {}
     for options in parts.options:
-        node, own = parts.nodes[options.name], list(options.layers)
+        node, own = parts.nodes.get(options.name), list(options.layers)
+        if node is None:
+            continue
         retry = options.retry
+        # The nodes of a graph inside have their own policy: to retry it as a whole would repeat what has succeeded.
         if isinstance(retry, OfGraph):
             retry = None if node.look.inner else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
-        if cache := caches.get(options.name):
+        if options.cache is not None and (cache := node_cache(parts.graph.name, node, options, parts.problems)):
             own.append(cache)
         of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
         if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):
@@ -639,6 +644,7 @@ def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     if options.inputs is not None or not options.schema.accepts_any_key:
         return options.also
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
+    # Such a node may read any key, and which one shows only when it runs.
     if any(part.reads is None for part in readers):
         return None
     known = {*(options.outputs or ()), *(options.keep or ())}
@@ -657,6 +663,7 @@ def _declared_outputs(parts: GraphParts) -> tuple[str, ...] | None:
     writers = list(parts.writers())
     written = {name for _, writes in writers for name in writes or ()}
     undeclared = any(writes is None for _, writes in writers)
+    # Inputs that were named are no outputs; of those that were inferred, an optional one may be written as well.
     kept = parts.inputs if options.inputs is not None else parts.required
     return tuple(
         name

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dspyer.display.graph_svg import GraphDrawing
 
 
-# The options and edges that a `Graph` was given, and the checks that can be made before it is compiled.
+# --- what a `Graph` was given, and the checks that can be made before it is compiled
 
 
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
@@ -54,6 +54,7 @@ _ATTRIBUTES = (
 )
 
 
+# A class of its own, since () is a tuple that a user may give: it says that no input is required.
 class _Needed(tuple[str, ...]):
     """The class of `NEEDED`."""
 
@@ -118,17 +119,10 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def checked_keep(names: Iterable[str], schema: Schema) -> frozenset[str]:
-    """The fields of `Graph(keep=...)`, which must be fields of the schema."""
-    found = as_names(names)
-    _check_fields("keep", found, [schema])
-    return frozenset(found)
-
-
 def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
     """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
     policies = Policies.of(spec, otherwise)
-    _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
+    check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
     for pattern, _ in policies.rules:
         field = schema.fields.get(pattern.field)
         fold: Any = field and field.reducer and (dict[str, str] if field.reducer.keyed else str)  # its conflicts
@@ -147,9 +141,10 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
     """Refuse patterns of `compile(redact=...)` that can match nothing in the graph, or in a graph inside it."""
     given = tuple(patterns)
     hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
-    _check_fields("redact", _fields_named(given), schemas, hint)
+    check_fields("redact", _fields_named(given), schemas, hint)
     if any(schema.accepts_any_key for schema in schemas):
         return
+    # A pattern that hides nothing is an error and no warning: its author takes the value for hidden.
     items = fields_of_items(schemas)
     for pattern in given:
         name = pattern.field
@@ -171,7 +166,7 @@ def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:
     return list(dict.fromkeys(pattern.field for pattern in patterns if pattern.field is not None))
 
 
-def _check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
+def check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
     """Refuse names that are a field of none of the schemas, unless one accepts any key."""
     if any(schema.accepts_any_key for schema in schemas):
         return
@@ -190,6 +185,7 @@ def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """The names at one end of an edge; functions and anything else that is no name are refused."""
     names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
     given: tuple[Any, ...] = names
+    # The most frequent slip, since other libraries take the function itself: the message shows both lines to write.
     for function in given:
         if callable(function) and hasattr(function, "__name__"):
             name = function.__name__
@@ -210,6 +206,7 @@ def check_name(name: str, known: Collection[str]) -> None:
         raise GraphError(
             f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
         )
+    # A leading underscore is how programs mark attributes of their own.
     if name in (START, END) or name.startswith("_"):
         own = "the ends of a graph, and the program's own attributes with a leading underscore, have such names"
         raise GraphError(f"{name!r} cannot name a node: {own}; choose another, like {name.strip('_') + '_node'!r}")
@@ -252,7 +249,7 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
         )
 
 
-# A graph in words, and the labels of its edges.
+# --- a graph in words, and the labels of its edges
 
 
 def explain(graph: GraphSpec) -> str:
@@ -269,11 +266,20 @@ def explain(graph: GraphSpec) -> str:
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
-        facts += _layer_facts(graph, name)
+        shown = [(target, labels.get((name, target))) for target in topology.own_targets(name)]
+        facts.append("-> " + ", ".join(_target(graph, name, one, repr(label) if label else "") for one, label in shown))
+        # From the inside out, as what happens to a call is read: a timeout, then the retry of it.
+        each = " per item" if node is not None and node.mapped is not None else ""
+        facts += [
+            f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
+            for layer in reversed(graph.given_layers.get(name, ()))
+            if layer.note
+        ]
         if node is not None and node.look.note:
             facts.append(node.look.note)
-        facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
+        for edge in graph.error_edges.get(name, ()):
+            fact = "" if edge.into is None else f"the failure into {edge.into}"
+            facts.append(f"on {edge.condition} -> {_target(graph, name, edge.target, fact)}")
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(
         f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
@@ -298,17 +304,6 @@ def explain(graph: GraphSpec) -> str:
             "reads are found when they happen; declare it with writes=[...]"
         )
     return "\n".join(lines)
-
-
-def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
-    """The layers around the calls of a node in words, from the inside out."""
-    node = graph.nodes.get(name)
-    each = " per item" if node is not None and node.mapped is not None else ""
-    return [
-        f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
-        for layer in reversed(graph.given_layers.get(name, ()))
-        if layer.note
-    ]
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
@@ -352,17 +347,10 @@ def _joined(labels: Mapping[tuple[str, str], list[str]]) -> dict[tuple[str, str]
     return {edge: ", ".join(texts) for edge, texts in labels.items()}
 
 
-def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
-    label = labels.get((name, target))
-    facts = [repr(label)] if label else []
+def _target(graph: GraphSpec, name: str, target: str, fact: str) -> str:
+    facts = [fact] if fact else []
     facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
     return f"{target} ({', '.join(facts)})" if facts else target
-
-
-def _error_target(graph: GraphSpec, edge: ErrorEdge) -> str:
-    facts = [] if edge.into is None else [f"the failure into {edge.into}"]
-    facts += ["next round"] if graph.topology.rounds.goes_back(edge.source, edge.target) else []
-    return f"-> {edge.target} ({', '.join(facts)})" if facts else f"-> {edge.target}"
 
 
 def _fields(names: Mapping[str, str] | None) -> str:
@@ -376,6 +364,7 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
     schema = graph.topology.schema
     merged = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
     writers: dict[str, list[str]] = {}
+    # A fix writes what its node writes: that is its purpose, and no second writer to be warned of.
     fixes = {check.fix for check in graph.checks.values()}
     for name, node in graph.nodes.items():
         own = () if name in fixes else (node.writes or {}).values()
@@ -481,6 +470,7 @@ class GraphSpec:
     def __post_init__(self) -> None:
         parts = (*self.nodes.values(), *self.routers)
         checked = {name: check for check in self.checks.values() for name in (check.of, check.fix) if name is not None}
+        # Derived once: each run asks for them, and `replace` makes them again from what it has changed.
         object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
         object.__setattr__(self, "checked", checked)
         searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
@@ -491,6 +481,7 @@ class GraphSpec:
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
+        # The order here hardly counts: `ordered` sorts by place, and keeps it within one.
         if name in self.error_edges:
             own.append(ErrorEdges(self.error_edges[name]))
         if name in self.condensers:
@@ -640,6 +631,7 @@ class GraphSpec:
 def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Module]) -> GraphSpec:
     """The same graph, whose errors and merge policies show values only as far as `redact` allows."""
     old = graph.topology
+    # Graphs inside have schemas of their own, and a pattern may name a field of theirs alone.
     schemas = [old.schema, *inner_schemas(modules)]
     redaction = Redaction.of(redact, fields_of_items(schemas))
     if redaction is None:
@@ -674,6 +666,7 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
     allowed = {*known, *graph.also}
+    # Most inputs are right: this is the only work of the straight path, and the rest words a mistake.
     if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
         return
     extra = [name for name in inputs if name not in allowed] if graph.closed else ()
@@ -714,6 +707,7 @@ def _missing_text(graph: GraphSpec, field: str, extra: Collection[str]) -> str:
 
 def check_send(graph: GraphSpec, sender: str, send: Send) -> None:
     """Refuse a `Send` that brings a value which its target does not read."""
+    # A value that nothing reads is a misspelled name: the target would run with the field of the state instead.
     taken = graph.takes.get(send.node)
     if taken is None or SENT in send.overlay or all(map(taken.__contains__, send.overlay)):
         return

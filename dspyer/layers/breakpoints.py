@@ -39,6 +39,7 @@ class Breakpoints(Layer):
     after: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        # A frozen set, since the object is hashable and `surrounds` is asked for every node of every run.
         for option, given in (("before", self.before), ("after", self.after)):
             object.__setattr__(self, option, frozenset((given,) if isinstance(given, str) else given))
 
@@ -74,6 +75,8 @@ class Breakpoints(Layer):
         attempt = call.context.delegate
         host, node, execution = attempt.host, attempt.node, attempt.local_id
         text = f"{node!r} comes next; continue?"
+        # The question belongs to the execution, not to an attempt: its answer holds for all attempts, also after a
+        # resume.
         if not host.records.ask(
             Question("before", text, None, node, attempt.branch, execution, host.label), host.answer
         ):

@@ -7,6 +7,16 @@ validated and folded each time, as if the node had just returned it.
 
 The leader commits what it has read back from its entry: a value that JSON changes is the same in the first run and in
 all later ones. Whatever cannot be kept is committed as it is, and a warning says why it is not kept.
+
+The key is what the node is (`node_cache`, computed when the graph is compiled) and what one call of it reads. What it
+is are names, version, and the source text of the function, of the functions and classes of its file that it names, and
+the constants. Constants and arguments count in the JSON form of `values.json`, which tells apart all types that a state
+does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes. The order of a dict counts, since a function may
+iterate over it; the order of a set does not.
+
+The parts: `PatchCache`, one folder on disk; `Flight`, one key that an execution is looking up or making; the key; the
+steps of the script that leads or follows a flight; `NodeCache`, the layer. Across processes there is no flight: two of
+them may make one key.
 """
 
 from __future__ import annotations
@@ -52,16 +62,6 @@ from dspyer.values.frozen import thaw
 from dspyer.values.json import decoder
 from dspyer.waiting import at_fork, loop_of_worker, task_signal
 
-# Patches of nodes on disk, and the executions of this process that are making one.
-#
-# `PatchCache` is one folder, a `diskcache.Cache`. It holds bytes and never unpickles. Each entry begins with a hash of
-# its key and content: what is damaged is no entry. An error of the disk never reaches a run: it is a miss, and logged.
-#
-# `Flight` is one key that an execution, the leader, is looking up or making. Executions that want the same key
-# meanwhile follow it: they wait for what it ends with. Across processes there is no flight: two of them may make one
-# key.
-
-
 logger = logging.getLogger("dspyer")
 
 SIZE_LIMIT = 2**30
@@ -69,6 +69,9 @@ SIZE_LIMIT = 2**30
 
 _LOCKED_FOR = 10.0  # seconds to wait for another process that writes; a reader does not wait
 _DIGEST_SIZE = 16
+
+
+# --- entries on disk
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -86,7 +89,11 @@ def decode_reply(data: bytes, decode: Callable[[Any], Any]) -> Reply:
 
 
 class PatchCache:
-    """The entries in one folder. It is opened when it is first used, and again after an error."""
+    """The entries in one folder, a `diskcache.Cache`. It is opened when it is first used, and again after an error.
+
+    It holds bytes and never unpickles. Each entry begins with a hash of its key and content: what is damaged is no
+    entry. An error of the disk never reaches a run: it is a miss, and logged.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -253,14 +260,7 @@ def _after_fork() -> None:
 at_fork(_after_fork)
 
 
-# The key under which the result of a node is kept: what the node is, and what one call of it reads.
-#
-# What the node is (`node_cache`) is computed once, when the graph is compiled: names, version, and the source text of
-# the function, of the functions and classes of its file that it names, and the constants. What a call reads
-# are the arguments of the function. Both constants and arguments count in the JSON form of `values.json`, which tells
-# apart all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
-#
-# The order of a dict counts, since a function may iterate over it; the order of a set does not.
+# --- the key
 
 
 def node_cache(graph: str, node: Node, options: NodeOptions, problems: list[str]) -> NodeCache | None:
@@ -423,7 +423,7 @@ def _parts_of(value: Any) -> list[Any] | None:
     return [] if kind is object or issubclass(kind, _WITHOUT_STATE) else None
 
 
-# The steps of a script that uses a cache: work on its folder, lead a flight, follow one.
+# --- the steps of a script: work on the folder, lead a flight, follow one
 
 
 _LED: Final = "dspyer_led"  # a setting, since DSPy carries these to its threads

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import dspy
 
-from dspyer.errors import NodeOutputError, list_names
+from dspyer.errors import GraphError, NodeOutputError, list_names
 from dspyer.hints import without_none
 from dspyer.layers.layer import Inner, Layer, Place, of_part
 from dspyer.nodes.binding import filled, plan_templates
@@ -50,10 +50,12 @@ class Condenser(Node):
     def shortened(self, value: Any, call: Call) -> Script[Any]:
         """One value, shortened. The module gets it under the name of its input, templates too."""
         frozen: Any = freeze(value)
+        # As an overlay, so that templates of the module find the value under the name of its input and not the field.
         call = call._replace(overlay=(call.overlay or FrozenDict()).set(self.given, frozen))
         step = ModuleStep(getattr(call.program, self.name), {self.given: thaw(frozen)})
         result = yield filled(step, self.templates), call
         values = dict(values_of_prediction(result, self.who, True))
+        # The outputs of some modules are not known before they have run: only the result shows that it is one value.
         names = list(self.writes or values)
         if len(names) != 1 or names[0] not in values:
             raise NodeOutputError(
@@ -83,6 +85,7 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
 
 
 def _shorter(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
+    # There is nothing to shorten, and a module that is asked about nothing makes something up.
     if value is DELETE or value is None:
         return value
     kind = condenser.entry_kind
@@ -105,6 +108,7 @@ class Condense(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output of `inner`, shortened. The modules have attempts of their own: what the node gave is kept."""
+        # The node's reply is not committed to a state yet: a field may have a limit that only the shorter value keeps.
         output: Output = yield from inner(call._replace(made=self._unshortened))
         return (yield from of_part(output.call, "condense", partial(self._condensed, output)))
 
@@ -121,6 +125,7 @@ class Condense(Layer):
             updates = yield from condensed(self.condensers, output.updates, call)
             patch, after = folded(call, updates, call.runner.session.graph.topology.schema)
         except NodeOutputError as error:
+            # As an error of a module: a retry asks for a new response, past the cache, which has the same one again.
             error.of_module = True
             raise
         return output._replace(patch=patch, after=after)
@@ -131,38 +136,45 @@ class Condense(Layer):
 
 def plan_condenser(
     node: str, field: str, module: object, schema: Schema, writes: Mapping[str, str] | None
-) -> tuple[Condenser | None, list[str]]:
-    """A module that shortens what a node writes to a field, and what is wrong with it."""
+) -> tuple[Condenser, list[str]]:
+    """A module that shortens what a node writes to a field, and what is wrong with its templates.
+
+    Raises:
+        GraphError: if it cannot shorten that field.
+    """
     who = f"node {node!r}: condense"
     if not schema.accepts_any_key and field not in schema.fields:
-        return None, [f"{who} names {field!r}, which {unknown_field_text(field, schema)}"]
+        raise GraphError(f"{who} names {field!r}, which {unknown_field_text(field, schema)}")
     if writes is not None and field not in writes.values():
-        return None, [f"{who} names {field!r}, which it does not write: its writes are {list_names(writes.values())}"]
+        raise GraphError(
+            f"{who} names {field!r}, which it does not write: its writes are {list_names(writes.values())}"
+        )
     if field in schema.live_fields:
-        return None, [
+        raise GraphError(
             f"{who} names {field!r}, a live field, whose posts are seen as they are made: shorten in the node"
-        ]
+        )
     if not isinstance(module, dspy.Module):
         kind = type(module).__name__
-        return None, [
+        raise GraphError(
             f"{who} gives {field!r} an object of type {kind}: give a dspy.Module, dspy.Predict('text -> short')"
-        ]
+        )
     found = module_io(module)
     inputs = [name for name in found.inputs if name not in found.optional] or list(found.inputs)
     if len(inputs) != 1 or (found.outputs is not None and len(found.outputs) != 1):
         has = f"has the inputs {list_names(found.inputs)} and the outputs {list_names(found.outputs or ())}"
-        return None, [
+        raise GraphError(
             f"{who}: the module for {field!r} {has}: it takes one value, gives one, dspy.Predict('text -> short')"
-        ]
+        )
     kind = _kind(schema, field)
     if kind == "messages":
-        return None, [
+        raise GraphError(
             f"{who} names {field!r}: messages are never changed; shorten the text before it becomes a message"
-        ]
+        )
     taken = class_of(without_none(found.inputs[inputs[0]]))
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
+    # The input is no field of the state, and templates may name it: `plan_templates` takes overlays as known.
     options = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
     wrong = Flaws(f"{who} of {field!r}")
     templates = plan_templates([module], options, {}, wrong)

@@ -30,6 +30,7 @@ class Conversations(Layer):
         >>> program = graph.compile(layers=[Conversations(max_demo_turns=2)])
     """
 
+    # By keyword alone: two numbers of one type would be mixed up without an error.
     _: KW_ONLY
     warn_at: int | None = None
     max_demo_turns: int | None = None

@@ -1,4 +1,4 @@
-"""`ErrorEdges`: the layer by which a branch goes on along an error edge after its node has failed."""
+"""`ErrorEdges` and `Reports`: the layers that go on after a node has failed, along an error edge or with a report."""
 
 from __future__ import annotations
 
@@ -54,31 +54,44 @@ def _name(on: object) -> str:
     return "a function" if name == "<lambda>" else name
 
 
+class _Catches(Layer):
+    """Gives an output in place of what was raised inside of it."""
+
+    __slots__ = ()
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The output of `inner`, or the one that takes the place of what it raised."""
+        try:
+            return (yield from inner(call))
+        except Exception as error:
+            # No local may refer to the error: its traceback refers to this frame, so both would wait for the cyclic
+            # garbage collector, and with them the state of the run.
+            output = self.caught(call, cast("Exception", unwrap_stop_iteration(error)))
+            if output is None:
+                raise
+        return output
+
+    def caught(self, call: Call, error: Exception) -> Output | None:
+        """The output in place of an error; None to raise it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class ErrorEdges(Layer):
+class ErrorEdges(_Catches):
     """The error edges of one node, of which the first that takes an exception counts."""
 
     place: ClassVar[Place] = "errors"
 
     edges: Sequence[ErrorEdge]
 
-    def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """The output of `inner`, or the one that leads to the handler of what it raised."""
-        try:
-            return (yield from inner(call))
-        except Exception as error:
-            # No local may refer to the error: its traceback refers to this frame.
-            output = self._caught(call, unwrap_stop_iteration(error))
-            if output is None:
-                raise
-        return output
-
-    def _caught(self, call: Call, error: BaseException) -> Output | None:
+    def caught(self, call: Call, error: Exception) -> Output | None:
+        """The output that leads to the handler; None if no edge takes the error."""
         edge = next((edge for edge in self.edges if edge.takes(error)), None)
         if edge is None:
             return None
         attempt: Attempt = call.context.delegate
         session = call.runner.session
+        # The number of the last attempt stands in the notes: the one at hand is the first, since retries are inside.
         failed = last_attempt(session.notes.failed_attempts.get(attempt.execution, ()))
         failure = Failure.of(
             error,
@@ -92,6 +105,34 @@ class ErrorEdges(Layer):
         patch, after = folded(call, updates, session.graph.topology.schema, whole=True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
+
+
+class Reports(_Catches):
+    """Reports what the last attempt of one node raised, as a tool of an agent does.
+
+    It is around all attempts, since the node itself cannot know which one is the last, and inside of error edges: these
+    take what it does not report.
+    """
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def caught(self, call: Call, error: Exception) -> Output | None:
+        """The output with the report; None if the node reports no such error."""
+        # The attempt is the last one, which commits, since the answers to its questions count.
+        last: Attempt = call.context.delegate.last
+        call = call.of_attempt(last)
+        reply = self._node.error_reply(call, error)
+        if reply is None:
+            return None
+        last.finish()
+        last.over, last.posts = True, None
+        failure = last.failure(error, last.number)
+        call.runner.session.failure_caught(call, error, failure)
+        output: Output = call.reply(reply)
+        return output._replace(failure=failure)
 
 
 def _send_index(call: Call) -> int | None:
@@ -109,43 +150,3 @@ def _send_index(call: Call) -> int | None:
     if sent is None:
         return None
     return attempt.branch[-1] if len(log[head].commit.route) > 1 else 0
-
-
-# `Reports`: the layer by which a node commits a report of what its last attempt raised, as a tool of an agent does.
-#
-# It is around all attempts, since the node itself cannot know which one is the last, and inside of error edges: these
-# take what it does not report.
-
-
-class Reports(Layer):
-    """Reports what the last attempt of one node raised."""
-
-    __slots__ = ("_node",)
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def around(self, call: Call, inner: Inner) -> Script[Any]:
-        """The output of `inner`, or the report of what it raised."""
-        try:
-            return (yield from inner(call))
-        except Exception as error:
-            # No local may refer to the error: its traceback refers to this frame.
-            output = self._reported(call, cast("Exception", unwrap_stop_iteration(error)))
-            if output is None:
-                raise
-        return output
-
-    def _reported(self, call: Call, error: Exception) -> Output | None:
-        # The attempt is the last one, which commits, since the answers to its questions count.
-        last: Attempt = call.context.delegate.last
-        call = call.of_attempt(last)
-        reply = self._node.error_reply(call, error)
-        if reply is None:
-            return None
-        last.finish()
-        last.over, last.posts = True, None
-        failure = last.failure(error, last.number)
-        call.runner.session.failure_caught(call, error, failure)
-        output: Output = call.reply(reply)
-        return output._replace(failure=failure)

@@ -378,6 +378,7 @@ _MADE: Final = (Output, Decision, float)
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
         found: Any = layer.around(call, inner)
+        # A layer may return a value without a `yield`: `around` is then a plain function and gives no generator.
         output = (yield from found) if isinstance(found, GeneratorType) else found
         if isinstance(output, _MADE):
             return output
@@ -472,20 +473,15 @@ class RunLayers:
         writes: whether one has rows for commits.
     """
 
-    __slots__ = (
-        "_admits",
-        "_chains",
-        "_graph",
-        "_parts",
-        "around",
-        "asked",
-        "events",
-        "per_step",
-        "runs",
-        "showing",
-        "stops_after",
-        "writes",
-    )
+    # Those of a run without layers of its own, which is most of them: `_begin` is not called for it.
+    asked: tuple[Layer, ...] = ()
+    around: tuple[Layer, ...] = ()
+    per_step = False
+    stops_after: frozenset[str] = frozenset()
+    runs: tuple[Layer, ...] = ()
+    events: tuple[Layer, ...] = ()
+    showing: tuple[Layer, ...] = ()
+    writes = False
 
     def __init__(
         self, graph: Any, asked: Iterable[Layer] = (), using: Iterable[Layer] = (), run: RunView | None = None
@@ -494,25 +490,20 @@ class RunLayers:
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
         self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
-        self.asked: tuple[Layer, ...] = ()
-        self.around: tuple[Layer, ...] = ()
-        self.per_step = False
-        self.stops_after: frozenset[str] = frozenset()
-        self.runs: tuple[Layer, ...] = ()
-        self.events: tuple[Layer, ...] = ()
-        self.showing: tuple[Layer, ...] = ()
-        self.writes = False
         if run is not None:
             self._begin(asked, using, run)
 
     def _begin(self, asked: Iterable[Layer], using: Iterable[Layer], run: RunView) -> None:
         """Makes the parts, and sorts them by what they override."""
         graph = run.graph
+        # What the run around has made takes the place of what the graph asks for: a redaction must know the one around
+        # it.
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
         using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
         kinds = [type(part) for part in self.around]
         self.per_step = any(one.around is not Layer.around or one.admit is not Layer.admit for one in kinds)
+        # By identity: a user's layer may be equal to another, and one that was given to several nodes has one part.
         own = {id(layer): layer for found in self._graph.layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
@@ -521,6 +512,7 @@ class RunLayers:
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
         showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
         self.showing = tuple(showing)
+        # Last those that hide nothing: no other layer gets an event before the ones above have hidden values in it.
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
         self.writes = any(type(part).rows is not Layer.rows for part in every)
@@ -543,9 +535,11 @@ class RunLayers:
 
     def chain(self, name: str) -> Inner:
         """The maker of the scripts of a node; `retry` and what is inside of it are around each item of a map."""
+        # Made once per node and run: to stack the layers anew for each execution costs more than a plain node.
         found = self._chains.get(name)
         if found is None:
             node, layers = self._graph.nodes[name], self.of(name)
+            # Those of items are left out here: `around_item` has them, around each item.
             if node.mapped is not None:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
@@ -560,6 +554,7 @@ class RunLayers:
 
     def rows(self, commit: Commit, execution: str) -> list[StoredRow]:
         """The rows that the layers around a node add to a commit; `execution` is its id in the outermost run."""
+        # The commit of the inputs, joins and manual commits have no node, so no layer is around them.
         around = self.of(commit.node) if commit.node in self._graph.nodes else ()
         layers = [layer for layer in around if type(layer).rows is not Layer.rows]
         return [_checked_row(layer, row, execution) for layer in layers for row in _given_rows(layer, commit)]
@@ -606,6 +601,8 @@ def _checked_row(layer: Layer, row: NewRow, execution: str) -> LayerRow:
         taken = ", ".join(sorted(RECORDS))
         raise InputError(f"{who} gave a row of kind {brief(kind)}: a kind is a text of your own, and none of {taken}")
     try:
+        # Through the codec and back: the row in memory is what a resume will read, and a later change by its owner is
+        # not.
         return LayerRow(execution, kind, encoding.decode(encoding.encode(freeze(row.body, ("body",)))))
     except StateError as error:
         raise StateError(f"{who} gave a row of kind {kind!r} that cannot be stored: {error}. Give JSON data") from error
@@ -627,6 +624,7 @@ def of_part(call: Call, name: str, script: Inner) -> Script[Any]:
     It has attempts of its own: what the node gave is kept.
     """
     part = call.context.delegate.of_part(name)
+    # The node has been called: its `ctx` refuses posts and effects from here on, which no retry of the part could undo.
     part.over = True
     around: Inner = call.runner.session.layers.around_part(call.node, script)
     return around(call.of_attempt(part))

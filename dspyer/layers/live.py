@@ -2,7 +2,7 @@
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
 a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
-are part of the commit that its execution makes in the end. `live_buffer` holds the posts.
+are part of the commit that its execution makes in the end. `LiveBuffer` holds the posts.
 
 A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
 wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
@@ -48,21 +48,6 @@ from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.json import to_json
 from dspyer.values.persistent import PersistentMap
-
-# The posts to the live fields of a run, in the order of their arrival.
-#
-# A post is a fact: it has a number, and is never taken back, whatever becomes of its execution. Its id is its
-# execution, its field and value, and which of several equal ones it is. So a later attempt that posts the same again,
-# after a retry, a crash or a question, gets the post that is there.
-#
-# A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the CRDT
-# literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it has
-# read, its own, those in its lineage, and those with the same message. Posts that the author does not know are kept as
-# further *heads* of the key, which the `on_conflict` of the field merges, rejects or ignores. Which posts a post
-# replaces is stored with it, so that a resumed run rebuilds the same heads.
-#
-# Nothing here waits, and nothing is safe without the lock of the run.
-
 
 _WHOLE = (object(),)
 """The one key of a field that is written as a whole."""
@@ -142,7 +127,19 @@ class ReaderCursor:
 
 
 class LiveBuffer:
-    """The posts to the live fields of a run, those of earlier attempts included. A post is never taken back.
+    """The posts to the live fields of a run, in the order of their arrival, those of earlier attempts included.
+
+    A post has a number, and is never taken back, whatever becomes of its execution. Its id is its execution, its field
+    and value, and which of several equal ones it is. So a later attempt that posts the same again, after a retry, a
+    crash or a question, gets the post that is there.
+
+    A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the
+    CRDT literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it
+    has read, its own, those in its lineage, and those with the same message. Posts that the author does not know are
+    kept as further *heads* of the key, which the `on_conflict` of the field merges, rejects or ignores. Which posts a
+    post replaces is stored with it, so that a resumed run rebuilds the same heads.
+
+    Nothing here waits, and nothing is safe without the lock of the run.
 
     Attributes:
         seq: the number of the last post.

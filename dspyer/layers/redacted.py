@@ -1,4 +1,5 @@
 """`Redacted`: the layer that hides what `compile(redact=...)` names in the events, logs, errors and questions of a run.
+`Streaming`: the one that shows tokens as they come, as far as that one allows.
 
 A run inside of a node has a part as well if a graph around it hides something. What a graph hides is known by the paths
 of its state, and a failure may be led out of several graphs before a state holds it: so each part knows the one around.
@@ -130,14 +131,15 @@ def redacted(run: Any) -> Redacted:
     return next((part for part in run.layers.asked if isinstance(part, Redacted)), Redacted())
 
 
-# `Streaming`: the layer by which what the predictors of a node stream becomes `Token` events of the node's attempt.
-#
-# Every attempt of a node, a router, a condenser or an item of a map has a callback of its own, which knows whose tokens
-# they are.
+# --- tokens
 
 
 class Streaming(Layer):
-    """Publishes tokens: the layer of a call with `tokens=True`. Runs inside of nodes have parts of it, too."""
+    """Publishes what predictors stream as `Token` events: the layer of a call with `tokens=True`.
+
+    Every attempt of a node, a router, a condenser or an item of a map has a callback of its own, which knows whose
+    tokens they are. Runs inside of nodes have parts of it, too.
+    """
 
     __slots__ = ("_names",)
     place: ClassVar[Place] = "attempt"
@@ -168,6 +170,7 @@ class Streaming(Layer):
             place = (attempt.node, attempt.branch, attempt.execution, visit, attempt.number)
             attempt.host.publish(Token(*place, self._names.get(id(predictor), ""), field, text, done))
 
+        # The innermost attempt alone shows a token: with two callbacks it would be shown twice, under two names.
         others = without_tokens(dspy.settings.callbacks or [])
         callback = TokenCallback(show, OutputRedaction(hiding) if hiding else None, call.runner.session.events.queue)
         with dspy.context(callbacks=[*others, callback]):

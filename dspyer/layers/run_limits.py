@@ -41,6 +41,7 @@ class Spends(Layer):
     def admit(self, call: Call) -> None:
         """Stops the run before a node if a limit is reached."""
         del call
+        # `begin_node` has stopped the run, with the reason: this only keeps the node from being called.
         if not self.spending.begin_node():
             raise Stop
 
@@ -49,6 +50,8 @@ class Spends(Layer):
         attempt = call.context.delegate
         begins_item = attempt.index is not None and not attempt.part  # parts end what has begun, if they ask no LM
         if (begins_item or attempt.number > 1) and not self.spending.check():
+            # As a cancellation: the execution stays open, and a resume makes what is missing. A failure could be taken
+            # by an error edge.
             raise asyncio.CancelledError
         return wrapped(inner(call), partial(Within, context=self._bounded))
 

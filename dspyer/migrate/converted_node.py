@@ -552,10 +552,6 @@ class NodeCall:
     """One call of a node: each new `interrupt()` ends the code, which begins again when the answer is there.
 
     `failed` is what an error handler gets, of the node in whose place it runs.
-
-    Attributes:
-        returned: whether the node has returned.
-        result: what it returned.
     """
 
     def __init__(

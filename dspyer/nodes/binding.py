@@ -384,11 +384,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoundNode(Node):
-    """A node whose arguments are made by a plan.
-
-    Attributes:
-        binding: the plan.
-    """
+    """A node whose arguments are made by a plan."""
 
     binding: Binding
 

@@ -237,11 +237,7 @@ Found: TypeAlias = tuple[tuple[str, str], dspy.Module]
 
 
 class _Search:
-    """Objects behind a callable: by globals that it uses, closures, defaults, partials, `__self__` and attributes.
-
-    Attributes:
-        functions: the functions that were followed.
-    """
+    """Objects behind a callable: by globals that it uses, closures, defaults, partials, `__self__` and attributes."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()

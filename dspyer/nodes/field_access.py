@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from dspyer.errors import list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
-from dspyer.reducers import conversation
+from dspyer.reducers import WITH_PARTS, conversation
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
 from dspyer.scheduler.schedule import Branch
 from dspyer.schema.schema import Schema
@@ -126,12 +126,7 @@ class Changed(NamedTuple):
 
 
 class ViewSource:
-    """The history of fields in a run, and the permissions of its nodes; this class has those of no run.
-
-    Attributes:
-        schema: the fields of the state.
-        nodes: the nodes of the graph.
-    """
+    """The history of fields in a run, and the permissions of its nodes; this class has those of no run."""
 
     schema: Schema = OPEN
     nodes: Mapping[str, Any] = NO_NODES
@@ -200,11 +195,8 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
     if field is None or (field.reducer is not None and field.reducer.parts is not None):
         return []  # an unknown field is found with the other names
     if view.needs_parts:
-        known = "extend, append, add_messages, union, update or increment"
-        text = (
-            f"{who}: {name!r} reads {view!r}, but the field has no reducer that keeps its parts apart: give it one of "
-        )
-        return [f"{text}{known}, or read the whole field"]
+        text = f"{who}: {name!r} reads {view!r}, but the field has no reducer that keeps its parts apart"
+        return [f"{text}: give it one of {WITH_PARTS}, or read the whole field"]
     kind = class_of(without_none(field.annotation))
     if kind is not None and not issubclass(kind, CONTAINERS):
         return [f"{who}: {name!r} reads {view!r}, but the field holds one {kind.__name__}: read the field itself"]

@@ -68,11 +68,7 @@ class Router(BoundNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FunctionRouter(Router):
-    """A router that is a function.
-
-    Attributes:
-        fn: the function.
-    """
+    """A router that is a function."""
 
     fn: Callable[..., object]
 

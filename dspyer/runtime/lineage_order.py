@@ -183,14 +183,7 @@ logger = logging.getLogger("dspyer")
 
 
 class LoggedChecks(NamedTuple):
-    """The commits of one graph within a run, and its checks.
-
-    Attributes:
-        scope: the executions around the graph.
-        commits: its commits in the order of the log.
-        nodes: its nodes.
-        checks: its checks by name.
-    """
+    """The commits of one graph within a run, and its checks."""
 
     scope: tuple[str, ...]
     commits: Sequence[CheckedCommit]

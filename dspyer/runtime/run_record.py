@@ -33,10 +33,10 @@ class RunSource(NamedTuple):
 
     @classmethod
     def of(cls, session: Any) -> RunSource | None:
-        """That of a stored run whose end is written; None for others."""
+        """That of a stored run whose end is written, by it or, if it is returned as it is stored, before; else None."""
         records, log = session.records, session.log
         journal = records.journal
-        if journal is None or session.ids.scope or not (log is None or log.end_written):
+        if journal is None or session.ids.scope or not (log is None or log.end_written or journal.epoch == 0):
             return None
         shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
         reader = HistoryReader(journal.store, session.graph.topology.schema, records.fetch_and_decode[1], shape)

@@ -33,7 +33,7 @@ from dspyer import reducers
 from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
 from dspyer.hints import UNIONS, without_none
 from dspyer.patch import DELETE, Replace, apply_value, resets
-from dspyer.reducers import Reducer, Updates
+from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -746,10 +746,7 @@ def live_problem(marker: Live, reducer: Reducer | None) -> str:
     if reducer is None:
         return ""  # its value is the latest post
     if reducer.parts is None:
-        return (
-            f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of extend, append, "
-            "add_messages, union, update or increment"
-        )
+        return f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of {WITH_PARTS}"
     if marker.on_conflict == "last_write_wins" and reducer.keyed is None:
         return (
             "live(on_conflict='last_write_wins') is for a field of keys or messages (reducers.update, add_messages): "

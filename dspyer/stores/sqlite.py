@@ -191,12 +191,7 @@ ATTEMPTS = 20
 
 
 class ReadOnlyFile:
-    """A file that this process only reads. Its methods are those of `FileConnections`.
-
-    Attributes:
-        path: the file.
-        closed: whether `close` was called.
-    """
+    """A file that this process only reads. Its methods are those of `FileConnections`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

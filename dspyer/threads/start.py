@@ -338,6 +338,7 @@ class StoredThread:
         for execution in list(run.running):  # at a join, which has committed before its node has asked
             run, _ = advance(run, execution, Suspended(()))
         records.journal = Journal(self.store, self.name, 0, rows.run.id, rows.points[-1].seq + 1)  # it writes nothing
+        records.journal.run_row = rows.run
         options = request.options._replace(live=rows.run.header.get("live", True))
         return replace(request, options=options, run_start=run_start._replace(run=run), records=records)
 

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import cloudpickle
 import dspy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Breakpoints, CompiledGraph, Graph, Send, prefer, reducers, view
@@ -200,11 +198,6 @@ def test_both_of_two_problems_are_reported() -> None:
     groups = [one | other for one, other in combinations(blocks, 2)]
     groups += [names - (pair - {"unreachable"}) for names in groups for pair in UNKNOWABLE if pair <= names]
     assert [found for names in groups if (found := unreported(names))] == []
-
-
-@given(st.lists(st.sampled_from(list(PROBLEMS)), min_size=3, max_size=5, unique=True))
-def test_each_of_several_problems_is_reported(names: list[str]) -> None:
-    assert unreported(names) == []
 
 
 def test_all_problems_are_reported_at_once() -> None:

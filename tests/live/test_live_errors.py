@@ -17,7 +17,10 @@ from tests.rows import each
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Graph(fields(a=Annotated[list[str], max, live])), "does not keep the posts apart"),
+        (
+            lambda: Graph(fields(a=Annotated[list[str], max, live])),
+            "does not keep the posts apart: give it one of append, log, ",
+        ),
         (
             lambda: Graph(fields(a=Annotated[list[str], reducers.append, live(on_conflict="last_write_wins")])),
             "is for a field of keys or messages",

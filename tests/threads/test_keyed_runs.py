@@ -527,6 +527,7 @@ def test_runs_of_every_kind_of_graph_are_returned_as_they_ended(name: str) -> No
             assert (outcome(again), CALLS.take()) == (outcome(first), {})
             assert again.prediction == first.prediction or thread is not t  # it has other outputs
             assert again.blame("q").id == first.blame("q").id
+            assert again.record() == first.record()
             assert (again.failures, again.routing_reason) == (first.failures, first.routing_reason)
             assert again.counts == (first.counts if thread is t else {})
             assert [again.at(commit.id) for commit in first.commits] == [

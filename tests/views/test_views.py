@@ -312,7 +312,7 @@ def plain(it: Any) -> dict[str, Any]:
 REFUSED: dict[str, tuple[View, Any, str]] = {
     "unknown field": (view("nots").new(), Any, "'nots' in reads is no field of the state"),
     "unknown node": (view("notes").by("anne"), Any, "'anne' is no node. Did you mean 'ann'"),
-    "no reducer": (view("plain").new(), Any, "no reducer that keeps its parts apart"),
+    "no reducer": (view("plain").new(), Any, "keeps its parts apart: give it one of append, log, extend"),
     "no parts": (view("best").new(), Any, "no reducer that keeps its parts apart"),
     "one value": (view("topic").last(1), Any, "holds one str: read the field itself"),
     "a list for a dict": (view("notes").new(), dict, "gives a list, and it is annotated with dict"),
