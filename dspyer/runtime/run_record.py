@@ -33,8 +33,7 @@ class RunSource(NamedTuple):
 
     @classmethod
     def of(cls, session: Any) -> RunSource | None:
-        """That of a stored run whose end is written, by it, by `t.stop()` behind its rows, or, if it is returned as it is
-        stored, before; else None."""
+        """That of a stored run whose end is written, by it, by `t.stop()` or before; else None."""
         records, log = session.records, session.log
         journal = records.journal
         if journal is None or session.ids.scope:
