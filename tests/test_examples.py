@@ -109,7 +109,7 @@ SHOWN = {
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
     ],
     "desk.py": [
-        "['read took 0.0 s']",
+        "['read took ",
         "refund(order='A-17', amount=60)? -> half of it",
         "'write' comes next; continue? -> goes on",
         "Dear Ada, We pay 45.00 back for the kettle. ['A-17 broke']",
