@@ -263,6 +263,8 @@ def _apply(
             depth = max(depth, 1 + depth_of(new))
         if net is not None:
             net[key] = new if inner is None else inner or diff_value(DELETE if old is _ABSENT else old, new)
+            if type(net[key]) is dict and not inner:  # keys in the order in which a reader of the patch has them
+                new = _apply(old, net[key], path, levels_left - 1, None)
         if not small:
             data = data.discard(key) if new is DELETE else data.set(key, new)
             small = type(data) is dict  # a trie becomes a dict when few keys remain

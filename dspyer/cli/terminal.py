@@ -315,19 +315,18 @@ def _visible_cell(cell: Cell) -> Cell:
 
 
 def value_text(value: object) -> str:
-    """A value in JSON form on one line; what JSON does not have is shown without its `$type` where its value says it.
+    """A value in JSON form on one line; what JSON does not have is shown without its `$type`.
 
     Example:
-        >>> value_text({"seen": {"$type": "tuple", "value": [1, "é"]}})
-        '{"seen": [1, "é"]}'
+        >>> value_text({"seen": {"$type": "model", "class": "a:B", "value": {"c": "é"}}})
+        '{"seen": {"c": "é"}}'
     """
     return json.dumps(_readable(value), ensure_ascii=False, default=str)
 
 
 def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        # `{"$type": "set", "value": [...]}` is a list to a reader; a model or date has a value that says what it is.
-        if value.keys() == {"$type", "value"} and isinstance(value["value"], list | str):
+        if {"$type", "value"} <= value.keys():  # a set is a list to a reader, a model the dict of its fields
             return _readable(value["value"])
         return {key: _readable(part) for key, part in value.items()}
     return [_readable(part) for part in value] if isinstance(value, list | tuple) else value

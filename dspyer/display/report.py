@@ -35,8 +35,6 @@ OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "ru
 """What `outcome` says of a step that has not begun, by its status."""
 
 _MARKS = {"failed": "✗", "waiting": "?", "running": "○", "stopped": "○"}
-_NOT_BEGUN = ("StepLimitError", "CallLimitError")
-"""Failures of an execution that was not begun."""
 
 
 def outcome(step: RecordStep) -> str:
@@ -170,7 +168,7 @@ def _summary(record: Record, rows: Sequence[RecordStep]) -> str:
 
 
 def _is_limit(row: RecordStep) -> bool:
-    return row.failure is None or row.failure.type in _NOT_BEGUN or row.node.startswith("join:")
+    return row.failure is None or row.failure.type == "StepLimitError" or row.node.startswith("join:")
 
 
 # --- the lines of one commit

@@ -343,7 +343,7 @@ class VisitCounter:
         """Counts what a run did."""
         self._record = record
         for name in record.graph.looks:
-            self._stats.setdefault(name, NodeStats(name, lm_calls=0, lm_cached=0, fallbacks=0, tokens=0))
+            self._stats.setdefault(name, NodeStats(name, lm_calls=0, lm_cached=0, fallbacks=0, tokens=0, cost=0.0))
         checks = record.graph.checks
         self._fixes = {check.fix for check in checks.values()}
         self._modes = frozenset(mode for check in checks.values() for mode in check.modes)
@@ -494,15 +494,15 @@ class VisitCounter:
         stats.lm_cached = (stats.lm_cached or 0) + call.cached
         stats.fallbacks = (stats.fallbacks or 0) + call.fallback
         stats.tokens = (stats.tokens or 0) + call.tokens
-        stats.cost = stats.cost if cost is None else (stats.cost or 0.0) + cost
+        stats.cost = None if cost is None or stats.cost is None else stats.cost + cost
         if visit.refused:
             stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
-            stats.rejected_cost = stats.rejected_cost if cost is None else (stats.rejected_cost or 0.0) + cost
+            stats.rejected_cost = None if stats.cost is None else (stats.rejected_cost or 0.0) + (cost or 0.0)
 
     def forget_calls(self) -> None:
         """Says of each node that its LM calls are not known."""
         for stats in self._stats.values():
-            stats.lm_calls = stats.lm_cached = stats.fallbacks = stats.tokens = None
+            stats.lm_calls = stats.lm_cached = stats.fallbacks = stats.tokens = stats.cost = None
 
     def ended(self) -> list[NodeStats]:
         """The figures of the nodes that ran."""

@@ -36,7 +36,7 @@ from dspyer.graph.spec import (
 )
 from dspyer.layers.attempts import Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.cache import NodeCache, node_cache
+from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
@@ -116,15 +116,10 @@ def compile_graph(
         )
     problems += _executor_problems(parts.modules)
     # Before the problems are raised: a function without a key for its cache is one of them.
-    caches = {
-        one.name: node_cache(options.name, parts.nodes[one.name], one, problems)
-        for one in parts.options
-        if one.cache is not None and one.name in parts.nodes
-    }
+    given = _given_layers(parts, retry, layers)
     if problems:
         raise GraphError(problems)
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
-    given = _given_layers(parts, retry, layers, caches)
     spec = GraphSpec(
         topology,
         parts.nodes,
@@ -436,13 +431,13 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def _given_layers(
-    parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer], caches: Mapping[str, NodeCache | None]
-) -> dict[str, tuple[Layer, ...]]:
-    """The layers that options ask for, of the graph before those of each node."""
+def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer]) -> dict[str, tuple[Layer, ...]]:
+    """The layers that options ask for, of the graph before those of each node that was built."""
     found = {}
     for options in parts.options:
-        node, own = parts.nodes[options.name], list(options.layers)
+        node, own = parts.nodes.get(options.name), list(options.layers)
+        if node is None:
+            continue
         retry = options.retry
         # The nodes of a graph inside have their own policy: to retry it as a whole would repeat what has succeeded.
         if isinstance(retry, OfGraph):
@@ -451,7 +446,7 @@ def _given_layers(
             own.append(retry)
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
-        if cache := caches.get(options.name):
+        if options.cache is not None and (cache := node_cache(parts.graph.name, node, options, parts.problems)):
             own.append(cache)
         of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
         if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):

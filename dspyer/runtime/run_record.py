@@ -33,14 +33,20 @@ class RunSource(NamedTuple):
 
     @classmethod
     def of(cls, session: Any) -> RunSource | None:
-        """That of a stored run whose end is written, by it or, if it is returned as it is stored, before; else None."""
+        """That of a stored run whose end is written, by it, by `t.stop()` or before; else None."""
         records, log = session.records, session.log
         journal = records.journal
-        if journal is None or session.ids.scope or not (log is None or log.end_written or journal.epoch == 0):
+        if journal is None or session.ids.scope:
+            return None
+        if log is None or log.end_written or journal.epoch == 0:
+            at = Point(journal.run, journal.seq - 1)
+        elif log.stopped_by_thread:
+            at = Point(journal.run, journal.seq)
+        else:
             return None
         shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
         reader = HistoryReader(journal.store, session.graph.topology.schema, records.fetch_and_decode[1], shape)
-        return cls(reader, journal.thread, Point(journal.run, journal.seq - 1))
+        return cls(reader, journal.thread, at)
 
     def record(self, redactor: Callable[[], Redactor | None]) -> Record:
         """The record of its rows."""

@@ -409,6 +409,10 @@ class Schema:
                 continue
             else:
                 patch[name] = diff_value(old, new)
+            if field.reducer is None and type(net := patch[name]) is dict:
+                merged = type(update) is dict and not write.whole_values
+                if not merged or not SCALARS.issuperset(map(type, net.values())):
+                    new = apply_value(old, net)  # keys in the order in which a reader of the patch has them
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
 

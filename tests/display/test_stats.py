@@ -273,6 +273,15 @@ def test_costs_and_responses_from_the_cache(own_dspy_cache: None) -> None:
     assert str(stats).splitlines()[1].endswith(f"  {tokens[0]}.00")
 
 
+def test_a_cost_of_which_a_part_is_not_known_is_not_known() -> None:
+    graph = Graph().add_node("ask", dspy.Predict("q -> a"), retry=Retry(2, wait=wait_none()))
+    program = graph.add_path(START, "ask", END).compile()
+    with dspy.context(lm=ScriptedLM([LMServerError("down"), {"a": "b"}])):
+        run = program.run({"q": "?"})
+    assert ([call.cost for call in run.lm_calls], run.cost) == ([0.0, None], None)
+    assert run.stats().nodes["ask"].cost is None
+
+
 def test_a_model_that_has_never_responded_is_not_listed_with_no_tokens() -> None:
     graph = Graph().add_node("ask", dspy.Predict("question -> answer")).add_error_edge("ask", END, into="problem")
     with ScriptedLM([LMServerError("broken")]):

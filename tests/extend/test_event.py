@@ -298,3 +298,12 @@ def test_a_label_that_is_no_text_is_shown_as_one() -> None:
 
     run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
     assert run.report().splitlines()[-1].strip() == "None"
+
+
+def test_an_event_of_the_library_that_no_display_knows_is_shown_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def emits(text: str, ctx: Context) -> None:
+        ctx.emit(Length("emits", "trunk:1", len(text)))
+
+    monkeypatch.setattr(Length, "__module__", Event.__module__)  # as if it were beside the others
+    run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
+    assert run.report().splitlines()[-1].strip() == "emits: 3 characters"

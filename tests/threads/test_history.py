@@ -11,7 +11,7 @@ import numpy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Replace, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
@@ -205,3 +205,23 @@ def test_what_names_no_commit_is_refused_by_every_method_that_takes_one(name: An
             call(name)
     index: Any = numpy.int64(1)
     assert thread.at(index) == thread.at(1)
+
+
+def giving(user: object) -> Graph:
+    return Graph(Notes, name="Inner").add_node("give", lambda q: {"user": user}).add_path(START, "give", END)
+
+
+TURNED = Replace({"b": {"y": 1, "x": 2}, "a": 2})
+
+
+@pytest.mark.parametrize("schema", [Notes, None])
+@pytest.mark.parametrize(
+    "node", [lambda q: {"user": TURNED}, lambda q: {"user": {"b": Replace({"y": 1})}}, giving(TURNED)]
+)
+def test_keys_of_a_mapping_have_one_order_for_who_wrote_it_and_who_reads_it(node: Any, schema: Any) -> None:
+    """Else a run that is resumed elsewhere would send other prompts than one without interruption."""
+    graph = Graph(schema, inputs=["q"]).add_node("first", lambda q: {"user": {"a": 1, "b": {"x": 1, "y": 2}}})
+    graph.add_node("second", node, reads=["q"], writes=["user"]).add_path(START, "first", "second", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    run = thread.run({"q": "a"})
+    assert str(run.state["user"]) == str(thread.at(run.commits[-1].id)["user"]) == str(thread.replay()["user"])

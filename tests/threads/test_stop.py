@@ -78,6 +78,7 @@ def test_stop_ends_the_run_and_a_resume_continues_it(kind: str) -> None:
     assert isinstance(run.error, RunStoppedError)
     assert "thread.stop() was called" in str(run.error)
     assert (t.status, t.state["log"]) == ("stopped", ["first"])
+    assert run.record() == t.record()
     assert t.resume().state["log"] == ["first", "slow", "late"]
     assert stage.calls == ["first", "slow", "slow"]
     assert t.replay() == t.state
