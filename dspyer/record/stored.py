@@ -13,7 +13,7 @@ from dspyer.events import Commit, LMCall, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in, run_usage
-from dspyer.log.history import fold_run, recover_state, runs_back
+from dspyer.log.history import fold_run, recover_state
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
@@ -68,27 +68,32 @@ def run_of(store: Store, name: str, run: str | None = None) -> ListedRun:
         return listed
     if run is None:
         raise ThreadError(f"the thread {name!r} has no run")
-    found = next((one for one in _runs_back(store, thread) if run in (one.id, run_label(one))), None)
+    found, at = next((one for one in _runs_back(store, thread) if run in (one[0].id, run_label(one[0]))), (None, None))
     if found is None:
         labels = ", ".join(dict.fromkeys(run_label(one) for one in store.runs(name)[-3:]))
         raise ThreadError(f"the thread {name!r} has no run {run!r}; the last ones: {labels or 'none'}")
     (listed,) = store.list_runs(RunQuery(found.thread, run=found.id, limit=1)) or (None,)
     # A run that was made for a thread that was deleted is in no list.
     listed = listed or listed_run(thread, found, store.rows(found.id))
-    return listed._replace(thread=thread)
+    root = listed.thread.root
+    # Where its own thread has pruned it, there are gaps behind the row that this thread has reached.
+    return listed._replace(thread=thread, last=at.seq if at and root and root.run == found.id else listed.last)
 
 
-def _runs_back(store: Store, thread: ThreadRow) -> Iterator[RunRow]:
-    """The runs that were made for a thread, newest first, then those that it continues."""
+def _runs_back(store: Store, thread: ThreadRow) -> Iterator[tuple[RunRow, Point | None]]:
+    """The runs that were made for a thread, newest first, then those that it continues, each with its row there."""
     own = store.runs(thread.name)[::-1]
-    yield from own
-    known = {one.id for one in own}
-    last = None if thread.head is None or thread.head.run in known else store.run(thread.head.run)
-    if last is not None:  # of a copy of the commit at which a pruned history begins, there is no run behind it
-        known.add(last.id)
-        yield last
-    for span in runs_back(store, thread.head, thread.root):
-        yield from (one for one in (span.run, span.oldest) if one.id not in known)
+    yield from ((one, None) for one in own)
+    known, passed = {one.id: one for one in own}, set[str]()
+    pending = [] if thread.head is None else [thread.head]
+    for at in pending:  # also behind a merge
+        run = None if at.run in passed else known.get(at.run) or store.run(at.run)
+        if run is None:
+            continue
+        passed.add(at.run)
+        if at.run not in known:
+            yield run, at
+        pending += () if at == thread.root else run.parents
 
 
 def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
@@ -153,7 +158,8 @@ def record_of(
     listed, status = current_status(reader.store, run_of(reader.store, thread, run))
     rows = RunRows(listed.run, (), (), (), {listed.run.id: run_label(listed.run)})
     if listed.last >= 0:
-        rows = read_run(reader.store, Point(listed.run.id, listed.last), listed.thread.root)
+        at, root = Point(listed.run.id, listed.last), listed.thread.root
+        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
     return record_of_rows(reader, thread, rows, status, listed.thread.root, None if redactor is None else redactor())
 
 
@@ -271,7 +277,10 @@ def _writers_before(
     row = reader.store.thread(thread)
     root = None if row is None else row.root
     # As the history of the thread was when the run had made its first commit.
-    found = ThreadReader(reader, thread, lambda: (at, root)).writers(name)
+    try:
+        found = ThreadReader(reader, thread, lambda: (at, root)).writers(name)
+    except StoreError:  # what has written them was pruned with a thread that had it, too
+        return {}
     return {field: commit for field, commit in found.items() if commit.id != name}
 
 

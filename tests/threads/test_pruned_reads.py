@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from dspyer import END, START, Graph
 
 
@@ -26,3 +30,46 @@ def test_writers_of_a_pruned_thread_whose_fields_are_older() -> None:
     thread.prune(before=5)
     again = program.thread("t")
     assert {field: again.blame(field).node for field in ("n", "old")} == {"n": "add", "old": "pruned"}
+
+
+def test_a_record_of_a_run_that_a_copy_shares_with_a_pruned_thread(caplog: pytest.LogCaptureFixture) -> None:
+    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    program = graph.compile(store=":memory:")
+    thread = program.thread("t")
+    thread.run({"n": 1})
+    thread.run({"n": 1})
+    copy = thread.copy("copy", at="t.1/trunk:0")
+    thread.prune(before="t.2/trunk:0")
+    assert [(step.node, step.status) for step in copy.record("t.1").steps] == [("START", "done")]
+    assert not caplog.records
+
+
+def test_a_record_of_a_run_behind_a_merge_that_a_copy_has() -> None:
+    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    program = graph.compile(store=":memory:")
+    thread = program.thread("t")
+    thread.run({"n": 1})
+    other = thread.copy("other")
+    other.run({"n": 5})
+    thread.update({"seen": 1})
+    thread.merge(other)
+    copy = thread.copy("copy")
+    assert {copy.record(run).id for run in ("t.1", "other.1")} == {"t.1", "other.1"}
+
+
+def test_a_record_of_the_run_at_which_a_loaded_history_begins(tmp_path: Path) -> None:
+    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_node("last", lambda n: {"m": 1 // n})
+    program = graph.add_path(START, "add", "last", END).compile(store=":memory:")
+    thread = program.thread("t")
+    thread.update({"old": 1})
+    thread.run({"n": 1})
+    thread.run({"n": 1})
+    assert thread.run({"n": -1}).status == "failed"
+    thread.run({"n": 1}, abandon=True)
+    whole = thread.copy("whole")
+    thread.prune(before=thread.history()[-3].id)
+    thread.export(tmp_path / "t.jsonl")
+    program.thread("loaded").load(tmp_path / "t.jsonl")
+    whole.prune(before="t.4/trunk:0")
+    for name in ("t", "loaded"):
+        assert [step.node for step in program.thread(name).record("t.4").steps] == ["pruned", "last"]
