@@ -62,7 +62,9 @@ class MapNode(Node):
     def look(self) -> Look:
         """The look in pictures, with the failures that it lets pass."""
         note = "" if self.mapped.failures is None else f"failures of items into {self.mapped.failures}"
-        note += f", at least {100 * self.mapped.min_success:g} % must succeed" if self.mapped.min_success else ""
+        share = self.mapped.min_success
+        # It is looked at before what is wrong with the node is told.
+        note += f", at least {100 * share:g} % must succeed" if is_number(share) and share else ""
         return Look("map", self.kind, note, self.inner.look.inner)
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
