@@ -13,7 +13,7 @@ from dspyer.events import Commit, LMCall, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in, run_usage
-from dspyer.log.history import fold_run, recover_state
+from dspyer.log.history import FoldedRun, fold_run, recover_state
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
@@ -186,7 +186,7 @@ def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = N
         rows = _from_root(reader, run, row.root)
         folded = fold_run(reader, rows, *before)
         ends[rows.points[-1]] = Before(folded.trunk_state, folded.run.broken)
-        yield record_of_rows(reader, thread, rows, rows.status or "crashed", None, redactor, before)
+        yield record_of_rows(reader, thread, rows, rows.status or "crashed", None, redactor, folded)
 
 
 def _from_root(reader: HistoryReader, rows: RunRows, root: Point | None) -> RunRows:
@@ -203,15 +203,12 @@ def record_of_rows(
     status: str,
     root: Point | None = None,
     redactor: Redactor | None = None,
-    before: Before | None = None,
+    folded: FoldedRun | None = None,
 ) -> Record:
-    """The record of the rows of a run."""
+    """The record of the rows of a run; `folded` are its commits, if they are known."""
     rows = _from_root(reader, rows, root)
-    if before is None:
-        before = Before()
-        if rows.parents and rows.snapshot is None:
-            found = recover_state(reader, rows.parents[0])
-            before = Before(found.state, found.broken)
+    if folded is None and rows.rows:
+        folded = fold_run(reader, rows, *_before(reader, rows))
     header = rows.run.header
     reading = _Reading(reader, rows)
     label = run_label(rows.run)
@@ -221,7 +218,7 @@ def record_of_rows(
         graph = None
         reading.damaged["graph"] = str(error)
     reading.read()
-    log, labels = reading.log(before)
+    log, labels = ([], {}) if folded is None else reading.log(folded)
     earlier = cache(partial(_writers_before, reader, thread, rows, log, labels))
     material = Material(
         status=status,
@@ -259,6 +256,14 @@ def record_of_rows(
         log,
         earlier,
     )
+
+
+def _before(reader: HistoryReader, rows: RunRows) -> Before:
+    """The state that a run continues from."""
+    if not rows.parents or rows.snapshot is not None:
+        return Before()
+    found = recover_state(reader, rows.parents[0])
+    return Before(found.state, found.broken)
 
 
 def _global(label: str, failure: Failure) -> Failure:
@@ -377,12 +382,9 @@ class _Reading:
         """The questions, with their answers."""
         return [StepQuestion(question, at, self._answers.get(key)) for key, (question, at) in self._asked.items()]
 
-    def log(self, before: Before) -> tuple[list[LogEntry], dict[str, str]]:
+    def log(self, folded: FoldedRun) -> tuple[list[LogEntry], dict[str, str]]:
         """The commits of the run's own graph in canonical order, and what begins the global id of each."""
         rows = self._rows
-        if not rows.rows:
-            return [], {}
-        folded = fold_run(self._reader, rows, *before)
         first = folded.run.first
         entries: list[LogEntry] = []
         labels: dict[str, str] = {}
