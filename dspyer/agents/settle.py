@@ -17,21 +17,31 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
-from dspyer.agents.conversation import SUBMIT
+from dspyer.agents.conversation import SUBMIT, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
-from dspyer.extend import Call, Node, Reply, Script, freeze, thaw
-from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
-from dspyer.nodes.binding import Binding, plan_binding
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import is_async
+from dspyer.extend import (
+    Binding,
+    Built,
+    Call,
+    Flaws,
+    FrozenList,
+    KindOptions,
+    Node,
+    NodeOptions,
+    Reply,
+    Script,
+    freeze,
+    is_async,
+    plan_binding,
+    read_signature,
+    same,
+    thaw,
+)
+from dspyer.messages import ARGS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 from dspyer.scheduler.lineage import is_manual
-from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenList
 from dspyer.views import text_of
 
 BEGIN, SETTLE, CHECK = "begin", "settle", "check"

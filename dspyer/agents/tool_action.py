@@ -15,19 +15,34 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, Updates, reducers
+from dspyer.agents.conversation import last_turn
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
-from dspyer.extend import Call, Script, freeze, thaw
+from dspyer.extend import (
+    Binding,
+    Call,
+    Flaws,
+    FrozenDict,
+    FrozenList,
+    FunctionStep,
+    ModuleIO,
+    ModuleStep,
+    NodeOptions,
+    Script,
+    Templates,
+    arun_script,
+    check_names,
+    filled,
+    freeze,
+    run_script,
+    thaw,
+)
 from dspyer.lm.not_public import serialize_for_json
-from dspyer.messages import last_turn
-from dspyer.nodes.binding import Binding, filled
-from dspyer.nodes.field_access import FieldNames, check_names
+from dspyer.nodes.field_access import FieldNames
 from dspyer.nodes.function import values_of
-from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING, Flaws
-from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
-from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
+from dspyer.nodes.node import NOTHING
+from dspyer.nodes.steps import InsideRun, ProgramStep
+from dspyer.templates import NO_TEMPLATES
 from dspyer.values.json import to_json, with_valid_text
 
 

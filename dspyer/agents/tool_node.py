@@ -31,6 +31,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
+from dspyer.agents.conversation import tool_message
 from dspyer.agents.tool_action import (
     MESSAGES,
     BuiltAction,
@@ -55,22 +56,39 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
-from dspyer.extend import Call, Look, Node, Reply, Script, freeze, thaw
+from dspyer.extend import (
+    Binding,
+    Built,
+    Call,
+    Flaws,
+    FunctionSignature,
+    KindOptions,
+    Look,
+    Node,
+    NodeOptions,
+    Reply,
+    Schema,
+    Script,
+    check_names,
+    freeze,
+    is_async,
+    is_program,
+    module_io,
+    plan_binding,
+    plan_templates,
+    read_signature,
+    thaw,
+)
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
-from dspyer.messages import tool_message
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, plan_binding, plan_templates
-from dspyer.nodes.callables import FunctionSignature, giving, hidden_problems, read_signature
+from dspyer.nodes.callables import giving, hidden_problems
 from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
-from dspyer.nodes.field_access import FieldNames, check_names
+from dspyer.nodes.field_access import FieldNames
 from dspyer.nodes.function import NodeModules, permitted
-from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.steps import is_async, is_program
+from dspyer.nodes.node import NOTHING
+from dspyer.nodes.options import OfGraph
 from dspyer.schema.fields import refusal_text
-from dspyer.schema.schema import Schema
 
 # The approval of a tool call: who asks, the question, and the answer.
 

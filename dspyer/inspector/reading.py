@@ -21,13 +21,14 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.cut_values import cut_within, part_of
-from dspyer.display.run_file import RECORD
-from dspyer.display.run_page import (
+from dspyer.display import (
+    RECORD,
     commit_answer,
     commit_row,
     conflicts_of,
+    cut_within,
     execution_answer,
+    part_of,
     posts_of,
     run_answer,
     steps_of,

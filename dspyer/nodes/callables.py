@@ -56,7 +56,20 @@ class FunctionSignature:
 def read_signature(
     fn: Callable[..., Any], who: str, gives: str = "one result; for partial results, `ctx.emit(value)`"
 ) -> FunctionSignature:
-    """The signature of a function, method, partial or callable object. `who` is its name in problems."""
+    """The signature of a function, method, partial or callable object.
+
+    Args:
+        fn: what is called with keyword arguments.
+        who: its name in problems.
+        gives: what it should return, in the problem of a generator.
+
+    Returns:
+        The signature, with what is wrong with it.
+
+    Example:
+        >>> read_signature(lambda question, k=3: None, "node 'search'").parameters[1]
+        Parameter(name='k', annotation=typing.Any, text='', default=True)
+    """
     source = plain_function(fn)
     if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
         return FunctionSignature(problems=(f"{who} is a generator: return {gives}",))

@@ -18,7 +18,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer import CompiledGraph, ImmutableState, Run
 from dspyer.errors import InputError, StoreError, always_raised, brief, unwrap_stop_iteration, with_article
 from dspyer.events import Commit
-from dspyer.extend import Call, Inner, Layer, Output, Place, Script, thaw, using, wrapped
+from dspyer.extend import Call, Inner, Layer, LogEntry, Output, Place, Script, thaw, using, wrapped
 from dspyer.graph.spec import check_inputs
 from dspyer.ids import outermost_execution
 from dspyer.layers.attempts import apart_from_earlier
@@ -31,7 +31,6 @@ from dspyer.optimize.written_values import FieldJudge, WrittenValues
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of, take_run
 from dspyer.runtime.session import Session, SessionEnd
-from dspyer.scheduler.lineage import LogEntry
 
 # `accepted_only`: a program whose trace has no steps that a check has refused.
 

@@ -19,7 +19,7 @@ import dspy
 from dspyer import DELETE, CompiledGraph, ImmutableState, Run
 from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
-from dspyer.extend import freeze, thaw
+from dspyer.extend import freeze, same, thaw
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import outermost_execution
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
@@ -33,7 +33,6 @@ from dspyer.optimize.written_values import (
     metric_problems,
 )
 from dspyer.runtime.run import internals_of
-from dspyer.values.freezing import same
 
 logger = logging.getLogger("dspyer")
 

@@ -19,7 +19,7 @@ from gepa.core.data_loader import ensure_loader
 
 from dspyer import Run
 from dspyer.errors import always_raised, refuses_removed
-from dspyer.extend import thaw
+from dspyer.extend import same, thaw
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
@@ -27,7 +27,6 @@ from dspyer.optimize.gepa_adapter import Candidate, Components, CountingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
 from dspyer.runtime.run import internals_of
-from dspyer.values.freezing import same
 
 # `CulpritSelector`: the component selector of `optimize.GEPA`.
 

@@ -29,16 +29,13 @@ from pydantic_core import to_jsonable_python
 from dspyer import END, START, Run
 from dspyer.errors import CheckError, annotate, brief, list_names, suggestion, with_article
 from dspyer.events import Commit
-from dspyer.extend import Node, thaw
+from dspyer.extend import FrozenDict, LogEntry, Node, is_async, read_signature, thaw
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import FinderNode
 from dspyer.nodes.router import ModuleRouter, Router
-from dspyer.nodes.steps import is_async
 from dspyer.patch import resets
 from dspyer.runtime.run import internals_of
-from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
-from dspyer.values.frozen import FrozenDict
+from dspyer.scheduler.lineage import is_manual, merge_base, sent_to
 
 NO_FIELD: Final = ""
 """The field of a decision, and of a failure that no field holds."""

@@ -27,16 +27,12 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
+from dspyer.extend import NodeOptions, Schema, is_program, module_io, read_signature
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
-from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_access import name_map
-from dspyer.nodes.module import module_io
-from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import is_program
 from dspyer.patch import apply_value
 from dspyer.reducers import Updates
-from dspyer.schema.schema import Schema
 from dspyer.search.trial import (
     BEST,
     CHOSEN,

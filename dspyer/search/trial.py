@@ -21,13 +21,33 @@ import dspy
 
 from dspyer import DELETE, Context, Failure, ImmutableState, Replace
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
-from dspyer.extend import Call, Look, Node, Output, Reply, Script, freeze, thaw
+from dspyer.extend import (
+    Built,
+    Call,
+    Flaws,
+    FrozenDict,
+    FrozenList,
+    KindOptions,
+    LogEntry,
+    Look,
+    Node,
+    NodeOptions,
+    Output,
+    Reply,
+    Schema,
+    Script,
+    freeze,
+    is_program,
+    module_io,
+    plan_binding,
+    read_signature,
+    thaw,
+)
 from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
-from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import hidden_problems, read_signature
+from dspyer.nodes.callables import hidden_problems
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.map import (
     Gather,
@@ -37,15 +57,11 @@ from dspyer.nodes.map import (
     publish_start,
     recorded,
 )
-from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, Flaws, MapOptions
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Within, is_program
+from dspyer.nodes.module import build_module, build_subgraph
+from dspyer.nodes.node import MapOptions
+from dspyer.nodes.steps import Within
 from dspyer.patch import apply_value, each_update, resets
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type
-from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.scalars import as_float, without_class
 
 TREE: Final = "tree"

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import dspy
 
+from dspyer import display
 from dspyer.budget import Budget
-from dspyer.display.stats import Stats, count_stats
 from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
@@ -408,7 +408,7 @@ class Thread:
         """
         return record_of(self._stored.reader, self.name, run, self._stored.redactor)
 
-    def stats(self) -> Stats:
+    def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
 
         Example:
@@ -417,7 +417,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        return count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
+        return display.count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
 
     def history(
         self,
