@@ -587,9 +587,9 @@ class Flaws:
         """All problems, where no `Send` can bring a missing value.
 
         Example:
-            >>> found = Flaws("node 'vote'", ["node 'vote': it asks nobody"])
+            >>> found = Flaws("node 'vote'", ["node 'vote': it has no judge"])
             >>> found.without_sends()
-            ["node 'vote': it asks nobody"]
+            ["node 'vote': it has no judge"]
         """
         self.problems += self.unknown
         self.unknown.clear()
@@ -607,8 +607,8 @@ class Flaws:
             Both.
 
         Example:
-            >>> Flaws("node 'vote'", ["node 'vote': it asks nobody"]).built(None).problems
-            ("node 'vote': it asks nobody",)
+            >>> Flaws("node 'vote'", ["node 'vote': it has no judge"]).built(None).problems
+            ("node 'vote': it has no judge",)
         """
         return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)
 

@@ -25,7 +25,6 @@ from dspyer.extend import (
     NodeOptions,
     Reply,
     Script,
-    Templates,
     check_names,
     filled,
     module_io,
@@ -73,7 +72,6 @@ class GuardedNode(Node):
     rule: Callable[..., bool]
     binding: Binding
     inputs: tuple[str, ...]
-    templates: Templates = Templates()
 
     def script(self, call: Call) -> Script[Reply]:
         if not (yield FunctionStep(self.rule, self.binding.bind(call)), call):
