@@ -76,7 +76,7 @@ def check_names(
 
     Example:
         >>> from dspyer.schema.schema import Schema
-        >>> check_names({"labl": "label"}, "writes", "node 'judge'", own=["label"], schema=Schema.of(None))
+        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"], schema=Schema.of(None))
         ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you mean 'label'?"]
     """
     problems = []
