@@ -5,27 +5,25 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "CheckedCommit FinderNode PROBLEMS Repair TURN apply_value build_finder facts_around giving into_problems "
-        "set_apart text_of"
+        "CheckedCommit FinderNode PROBLEMS Repair TURN build_finder facts_around giving into_problems set_apart"
     ),
-    "agents.conversation": "ARGS EMPTY NOTHING TURN check_chat indented label text_of without_none",
-    "agents.loop": "PROBLEMS compiled flag_problems is_whole_number literals members",
+    "agents.conversation": "ARGS EMPTY TURN check_chat without_none",
+    "agents.loop": "PROBLEMS compiled literals members",
     "agents.mode": (
         "Filler TURN fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
         "with_valid_text"
     ),
-    "agents.settle": "ARGS is_manual text_of value_in",
+    "agents.settle": "ARGS value_in",
     "agents.tool_action": (
-        "FieldNames InsideRun NOTHING NO_TEMPLATES ProgramStep SubgraphNode plan_inputs selected to_json values_of "
-        "values_of_prediction with_valid_text"
+        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
-        "FieldNames NOTHING NodeModules OfGraph PROBLEMS RESERVED_KEYS asks_module build_finder found_problems "
-        "giving hidden_problems modules_text permitted problem_texts refusal_text reject_steps source_class "
-        "step_count steps_since"
+        "NodeModules OfGraph PROBLEMS RESERVED_KEYS asks_module build_finder found_problems giving modules_text "
+        "permitted problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
-        "OfGraph check_name class_of flag_problems is_value_class node_options own_call shown_type signature_of "
+        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
@@ -35,21 +33,18 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader OpenRow RowKind current_status encode failures_in full_id "
-        "is_readable questions_at read_run rows_through run_label sum_usage"
+        "COMMITS CommitRow EndRow HistoryReader OpenRow RowKind current_status encode failures_in is_readable "
+        "questions_at read_run rows_through run_label sum_usage"
     ),
     "cli.programs": "decode_update encode",
-    "cli.store_access": ("Address CheckedStore SQLITE UnreadablePatch encode_update export full_id is_encrypted load"),
-    "cli.summaries": "path_text",
+    "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
     "display.cut_values": "TAG",
     "display.graph_picture": "Edge Topology",
-    "display.progress": "Address at_fork watching whole_execution",
-    "display.progress_screen": "path_text",
-    "display.report": "ROLES path_text",
-    "display.run_page": "changed encode_update json outermost_execution",
+    "display.progress": "at_fork watching",
+    "display.report": "ROLES",
+    "display.run_page": "changed encode_update json",
     "display.stats": "sum_usage",
-    "display.tokens": "label",
     "executors.call": (
         "ATTRIBUTE CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
         "Spends append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
@@ -62,11 +57,8 @@ NOT_YET: dict[str, str] = {
         "Request Steps executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
-    "inspector.reading": "Address full_id",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
-    "lms.reliable_lm": (
-        "FALLBACK clock estimate_tokens is_number is_whole_number responses_asked retry_after token_counts"
-    ),
+    "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead SCALARS classes_in is_rebuildable mentions message_list",
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
@@ -79,28 +71,21 @@ NOT_YET: dict[str, str] = {
     "migrate.unsupported": "RESERVED",
     "optimize.few_shot": (
         "Attempt REQUEST Request Session SessionEnd Steps apart_from_earlier append_to_trace check_inputs "
-        "execute_attempt internals_of outermost_execution recording step_count take_run take_steps"
+        "execute_attempt recording step_count take_run take_steps"
     ),
-    "optimize.field_metric": "internals_of outermost_execution",
-    "optimize.gepa": "internals_of",
     "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in outermost_execution subscribing walk "
-        "walk_parameters"
+        "Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in subscribing walk walk_parameters"
     ),
-    "optimize.run_judge": "Router internals_of is_apart path_in_program",
-    "optimize.written_values": "FinderNode ModuleRouter Router internals_of is_manual merge_base resets sent_to",
+    "optimize.run_judge": "Router is_apart path_in_program",
+    "optimize.written_values": "FinderNode ModuleRouter Router merge_base resets sent_to",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
-    "search.search_graph": (
-        "apply_value as_float is_number is_record is_value_class is_whole_number modules_in name_map named_classes"
-    ),
+    "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (
-        "Gather MISSING MapOptions Within apply_value as_float build_module build_subgraph each_update "
-        "execute_item fits function_finder hidden_problems in_rollout item_script part_id part_script publish_end "
-        "publish_start recorded resets shown_type step_count take_steps without_class"
+        "Gather MISSING MapOptions Within build_module build_subgraph each_update execute_item fits "
+        "function_finder in_rollout item_script part_script publish_end publish_start recorded resets shown_type "
+        "step_count take_steps"
     ),
-    "serve.agui_events": (
-        "Redactor Session THOUGHT call_text is_within last_of_refusal last_of_run redacted whole_execution"
-    ),
+    "serve.agui_events": "Redactor Session THOUGHT call_text last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
     "testing": "FakeClock",
@@ -112,5 +97,5 @@ NOT_YET: dict[str, str] = {
         "RunViews answer_source build_node check_resources check_send condensed executing_here fake_clock first_of "
         "given giving node_options plain_patch resources_of signature_of"
     ),
-    "tracing.spans": "FIRST Redacted RunState StoredTrace path_text redacted whole_execution",
+    "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
 }

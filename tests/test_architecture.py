@@ -393,7 +393,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "header.node.rpartition(':')"): "join:node",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
-    ("scheduler.lineage", "'+' in commit.id"): "so that few ids are parsed: most have none",
+    ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
     ("stores.postgres", "user.partition(':')"): "user:password",
     ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",

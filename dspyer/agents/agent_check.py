@@ -34,8 +34,10 @@ from dspyer.extend import (
     Reply,
     Schema,
     Script,
+    apply_value,
     filled,
     plan_templates,
+    text_of,
     thaw,
 )
 from dspyer.lm.tracing import set_apart
@@ -50,8 +52,6 @@ from dspyer.nodes.check import (
     facts_around,
     into_problems,
 )
-from dspyer.patch import apply_value
-from dspyer.views import text_of
 
 CONVERSATION = "conversation"
 """The input by which a mode that checks its own outputs is shown the conversation."""

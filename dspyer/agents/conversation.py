@@ -33,17 +33,18 @@ from dspyer.extend import (
     FrozenDict,
     FrozenList,
     NodeOptions,
+    indented,
     is_async,
+    label,
     plan_binding,
     read_signature,
+    text_of,
     thaw,
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import EMPTY, TURN, check_chat
 from dspyer.messages import ARGS
-from dspyer.nodes.node import NOTHING
-from dspyer.views import indented, label, text_of
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -499,7 +500,7 @@ def plan_rendering(
     context: ContextFunction | None,
     signature: type[dspy.Signature],
     options: NodeOptions,
-    renders: Mapping[str, Render] = NOTHING,
+    renders: Mapping[str, Render] = FrozenDict(),
 ) -> PlannedRendering:
     """Decide how a mode shows a conversation. `options` are those of its node; `signature` that of its predictor.
 

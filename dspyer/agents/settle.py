@@ -36,13 +36,12 @@ from dspyer.extend import (
     plan_binding,
     read_signature,
     same,
+    text_of,
     thaw,
 )
 from dspyer.messages import ARGS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
-from dspyer.scheduler.lineage import is_manual
-from dspyer.views import text_of
 
 BEGIN, SETTLE, CHECK = "begin", "settle", "check"
 """The names of the nodes of an agent that are neither modes nor tools."""
@@ -378,7 +377,7 @@ def _lost_updates(call: Call) -> dict[str, str]:
         return {}
     join = session.run.log[position.head]
     # A commit made by hand after the join has no conflicts of its own, and hides none.
-    while is_manual(join.commit) and join.parents:
+    while join.commit.is_manual and join.parents:
         join = session.run.log[join.parents[0]]
     found: dict[str, list[str]] = {}
     for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL.name]:

@@ -61,6 +61,7 @@ from dspyer.extend import (
     Built,
     Call,
     Flaws,
+    FrozenDict,
     FunctionSignature,
     KindOptions,
     Look,
@@ -71,6 +72,7 @@ from dspyer.extend import (
     Script,
     check_names,
     freeze,
+    hidden_problems,
     is_async,
     is_program,
     module_io,
@@ -82,11 +84,9 @@ from dspyer.extend import (
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.callables import giving, hidden_problems
+from dspyer.nodes.callables import giving
 from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
-from dspyer.nodes.field_access import FieldNames
 from dspyer.nodes.function import NodeModules, permitted
-from dspyer.nodes.node import NOTHING
 from dspyer.nodes.options import OfGraph
 from dspyer.schema.fields import refusal_text
 
@@ -170,7 +170,7 @@ def plan_approval(
         signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
     )
     found = Flaws(name)
-    binding = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), found)
+    binding = plan_binding(fields, options._replace(reads=None, views=FrozenDict(), computed=FrozenDict()), found)
     problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in found.unknown]
     problems += [*found.problems, *_refusals(approve, binding, name)]
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
@@ -521,7 +521,7 @@ class ToolNode(Node):
     approval: ApprovalRule | None
     check: ToolCheck | None
     readable: frozenset[str]
-    fields: FieldNames
+    fields: Mapping[str, str]
     handoffs: str | None
     contested: frozenset[str]
 
@@ -754,7 +754,9 @@ def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module |
     return source_class(name, NodeModules, modules_text(name, modules))(**modules)
 
 
-def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterator[tuple[FieldNames, frozenset[str]]]:
+def _further_reads(
+    rule: ApprovalRule | None, check: ToolCheck | None
+) -> Iterator[tuple[Mapping[str, str], frozenset[str]]]:
     """The fields that the approval and the check read, and those of them that may be unset."""
     if rule is not None:
         reads, optional = rule.binding.reading()
@@ -764,7 +766,7 @@ def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterat
 
 
 def _write_problems(
-    fields: FieldNames, own: FieldNames, spec: ToolSpec, options: NodeOptions, who: str
+    fields: Mapping[str, str], own: Mapping[str, str], spec: ToolSpec, options: NodeOptions, who: str
 ) -> Iterator[str]:
     """Problems with the fields that a tool may write."""
     names = None

@@ -19,7 +19,16 @@ from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
-from dspyer.extend import FunctionSignature, Parameter, Schema, is_async, is_program, module_io, read_signature
+from dspyer.extend import (
+    FunctionSignature,
+    Parameter,
+    Schema,
+    flag_problems,
+    is_async,
+    is_program,
+    module_io,
+    read_signature,
+)
 from dspyer.graph.checks import signature_of_module
 from dspyer.graph.spec import check_name
 from dspyer.hints import signature_of
@@ -27,7 +36,6 @@ from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import class_of, own_call
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.schema.type_fit import shown_type
-from dspyer.values.scalars import flag_problems
 
 
 def tool(

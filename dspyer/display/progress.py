@@ -48,8 +48,7 @@ from dspyer.events import (
     is_built_in,
     told,
 )
-from dspyer.extend import Event
-from dspyer.ids import Address, whole_execution
+from dspyer.extend import Address, Event, whole_execution
 from dspyer.runtime.session import watching
 from dspyer.waiting import at_fork
 

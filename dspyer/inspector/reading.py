@@ -35,7 +35,7 @@ from dspyer.display import (
     stops_of,
 )
 from dspyer.errors import ThreadError, error_text
-from dspyer.ids import Address, full_id
+from dspyer.extend import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record
 

@@ -56,7 +56,6 @@ from dspyer.patch import DELETE
 from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
-    is_manual,
     sent_along,
     touches,
 )
@@ -239,7 +238,7 @@ class ThreadReader:
         if len(parents) != 1:
             return NOTHING_SENT
         found = self.entry(parents[0])
-        while is_manual(found.commit) and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
+        while found.commit.is_manual and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
             found = self.entry(found.commit.parents[0])
         return sent_along(found.commit, found.sends, path)
 

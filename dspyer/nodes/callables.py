@@ -233,7 +233,20 @@ _CONTAINERS = (list, tuple, set, frozenset)
 
 
 def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
-    """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
+    """One problem per module that a function uses and the graph does not see.
+
+    Args:
+        fn: the function.
+        who: its name in problems.
+        fix: the code to write instead, with `{local}` and `{name}` in it.
+
+    Returns:
+        The problems.
+
+    Example:
+        >>> hidden_problems(len, "the rule", "give the module itself, {name}")
+        []
+    """
     problems = []
     found = {id(module): hidden for hidden, module in _Search().visit(fn)}  # each once, in the order of the search
     for name, place in found.values():

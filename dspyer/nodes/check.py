@@ -30,7 +30,7 @@ from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Se
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async, is_program
 from dspyer.patch import DELETE, apply_value
-from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
+from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, lineage_counts
 from dspyer.scheduler.schedule import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.templates import RUN
@@ -249,7 +249,7 @@ class CheckedCommit(NamedTuple):
         """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
         commit = entry.commit
         parent = entry.parents[0] if entry.parents else -1
-        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, is_manual(commit))
+        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, commit.is_manual)
 
 
 class Repair(NamedTuple):

@@ -26,7 +26,6 @@ from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import Candidate, Components, CountingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
-from dspyer.runtime.run import internals_of
 
 # `CulpritSelector`: the component selector of `optimize.GEPA`.
 
@@ -152,7 +151,7 @@ class CulpritSelector:
 
         If the graph was given what is not of the example, that may be the fault: all else that ran is a suspect, too.
         """
-        internals, example = internals_of(run), trajectory["example"]
+        internals, example = run.internals, trajectory["example"]
         own = {id(step.outputs): author_of(step, internals.graph) for step in run.trace_steps}
         by_node: dict[str, set[str]] = {}
         for name, signature in self._signatures.items():

@@ -44,7 +44,7 @@ from dspyer.record.making import Material, StepAnswer, StepQuestion, make_steps
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
-from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
 
@@ -295,7 +295,7 @@ def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -
     behind = [entry.commit for entry in log if labels[entry.commit.id] != own]
     if not rows.run.header.get("continues") or not behind:
         return None
-    edits = [entry.commit for entry in log[len(behind) : len(behind) + 1] if is_manual(entry.commit)]
+    edits = [entry.commit for entry in log[len(behind) : len(behind) + 1] if entry.commit.is_manual]
     last = behind[-1].id
     return Origin(labels[last], full_id(labels[last], last), tuple(edits[0].patch) if edits else ())
 

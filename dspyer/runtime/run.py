@@ -121,6 +121,30 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     return found if isinstance(found, RunLink) else None
 
 
+class RunInternals(NamedTuple):
+    """The parts of which a run was made, for what reads runs without showing them, as optimizers do.
+
+    Attributes:
+        graph: its graph.
+        entries: its commits in canonical order, with their parents and states.
+        view_reads: the views that its nodes have read.
+        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
+        log: the commits in the order in which they were made.
+        inputs: the state with which it began.
+        logged_checks: the commits of its graphs in which a check has refused something.
+        resumed: whether another process has made a part of it, of which this one knows no steps.
+    """
+
+    graph: GraphSpec
+    entries: Sequence[LogEntry]
+    view_reads: tuple[ViewRead, ...]
+    sources: Callable[[str], Sources]
+    resumed: bool
+    log: PersistentVector[LogEntry]
+    inputs: ImmutableState
+    logged_checks: Sequence[LoggedChecks]
+
+
 @shows_removed
 class Run:
     """A run that has ended: completed, failed, stopped, or waiting for answers.
@@ -554,6 +578,13 @@ class Run:
         error = None if self.error is None else display.ErrorText.of(self.error)
         return display.describe_run(self.record(), error, self.events)
 
+    @property
+    def internals(self) -> RunInternals:
+        """The graph, the log and the reads of the run, as they are kept."""
+        resumed = bool(self._replayed)
+        log, inputs, checks = self._log, self._begin, self._logged_checks
+        return RunInternals(self._graph, self._entries, self._view_reads, self._sources, resumed, log, inputs, checks)
+
     def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
 
@@ -732,37 +763,6 @@ class Counts(NamedTuple):
     visits: int = 0
     calls: int = 0
     tool_calls: int = 0
-
-
-class RunInternals(NamedTuple):
-    """Answers of a run to other parts of dspyer, not to users.
-
-    Attributes:
-        graph: its graph.
-        entries: its commits in canonical order, with their parents and states.
-        view_reads: the views that its nodes have read.
-        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
-        log: the commits in the order in which they were made.
-        inputs: the state with which it began.
-        logged_checks: the commits of its graphs in which a check has refused something.
-        resumed: whether another process has made a part of it, of which this one knows no steps.
-    """
-
-    graph: GraphSpec
-    entries: Sequence[LogEntry]
-    view_reads: tuple[ViewRead, ...]
-    sources: Callable[[str], Sources]
-    resumed: bool
-    log: PersistentVector[LogEntry]
-    inputs: ImmutableState
-    logged_checks: Sequence[LoggedChecks]
-
-
-def internals_of(run: Run) -> RunInternals:
-    """The internals of a run."""
-    resumed = bool(run._replayed)
-    log, inputs, checks = run._log, run._begin, run._logged_checks
-    return RunInternals(run._graph, run._entries, run._view_reads, run._sources, resumed, log, inputs, checks)
 
 
 def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:

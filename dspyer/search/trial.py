@@ -15,12 +15,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from numbers import Number
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import dspy
 
 from dspyer import DELETE, Context, Failure, ImmutableState, Replace
-from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.errors import (
+    NodeOutputError,
+    always_raised,
+    annotate,
+    brief,
+    list_names,
+    unwrap_stop_iteration,
+)
 from dspyer.extend import (
     Built,
     Call,
@@ -36,18 +44,19 @@ from dspyer.extend import (
     Reply,
     Schema,
     Script,
+    apply_value,
     freeze,
+    hidden_problems,
     is_program,
     module_io,
+    part_id,
     plan_binding,
     read_signature,
     thaw,
 )
-from dspyer.ids import part_id
 from dspyer.lm.requests import in_rollout
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
-from dspyer.nodes.callables import hidden_problems
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.map import (
     Gather,
@@ -60,9 +69,8 @@ from dspyer.nodes.map import (
 from dspyer.nodes.module import build_module, build_subgraph
 from dspyer.nodes.node import MapOptions
 from dspyer.nodes.steps import Within
-from dspyer.patch import apply_value, each_update, resets
+from dspyer.patch import each_update, resets
 from dspyer.schema.type_fit import fits, shown_type
-from dspyer.values.scalars import as_float, without_class
 
 TREE: Final = "tree"
 BEST: Final = "best"
@@ -739,3 +747,29 @@ class MonteCarlo:
                 if found is not None:
                     return found
         return None
+
+
+def as_float(value: object) -> float | None:
+    """Return a real number of any class, also of numpy or of a tensor without axes, as a `float`; True is 1.
+
+    None for anything else.
+
+    Example:
+        >>> from decimal import Decimal
+        >>> as_float(Decimal("0.5")), as_float(True), as_float("1")
+        (0.5, 1.0, None)
+    """
+    found = without_class(value)
+    return float(cast(Any, found)) if isinstance(found, Number) and not isinstance(found, complex) else None
+
+
+def without_class(value: object) -> Any:
+    """Return a number or truth value of numpy, or of a tensor without axes, as Python's own; any other value as it is.
+
+    Example:
+        >>> without_class("text")
+        'text'
+    """
+    found: Any = value
+    single = getattr(found, "ndim", None) == 0 and callable(getattr(found, "item", None))
+    return found.item() if single else found

@@ -52,9 +52,8 @@ from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
 from dspyer.errors import BudgetError, OpenRunError
 from dspyer.events import Asked, AttemptFailed, Committed, Emitted, NodeFailed, NodeStarted, Question, RunStarted, Token
-from dspyer.extend import Event, FrozenList, thaw
+from dspyer.extend import Event, FrozenList, is_within, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import is_within, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.redaction import Redactor
 from dspyer.runtime.session import Session
