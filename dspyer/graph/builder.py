@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -573,15 +572,17 @@ class Graph:
         declared = Declarations(
             self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
         )
-        graph, modules = compile_graph(declared, max_steps, Retry.from_option(retry), [*of_graph, *given])
-        warn_of_shadowed(graph.name, graph.outputs or ())
-        graph = replace(
-            graph,
+        graph, modules = compile_graph(
+            declared,
+            max_steps,
+            Retry.from_option(retry),
+            [*of_graph, *given],
             answer=answer_source(answers),
             max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )
+        warn_of_shadowed(graph.name, graph.outputs or ())
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))
