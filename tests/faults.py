@@ -174,14 +174,6 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/messages/test_messages_field.py", "tests/messages"),
     ),
     Fault(
-        name="large_state_cannot_shrink",
-        file="dspyer/schema/limits.py",
-        old="if size <= limit.max_bytes or size <= state_size(before):",
-        new="if size <= limit.max_bytes:",
-        loss="A state that is above a new limit could not be made smaller step by step: each write is refused.",
-        tests=("tests/schema/test_state_limit.py", "tests/schema"),
-    ),
-    Fault(
         name="idempotency_key_same_in_all_runs",
         file="dspyer/nodes/attempt.py",
         old='text = "\\n".join((self.host.root, *place))',
