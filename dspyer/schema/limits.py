@@ -14,11 +14,10 @@ from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer
 from dspyer.values import json as encoding
-from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
+from dspyer.values.frozen import FrozenDict, FrozenList, RecentFindings, measured_size, store_size
 from dspyer.values.scalars import is_number
 
 Full = Literal["refuse", "drop_oldest"]
-_KEPT_SETS = 64  # number of sets whose sizes are remembered
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
@@ -132,30 +131,8 @@ def size_of(value: Any) -> int:
     return known
 
 
-class _Sizes:
-    """Sizes of the sets measured last, by `id`: a frozenset has no attribute to store it in.
-
-    The set itself is kept with its size, so that its `id` cannot be that of another one. When the young half is full,
-    the old half is dropped.
-    """
-
-    def __init__(self) -> None:
-        self.young: dict[int, tuple[Any, int]] = {}
-        self.old: dict[int, tuple[Any, int]] = {}
-
-    def get(self, value: Any) -> int | None:
-        """Return the size of a set; None if it is not known."""
-        found = self.young.get(id(value)) or self.old.get(id(value))
-        return None if found is None else found[1]
-
-    def put(self, value: Any, size: int) -> None:
-        """Remember the size of a set."""
-        if len(self.young) >= _KEPT_SETS // 2:
-            self.old, self.young = self.young, {}
-        self.young[id(value)] = value, size
-
-
-_set_sizes = _Sizes()
+# A frozenset has no attribute to store its size in.
+_set_sizes: RecentFindings[int] = RecentFindings()
 
 
 def size_if_known(value: Any) -> int | None:
