@@ -40,8 +40,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque Schema check_thread_name json",
     "archive.archived_thread": (
-        "Bounds GraphPicture HistoryReader Moment RunPath ThreadReader cancellation_count count_stats describe_run "
-        "draw_svg drawn_graph first_version is_alive json record_of run_in_thread run_of write_page"
+        "Bounds GraphPicture HistoryReader Moment RecordedCalls RunPath ThreadReader cancellation_count count_stats "
+        "describe_run draw_svg drawn_graph first_version is_alive json record_of run_in_thread run_of write_page"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (

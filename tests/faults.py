@@ -224,7 +224,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="graph_retry_counts_twice",
         file="dspyer/graph/compile.py",
-        old="retry = None if node.look.inner else of_graph",
+        old="retry = None if node.runs_graph else of_graph",
         new="retry = of_graph",
         loss="compile(retry=3) would retry a whole inner graph as well as its nodes: nine attempts instead of three.",
         tests=("tests/nodes/test_retries.py", "tests/nodes"),

@@ -441,7 +441,7 @@ def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[La
         retry = options.retry
         # The nodes of a graph inside have their own policy: to retry it as a whole would repeat what has succeeded.
         if isinstance(retry, OfGraph):
-            retry = None if node.look.inner else of_graph
+            retry = None if node.runs_graph else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
@@ -464,7 +464,7 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
-        if node.look.inner and name not in checks:
+        if node.runs_graph and name not in checks:
             inside[name] = parts.modules[name]
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
