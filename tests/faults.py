@@ -174,6 +174,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/messages/test_messages_field.py", "tests/messages"),
     ),
     Fault(
+        name="updates_pass_a_limit",
+        file="dspyer/schema/fields.py",
+        old="new = self.limit.enforce(self.name, current, update, new, self.reducer)",
+        new="pass",
+        loss="A field with a limit would grow beyond it with each update, until nothing can hold or send it.",
+        tests=("tests/schema/test_limits.py", "tests/schema"),
+    ),
+    Fault(
         name="idempotency_key_same_in_all_runs",
         file="dspyer/nodes/attempt.py",
         old='text = "\\n".join((self.host.root, *place))',
