@@ -30,7 +30,6 @@ from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
-from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
 from dspyer.values import json as encoding
@@ -263,8 +262,6 @@ def explain(graph: GraphSpec) -> str:
     lines = [f"graph {graph.name}: {len(graph.nodes)} nodes"]
     lines.append(f"  inputs: {', '.join(inputs) or 'none'}")
     lines.append(f"  outputs: {outputs}")
-    if topology.schema.state_limit is not None:
-        lines.append(f"  limit: the state holds at most {kilobytes(topology.schema.state_limit.max_bytes)}")
     labels = _joined(_router_labels(graph))  # by source and target
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
