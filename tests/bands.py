@@ -28,8 +28,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (
-        "Bounds HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version is_alive json "
-        "record_of run_in_thread run_of"
+        "Bounds HistoryReader Moment RecordedCalls ThreadReader cancellation_count drawn_graph first_version "
+        "is_alive json record_of run_in_thread run_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
@@ -59,7 +59,7 @@ NOT_YET: dict[str, str] = {
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
-    "migrate.channels": "CopyOnRead SCALARS classes_in is_rebuildable mentions message_list",
+    "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (
