@@ -81,9 +81,8 @@ NOT_YET: dict[str, str] = {
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (
-        "Gather MISSING MapOptions Within build_module build_subgraph each_update execute_item fits "
-        "function_finder in_rollout item_script part_script publish_end publish_start recorded resets shown_type "
-        "step_count take_steps"
+        "Item MISSING MapOptions Within build_module build_subgraph each_update fits function_finder in_rollout "
+        "resets results_of shown_type step_count take_steps"
     ),
     "serve.agui_events": "Redactor Session THOUGHT call_text last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",
