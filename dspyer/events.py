@@ -76,7 +76,6 @@ class Commit(JsonRecord):
     failed_attempts: tuple[Failure, ...] = ()
     cached: bool = False
 
-    @property
     def is_manual(self) -> bool:
         """Return whether no node made it: `thread.update` did. Its id is that of the commit before it, with `+1`."""
         # Few ids are parsed: most have no "+".

@@ -15,16 +15,14 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "ARGS value_in",
     "agents.tool_action": (
-        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction "
-        "with_valid_text"
+        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph PROBLEMS RESERVED_KEYS asks_module build_finder found_problems giving modules_text "
         "permitted problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
-        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of "
-        "signature_of_module"
+        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of signature_of_module"
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (

@@ -377,7 +377,7 @@ def _lost_updates(call: Call) -> dict[str, str]:
         return {}
     join = session.run.log[position.head]
     # A commit made by hand after the join has no conflicts of its own, and hides none.
-    while join.commit.is_manual and join.parents:
+    while join.commit.is_manual() and join.parents:
         join = session.run.log[join.parents[0]]
     found: dict[str, list[str]] = {}
     for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL.name]:

@@ -146,7 +146,7 @@ class ThreadReader:
         if len(parents) != 1:
             return NOTHING_SENT
         found = self.entry(parents[0])
-        while found.commit.is_manual and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
+        while found.commit.is_manual() and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
             found = self.entry(found.commit.parents[0])
         return sent_along(found.commit, found.sends, path)
 

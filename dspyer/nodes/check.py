@@ -249,7 +249,7 @@ class CheckedCommit(NamedTuple):
         """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
         commit = entry.commit
         parent = entry.parents[0] if entry.parents else -1
-        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, commit.is_manual)
+        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, commit.is_manual())
 
 
 class Repair(NamedTuple):

@@ -292,7 +292,7 @@ class Item:
         self.recorded: Any = attempt.recorded_result()
 
     def place(self, number: int) -> str:
-        """Where an attempt is, for the notes of its errors."""
+        """The place of an attempt, for the notes of its errors."""
         raise NotImplementedError
 
     def made(self) -> Script[Any]:
@@ -306,7 +306,7 @@ class Item:
         return result
 
     def failed(self, error: BaseException, number: int) -> Script[Any]:
-        """What stands for its result."""
+        """The value that stands for its result."""
         raise NotImplementedError
 
     def script(self) -> Script[object]:
@@ -328,7 +328,7 @@ class Item:
                 raise
             # What led to a failure is no step towards the result: an optimizer would learn from it.
             attempt.host.lose_steps(attempt, number, take_steps(steps))
-            return (yield from self.failed(unwrap_stop_iteration(error), number))
+            return (yield from self.failed(error, number))
         self._publish_end(None)
         return (yield from self.ended(result, steps))
 
@@ -395,7 +395,7 @@ class MapItem(Item):
         self.may_fail = node.mapped.failures is not None
 
     def place(self, number: int) -> str:
-        """Where an attempt is, for the notes of its errors."""
+        """The place of an attempt, for the notes of its errors."""
         count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
         return f"in {self.node.mapped.over}[{self.index}] of the map {self.node.name!r} ({count})"
 
@@ -407,9 +407,10 @@ class MapItem(Item):
         return result
 
     def failed(self, error: BaseException, number: int) -> Script[FailedItem]:
-        """What stands for its result."""
+        """The value that stands for its result."""
         yield from ()
-        return FailedItem(self.index, self.call.context.delegate.failure(error, number), error)
+        failure = self.call.context.delegate.failure(unwrap_stop_iteration(error), number)
+        return FailedItem(self.index, failure, error)
 
 
 def result_of(reply: Reply, node: MapNode) -> object:

@@ -170,7 +170,7 @@ class WrittenValues:
         """Adds the values and decisions of one commit."""
         if len(entry.parents) > 1:
             return self._join(entry)
-        if entry.parents and entry.commit.is_manual:  # given, as inputs are
+        if entry.parents and entry.commit.is_manual():  # given, as inputs are
             before = self._positions[entry.parents[0]]
             current = {field: value for field, value in before.current.items() if field not in entry.commit.patch}
             return before._replace(current=current)

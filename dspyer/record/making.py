@@ -545,7 +545,7 @@ class _Maker:
             fields["kind"] = "start"
         elif node.startswith(JOIN) or (fields.get("commit") and len(fields["after"]) > 1):
             fields["kind"] = "join"
-        elif (commit := fields.get("commit")) and (commit.is_manual or (not fields["after"] and commit.step == 0)):
+        elif (commit := fields.get("commit")) and (commit.is_manual() or (not fields["after"] and commit.step == 0)):
             fields["kind"] = "edit"
         else:
             fields["kind"] = graph.kind(node)

@@ -340,7 +340,7 @@ def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -
     behind = [entry.commit for entry in log if labels[entry.commit.id] != own]
     if not rows.run.header.get("continues") or not behind:
         return None
-    edits = [entry.commit for entry in log[len(behind) : len(behind) + 1] if entry.commit.is_manual]
+    edits = [entry.commit for entry in log[len(behind) : len(behind) + 1] if entry.commit.is_manual()]
     last = behind[-1].id
     return Origin(labels[last], full_id(labels[last], last), tuple(edits[0].patch) if edits else ())
 

@@ -371,7 +371,7 @@ class ReadSources:
                 for field in entry.commit.patch
             }
         node = self._graph.nodes.get(entry.commit.node)
-        if node is None or entry.commit.is_manual:  # of START, or of a person: nothing was read
+        if node is None or entry.commit.is_manual():  # of START, or of a person: nothing was read
             return {}
         (head,) = entry.parents
         # What a `Send` brought stands before the state: the node has read that value, and not the one of the field.
@@ -403,7 +403,7 @@ class ReadSources:
         of = -1 if check is None else check.visit_at(self._log, head).of
         if check is None or of < 0:
             sender = head
-            while self._log[sender].commit.is_manual:  # edits stand between; the route is that of a node
+            while self._log[sender].commit.is_manual():  # edits stand between; the route is that of a node
                 (sender,) = self._log[sender].parents
             return {name: {sender} for name in names}
         found = self._node(of)

@@ -70,7 +70,7 @@ class Log(Protocol):
 
 def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
     """Values that a `Send` brings to the execution that follows some commits on the branch at `path`."""
-    while len(parents) == 1 and log[parents[0]].commit.is_manual:  # it changes the state, and sends nothing
+    while len(parents) == 1 and log[parents[0]].commit.is_manual():  # it changes the state, and sends nothing
         parents = log[parents[0]].parents
     return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
 
@@ -271,7 +271,7 @@ def lineage_counts(log: Log, head: int) -> LineageCounts:
     counts: dict[Any, Any] = {}
     for index in ancestry(log, [head]):
         commit = log[index].commit
-        if not commit.is_manual:
+        if not commit.is_manual():
             counts[commit.node] = counts.get(commit.node, 0) + 1
         counts.update(extra_counts(commit, counts.get))
     return LineageCounts().update(counts)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 import dspy
 
 from dspyer import DELETE, Failure, ImmutableState, Replace
-from dspyer.errors import (
+from dspyer.errors import unwrap_stop_iteration, (
     NodeOutputError,
     brief,
     list_names,
@@ -225,7 +225,7 @@ class _Trial(Item):
         self.node, self.of_tree, self.steps = node, place, 0
 
     def place(self, number: int) -> str:
-        """Where an attempt is, for the notes of its errors."""
+        """The place of an attempt, for the notes of its errors."""
         return f"in the trial {self.of_tree.name!r} of the search {self.node.name!r}, attempt {number}"
 
     def ended(self, result: Any, steps: int) -> Script[Any]:
@@ -240,11 +240,12 @@ class _Trial(Item):
 
     def failed(self, error: BaseException, number: int) -> Script[Any]:
         """The entry of a trial that failed, recorded."""
-        assert isinstance(error, Exception)
+        raised = unwrap_stop_iteration(error)
+        assert isinstance(raised, Exception)
         attempt = self.call.context.delegate
         # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
-        attempt.host.hold_error(self.of_tree.number, error)
-        entry = self._entry(TrialChange({}, {}), None, True) | {"failure": attempt.failure(error, number)}
+        attempt.host.hold_error(self.of_tree.number, raised)
+        entry = self._entry(TrialChange({}, {}), None, True) | {"failure": attempt.failure(raised, number)}
         result = freeze(entry, (TRIALS, self.index))
         yield from self.record(attempt, result)
         return result
