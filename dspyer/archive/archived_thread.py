@@ -26,7 +26,7 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
-from dspyer.record.stored import drawn_graph, record_of, run_of
+from dspyer.record.stored import RecordedCalls, drawn_graph, record_of, run_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count
@@ -62,6 +62,7 @@ class ArchivedThread:
         self.name = name
         self._reader = reader
         self._thread_reader = ThreadReader(reader, name)
+        self._calls = RecordedCalls(reader, name)
         self._readers: dict[str, ThreadReader] = {}
 
     def info(self, run: str | None = None) -> RunInfo:
@@ -171,7 +172,7 @@ class ArchivedThread:
         Raises:
             LookupError: if there is no such commit or execution.
         """
-        return self._thread_reader.lm_calls(commit)
+        return self._calls.of(self._thread_reader.id_of(commit))
 
     def _drawn(self, run: str | None) -> Record:
         """The record of a run with its graph; raises if it has none, or one that cannot be read."""
