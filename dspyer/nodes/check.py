@@ -199,7 +199,7 @@ def asks_module(finder: Node) -> bool:
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
     """The findings of a finder, not yet validated."""
     value = found.updates.get(into, DELETE)
-    if value is DELETE and finder.look.inner:  # a graph gives what has changed: the list is still its default
+    if value is DELETE and finder.runs_graph:  # a graph gives what has changed: the list is still its default
         field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
         value = None if field is None else field.fixed_default
     return thaw(value)
@@ -319,7 +319,7 @@ class FinderNode(Node):
     @property
     def look(self) -> Look:
         """The look in pictures."""
-        return Look("check", self.kind, inner=self.inner.look.inner)
+        return Look("check", self.kind)
 
     def script(self, call: Call) -> Script[Reply]:
         """Find the problems, and decide."""

@@ -208,7 +208,7 @@ def _node_facts(node: Node, program: Any) -> dict[str, Any]:
     }
     if (mapped := node.mapped) is not None:
         facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
-    if node.look.inner:
+    if node.runs_graph:
         facts["graph"] = graph_facts(getattr(program, node.name))
     if node.programs:
         bound = getattr(program, node.name)

@@ -68,7 +68,7 @@ def _program_of(held: Any, node: Node, execution: str) -> Any:
 
     A function that calls several programs under keys of its own does not say which of them it has called.
     """
-    if node.look.inner:
+    if node.runs_graph:
         return held
     key = next(reversed(Address.parse(execution).keys), "")
     if key in node.programs or len(node.programs) == 1:
