@@ -41,7 +41,7 @@ class Breakpoints(Layer):
     def __post_init__(self) -> None:
         # A frozen set, since the object is hashable and `surrounds` is asked for every node of every run.
         for option, given in (("before", self.before), ("after", self.after)):
-            names = (given,) if isinstance(given, str) else given
+            names: object = (given,) if isinstance(given, str) else given
             if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f'Breakpoints({option}={brief(given)}): give the names of nodes, {option}=["purge"]')
             object.__setattr__(self, option, frozenset(names))
