@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -533,6 +533,12 @@ class ExecutionRecords:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
+    def patches_inside(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what earlier processes have written besides the commits of the run's own graph."""
+        yield from (post.patch for posts in self.posts.values() for post in posts.values())
+        for scope, rows in self._commits.items():
+            yield from patches_in(rows if scope else (), *self.fetch_and_decode)
+
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
@@ -636,6 +642,15 @@ class ExecutionRecords:
             except IndexError:  # another thread has taken the last one since the check
                 break
         return rows
+
+
+def patches_in(rows: Iterable[Row], fetch: Fetch, decode: DecodeValue) -> Iterator[Mapping[str, Any]]:
+    """Yield the patches of the rows that have one; what cannot be read is left out, since it is shown nowhere."""
+    for row in rows:
+        if row.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
+            with suppress(Exception):
+                record: Any = RECORDS[row.kind].read(row, fetch, decode)
+                yield record.patch or {}
 
 
 def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:
