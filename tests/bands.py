@@ -86,7 +86,7 @@ NOT_YET: dict[str, str] = {
         "FALLBACK arun_script clock estimate_tokens is_number is_whole_number responses_asked retry_after "
         "run_script token_counts"
     ),
-    "migrate.channels": "CopyOnRead FrozenList SCALARS classes_in is_rebuildable mentions message_list",
+    "migrate.channels": "CopyOnRead FrozenList RecentFindings SCALARS classes_in is_rebuildable mentions message_list",
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (

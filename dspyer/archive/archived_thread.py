@@ -108,12 +108,14 @@ class ArchivedThread:
 
     def state(self, run: str | None = None) -> ImmutableState:
         """The last state that all branches of a run shared: how the run has left it; `run` as in `info`."""
+        # Versions of a run that a rerun has replaced count along that run: those of the thread are other commits.
+        reader = self._thread_reader if run is None else self._reader_of(self._listed(run))
         commits = self.history(run=run, newest=True, count=50)
         if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
-            self.at(commits[0].id)
+            reader.at(commits[0].id)
             commits = self.history(run=run, newest=True)
         version = next((commit.version for commit in commits if commit.version is not None), None)
-        return ImmutableState({}) if version is None else self.at(version)
+        return ImmutableState({}) if version is None else reader.at(version)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit, by its version or id."""

@@ -287,12 +287,12 @@ class History:
         commit = reader.commit(record, name, self._ids(heads))
         if row.kind in (RowKind.JOIN, RowKind.MERGE):
             after = apply(state, record.made)
-            commit = schema.with_sizes(commit, state, record.made, after, folded=False)
+            commit = schema.with_sizes(commit, record.made, after)
             winners = self._winners(run, record, heads)
             return LogEntry(commit, after, tuple(heads), _NO_COUNTS, winners, record.plain_conflicts())
         patch = record.patch or {}
         after = schema.replay(state, patch, record.made)
-        commit = schema.with_sizes(commit, state, patch, after)
+        commit = schema.with_sizes(commit, patch, after)
         return LogEntry(commit, after, tuple(heads), _NO_COUNTS, sends=record.sent)
 
     def _winners(self, run: _AddedRun, record: CommitRow, heads: list[int]) -> dict[KeyPath, int]:

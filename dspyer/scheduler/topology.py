@@ -471,15 +471,17 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
     for edge in facts.edges:
         if edge.into is not None:
             failures.setdefault(edge.source, set()).add(edge.into)
+    folded = set(facts.folded)
     for number, node in enumerate(facts.nodes):
-        for field in {*(facts.writes[node] or ()), *failures.get(node, ())} - {*facts.folded}:
+        for field in {*(facts.writes[node] or ()), *failures.get(node, ())} - folded:
             writers[field] = writers.get(field, 0) | 1 << number
     contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}  # more than one bit
-    if not contested:
+    forks = [groups for groups in facts.forks.values() if len(groups) > 1]
+    if not contested or not forks:
         return
     reported: set[tuple[str, str, str]] = set()
     after = _writers_after(facts, rounds, contested)
-    for groups in facts.forks.values():
+    for groups in forks:
         for left, right in _pairs(groups):
             mine, other = after.get(left, 0), after.get(right, 0)
             # What both sides reach comes after their join, so it is parallel to neither.

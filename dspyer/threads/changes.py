@@ -372,7 +372,6 @@ def _validated(
         update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
     else:
         update, after = schema.commit(state, patch, node=author, commit_id=commit_id)
-    schema.check_state_limit(None if new_thread else author, state, update, after)
     return update, after
 
 
@@ -486,7 +485,6 @@ def _merge_lineages(history: History, left: int, right: int, name: str, deciding
     join = Join(log, name, history.reader.schema, deciding, len(log))
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
-        join.check_state_limit(merged)
     except JoinFailedError as raised:
         raise raised.error from None
     ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
@@ -503,7 +501,6 @@ def _merge_states(
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
     patch = _patch_between(schema, left, merged)
-    schema.check_state_limit("merge", left, patch, merged)
     return MergeResult(patch, merged)
 
 

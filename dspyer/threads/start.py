@@ -250,7 +250,6 @@ class StoredThread:
         patch, _ = schema.begin(adapted.state, inputs, keep=keep, commit_id=full_id(label, FIRST))
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
-        schema.check_state_limit(None, head.state, patch, state)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
         header = self.run_header(head, head.next_version)
