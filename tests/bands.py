@@ -5,7 +5,7 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "CheckedCommit FinderNode PROBLEMS Repair TURN build_finder facts_around giving into_problems set_apart"
+        "FinderNode PROBLEMS Repair TURN build_finder facts_around giving into_problems set_apart"
     ),
     "agents.conversation": "ARGS EMPTY TURN check_chat without_none",
     "agents.loop": "PROBLEMS compiled literals members",
@@ -15,24 +15,26 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "ARGS value_in",
     "agents.tool_action": (
-        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
+        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph PROBLEMS RESERVED_KEYS asks_module build_finder found_problems giving modules_text "
         "permitted problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
-        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of signature_of_module"
+        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of "
+        "signature_of_module"
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (
         "Bounds HistoryReader Moment RecordedCalls ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive json record_of run_in_thread run_of"
+        "is_alive record_of run_in_thread run_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader OpenRow RowKind current_status encode failures_in is_readable "
-        "questions_at read_run rows_through run_label sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_in questions_at read_run rows_through "
+        "run_label sum_usage"
     ),
     "cli.programs": "decode_update encode",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",

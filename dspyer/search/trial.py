@@ -21,10 +21,11 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 import dspy
 
 from dspyer import DELETE, Failure, ImmutableState, Replace
-from dspyer.errors import unwrap_stop_iteration, (
+from dspyer.errors import (
     NodeOutputError,
     brief,
     list_names,
+    unwrap_stop_iteration,
 )
 from dspyer.extend import (
     Built,
