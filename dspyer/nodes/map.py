@@ -74,10 +74,7 @@ class MapNode(Node):
         """Call the inner node once per item, as many at once as the runner allows."""
         items = self._items(call)
         tolerance = None if self.mapped.failures is None else Tolerance(self, items)
-        results = yield from results_of(items, call, self.mapped.max_concurrency, tolerance)
-        if tolerance is not None:
-            tolerance.raise_if_lost()
-        return self._reply(results)
+        return self._reply((yield from results_of(items, call, self.mapped.max_concurrency, tolerance)))
 
     def _items(self, call: Call) -> list[MapItem]:
         over, name = self.mapped.over, self.mapped.item
@@ -377,12 +374,14 @@ class Item:
 
 
 def results_of(
-    items: Sequence[Item], call: Call, max_concurrency: int | None = None, rule: StartRule | None = None
+    items: Sequence[Item], call: Call, max_concurrency: int | None = None, tolerance: Tolerance | None = None
 ) -> Script[list[Any]]:
     """The results of items in their order, as many made at once as the runner allows."""
     # Items with a recorded result are not called again: a resume pays only for those that are missing.
     fresh = [item for item in items if item.recorded is MISSING]
-    made = iter((yield Gather([item.script() for item in fresh], max_concurrency, rule), call))
+    made = iter((yield Gather([item.script() for item in fresh], max_concurrency, tolerance), call))
+    if tolerance is not None:  # before results are counted: of a map that is lost, some are missing
+        tolerance.raise_if_lost()
     return [next(made) if item.recorded is MISSING else item.recorded for item in items]
 
 
