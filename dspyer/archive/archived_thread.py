@@ -28,14 +28,8 @@ from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
 from dspyer.record.stored import RecordedCalls, drawn_graph, record_of, run_of
 from dspyer.stores.base import ListedRun, Point
-from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
-
-
-def state_dict(state: ImmutableState) -> dict[str, Any]:
-    """The JSON form of a state, by field."""
-    return {name: encoding.encode(value) for name, value in state.raw_items()}
 
 
 @shows_removed
