@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -174,8 +173,8 @@ class Graph:
             if node is not None:
                 raise GraphError("add_node takes a name and a node: write add_node('search', search)")
             name, node = node_name(name), name
-        check_name(name, self._nodes)
         if node is None:
+            check_name(name, self._nodes)  # a wrong name is told first
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         return self._add(
             name,
@@ -570,15 +569,17 @@ class Graph:
         declared = Declarations(
             self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
         )
-        graph, modules = compile_graph(declared, max_steps, Retry.from_option(retry), [*of_graph, *given])
-        warn_of_shadowed(graph.name, graph.outputs or ())
-        graph = replace(
-            graph,
+        graph, modules = compile_graph(
+            declared,
+            max_steps,
+            Retry.from_option(retry),
+            [*of_graph, *given],
             answer=answer_source(answers),
             max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )
+        warn_of_shadowed(graph.name, graph.outputs or ())
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

@@ -237,9 +237,12 @@ def check_limits(**limits: object) -> None:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
 
 
+_OF_PREDICTIONS = frozenset(dir(dspy.Prediction))
+
+
 def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
     """Warn of outputs that methods of `dspy.Prediction` hide. To be called by `Graph.compile` itself."""
-    shadowed = sorted(set(outputs) & set(dir(dspy.Prediction)))
+    shadowed = sorted(_OF_PREDICTIONS.intersection(outputs))
     if shadowed:
         warnings.warn(
             f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "

@@ -8,7 +8,6 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, cast
@@ -17,7 +16,7 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id
-from dspyer.log.execution_records import ExecutionRecords
+from dspyer.log.execution_records import ExecutionRecords, patches_in
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -42,8 +41,6 @@ from dspyer.log.reader import (
     read_runs,
 )
 from dspyer.log.rows import (
-    COMMITS,
-    RECORDS,
     CommitRow,
     EndRow,
     ResumeRow,
@@ -539,11 +536,8 @@ def thread_redactor(
         return None
     redactor = Redactor(redaction, dict(load().raw_items()))
     for run in read_runs(reader.store, [row.head], row.root):
-        for written in run.rows:
-            if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
-                with suppress(Exception):  # what cannot be read is shown nowhere
-                    record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
-                    redactor.learn_patch(record.patch or {})
+        for patch in patches_in(run.rows, reader.fetch, reader.decode):
+            redactor.learn_patch(patch)
     return redactor
 
 

@@ -66,16 +66,8 @@ from dspyer.log.rows import DraftRow, LayerRow
 from dspyer.nodes.attempt import Attempt, AttemptHost, Peer, Together
 from dspyer.nodes.node import Call
 from dspyer.patch import SealedPatch, seal
-from dspyer.runtime.lineage_order import (
-    LoggedChecks,
-    LostSteps,
-    checks_in,
-    log_rejection,
-    trace_of,
-    trace_steps_of,
-    uncredited,
-    unfinished_branches,
-)
+from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
+from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
@@ -391,7 +383,15 @@ class Session(AttemptHost):
             return False
         if self.stop_signal.reason is None:
             return True
-        return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
+        return self.only_begins or (isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run))
+
+    @property
+    def only_begins(self) -> bool:
+        """Return whether the first commit of a run inside of a node is due, although a stop lets nodes finish.
+
+        It calls no node, and by it a resume knows that the node had begun.
+        """
+        return bool(self.ids.scope) and not len(self.run.log) and isinstance(self.stop_signal.error, RunStoppedError)
 
     @property
     def outermost(self) -> StopSignal:
