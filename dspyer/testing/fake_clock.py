@@ -115,11 +115,30 @@ class FakeClock(Clock):
         raise TimeoutError(f"only {len(left)} of {count} {kind!r} waited within {patience:g} s; what waits: {others}")
 
     def wall(self) -> float:
-        """Unix time: that of the system, moved as this clock was."""
+        """Unix time: that of the system, moved as this clock was.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time:
+            ...     before = time.wall()
+            ...     time.advance(60)
+            ...     round(time.wall() - before)
+            60
+        """
         return time.time() + self.now() - time.monotonic()
 
     def skips(self, seconds: float) -> bool:
-        """Note a pause, and let it pass if that is asked for; return whether it was."""
+        """Note a pause, and let it pass if that is asked for; return whether it was.
+
+        Args:
+            seconds: how long the pause is.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time:
+            ...     time.skips(5.0), time.pauses
+            (False, [5.0])
+        """
         self.pauses.append(seconds)
         if self.skips_pauses:
             self.advance(seconds)
@@ -130,6 +149,17 @@ class FakeClock(Clock):
         """A block in which `ring` is called when it is so late; yields the seconds of the real clock until then.
 
         They are below 0 if it is due already: then the clock was moved before this thread came to wait.
+
+        Args:
+            until: the time by `now`; None for never.
+            kind: what waits, as in `wait_for`.
+            ring: may be called in any thread.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time, time.alarm(time.now() - 1, "pause", print) as left:
+            ...     left
+            -1.0
         """
         if until is None:
             yield None
