@@ -173,8 +173,8 @@ class Graph:
             if node is not None:
                 raise GraphError("add_node takes a name and a node: write add_node('search', search)")
             name, node = node_name(name), name
-        check_name(name, self._nodes)
         if node is None:
+            check_name(name, self._nodes)  # a wrong name is told first
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         return self._add(
             name,

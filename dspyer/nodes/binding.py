@@ -153,9 +153,11 @@ def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextM
 
 
 def plan_templates(
-    modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
+    modules: Collection[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
 ) -> Templates:
     """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
+    if not (modules or options.computed or options.views):  # as of most nodes
+        return NO_TEMPLATES
     reads = None if names_read is None else names_read.values()
     names: dict[str, None] = {}
     written: list[tuple[tuple[str, ...], str]] = []  # what texts of the user name, and where

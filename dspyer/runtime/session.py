@@ -393,7 +393,15 @@ class Session(AttemptHost):
             return False
         if self.stop_signal.reason is None:
             return True
-        return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
+        return self.only_begins or (isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run))
+
+    @property
+    def only_begins(self) -> bool:
+        """Return whether the first commit of a run inside of a node is due, although a stop lets nodes finish.
+
+        It calls no node, and by it a resume knows that the node had begun.
+        """
+        return bool(self.ids.scope) and not len(self.run.log) and isinstance(self.stop_signal.error, RunStoppedError)
 
     @property
     def outermost(self) -> StopSignal:
@@ -570,7 +578,7 @@ class Session(AttemptHost):
     def ending(self) -> tuple[str, BaseException | None, tuple[Question, ...]]:
         """The status of the run when it ends, why it is not completed, and the questions that it waits for."""
         run, log = self.run, self.log
-        if log is not None and log.stopped_by_thread:
+        if log is not None and log.stopped_at is not None:
             return "stopped", RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME), ()
         if log is not None and log.error is not None:
             return "failed", log.error, ()
