@@ -87,14 +87,14 @@ NOT_YET: dict[str, str] = {
     "serve.agui_events": "Redactor Session THOUGHT call_text last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
-    "testing": "FakeClock",
+    "testing.fake_clock": "Clock Kind current set_clock",
     "testing.store_conformance": "Content blob_id json",
     "testing.store_processes": "blob_id",
     "testing.store_samples": "Content MAX_INLINE",
     "testing.units": (
-        "Answers Attempt AttemptHost Branch FakeClock Fields FieldsOrigin PersistentMap PriorHistory Router "
-        "RunViews answer_source build_node check_resources check_send condensed executing_here fake_clock first_of "
-        "given giving node_options plain_patch resources_of signature_of"
+        "Answers Attempt AttemptHost Branch Fields FieldsOrigin PersistentMap PriorHistory Router RunViews "
+        "answer_source build_node check_resources check_send condensed executing_here first_of given giving "
+        "node_options plain_patch resources_of signature_of"
     ),
     "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
 }
