@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import dspy
 
@@ -43,6 +43,7 @@ from dspyer.lm.not_public import (
 )
 from dspyer.lm.parameters import parameter_names
 from dspyer.lm.tracing import Executing, executing, executing_copy
+from dspyer.log.execution_records import LMCallLog
 from dspyer.log.rows import LMUsage, add_tokens, usage_of_calls
 
 # --- what an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows
@@ -432,17 +433,6 @@ FALLBACK = "fallback"
 """The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
 
 
-class CallLog(Protocol):
-    """A log that gets the calls that are to be stored."""
-
-    @property
-    def wants_texts(self) -> bool:
-        """Return whether it wants messages and responses."""
-
-    def add(self, call: LMCall) -> LMCall:
-        """Take a call to be written; return it as the run shows it."""
-
-
 class LMRecorder(Subscriber):
     """Records the LM calls of a run. May be used from several threads.
 
@@ -456,7 +446,7 @@ class LMRecorder(Subscriber):
         tracker: DSPy's usage tracker of the run.
     """
 
-    def __init__(self, log: CallLog | None = None, *, keeps_texts: bool = False) -> None:
+    def __init__(self, log: LMCallLog | None = None, *, keeps_texts: bool = False) -> None:
         self.log = log
         self.usages: list[LMCall] = []
         self.calls: list[LMCall] = []
@@ -565,21 +555,25 @@ def usage_of(calls: Sequence[LMCall], data: Mapping[str, list[Any]]) -> dict[str
     return found
 
 
-class LMWatcher(Subscriber):
-    """Passes on what each LM call has used, tokens and US dollars (None if no price is known), and keeps nothing."""
+Spent = tuple[int, float | None]
+"""What an LM call has used: tokens, and US dollars (None if no price is known)."""
 
-    def __init__(self, note: Callable[[int, float | None], object]) -> None:
+
+class LMWatcher(Subscriber):
+    """Passes on what each LM call has used, and keeps nothing."""
+
+    def __init__(self, note: Callable[[Spent], object]) -> None:
         self._note = note
 
     def ended(self, call: TappedCall) -> None:
         """Pass on what a call has used; a response from a cache costs nothing."""
-        self._note(sum(one.total for one in call.counts), call.cost)
+        self._note((sum(one.total for one in call.counts), call.cost))
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Pass on what the calls that a worker has made have used."""
         del program, nodes
         for call in calls:
-            self._note(call.tokens, call.cost)
+            self._note((call.tokens, call.cost))
 
 
 class RunUsage(UsageTracker):
@@ -591,10 +585,10 @@ class RunUsage(UsageTracker):
 
 
 @contextmanager
-def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
+def record_lm_calls(log: LMCallLog | None = None, *, keeps_texts: bool = False) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     tracker, around, before = dspy.settings.get(TRACKER), subscriber(LMRecorder), executing.get()
-    recorder = LMRecorder(log, keeps_texts=around is not None and around.wants_texts)
+    recorder = LMRecorder(log, keeps_texts=keeps_texts or (around is not None and around.wants_texts))
     place = executing_copy()
     executing.set(Executing())
     try:

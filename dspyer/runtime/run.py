@@ -31,7 +31,7 @@ from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
 from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_record import RunSource, record_of_run
+from dspyer.runtime.run_record import record_of_run
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
@@ -194,7 +194,7 @@ class Run:
         self._failures = run.failures
         self._depth = len(session.ids.scope)
         records = session.records
-        self._source = None if records.journal is None else RunSource.of(session)
+        self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
         self._kept = (records.items, records.questions, records.answers) if records.items or records.questions else None
         self._read_sources: ReadSources | None = None
@@ -677,7 +677,8 @@ class Run:
         return Fields(self._origin)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_origin": self._origin.copied()}  # which may refer to a store that no copy has
+        # A copy in another process has no store: it knows what this process knew of the run.
+        return {**vars(self), "_origin": self._origin.copied(), "_source": None}
 
     @cached_property
     def _writers(self) -> Writers:

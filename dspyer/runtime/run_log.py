@@ -16,7 +16,7 @@ from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
 from dspyer.log.journal import Head, Journal
-from dspyer.log.reader import SnapshotState, rows_of_part
+from dspyer.log.reader import HistoryReader, SnapshotState, rows_of_part
 from dspyer.log.rows import (
     COMMITS,
     NO_BLOBS,
@@ -27,11 +27,13 @@ from dspyer.log.rows import (
     commit_row,
     counted,
     end_row,
+    fingerprint_id,
     sum_usage,
 )
 from dspyer.nodes.node import Node
 from dspyer.runtime.request import Inside, RunIds, RunStart
 from dspyer.scheduler.schedule import RunState
+from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
@@ -167,6 +169,20 @@ class RunLog:
             next_version = run.first + len(run.log)
             head = Head(at, journal.epoch, model, last_run, run.trunk_state, next_version, journal.tail)
             journal.store.heads.put(journal.thread, head)
+
+    def source(self, schema: Schema) -> tuple[HistoryReader, str, Point] | None:
+        """The place where the run can be read, up to its last row: none while its end is not written.
+
+        The end is there if this run has written it, `t.stop()` has, or the run was read as it was stored.
+        """
+        journal = self.journal
+        ended = self.end_written or journal.epoch == 0
+        if self._inside or not (ended or self.stopped_by_thread):
+            return None
+        # The row of `t.stop()` is not counted in this process: it took the next number.
+        at = Point(journal.run, journal.seq - ended)
+        shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
+        return HistoryReader(journal.store, schema, self._records.fetch_and_decode[1], shape), journal.thread, at
 
     def written(self, run: RunState) -> list[Event]:
         """Marks a run as written; returns the events that waited for it."""
