@@ -217,9 +217,9 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         error,
         steps,
         dict(tracker.usage_data),
-        recorder.with_texts if call.wants_texts else tuple(recorder.usages),
+        tuple([kept if call.wants_texts else usage for usage, _, kept in recorder.made]),
         failures,
-        _nodes(run) if recorder.usages and run is not None else {},
+        _nodes(run) if recorder.made and run is not None else {},
         [one[before:] for one, before in zip(again, asked_before, strict=True)],
         sum([len(layer.called) for layer in call.options.layers if isinstance(layer, NodeCalls)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])

@@ -174,7 +174,7 @@ class Run:
         self.trace_steps = tuple(session.trace_steps(run))
         # What usage is computed from, and not the recorder, which code that was left running still adds to.
         self._counted: Counted = ((), {}) if recorder is None else recorder.counted()
-        self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
+        self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple([shown for _, shown, _ in recorder.made])
         self.duration = ended.duration
         self._ended = session.began[0] + ended.duration
         self._recorded = recorder is not None
