@@ -106,8 +106,9 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
         if session.events.queue is not None and not session.stopped:
             session.events.queue.wait_for_room()
         started = session.start_ready()
-        if session.log is not None and _must_not_start(session, started, _write(session, session.log)):
-            started = []
+        if session.log is not None:
+            _write(session, session.log)
+            started = _that_may_be_called(session, started)
         if len(started) == 1 and not threads.busy and not session.more_to_start:
             if not session.ids.called_in:
                 here.enter(session.ids.around + started[0].id, started[0].node)
@@ -134,8 +135,8 @@ def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) 
         cancel(reason)
 
 
-def _write(session: Session, log: RunLog) -> bool:
-    """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded.
+def _write(session: Session, log: RunLog) -> None:
+    """Writes the rows of everything since the last write, and publishes their events; stops the run if it fails.
 
     A run in a node that timed out and was left running writes nothing: `writing` raises.
     """
@@ -148,13 +149,12 @@ def _write(session: Session, log: RunLog) -> bool:
             log.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
         session.write_failed(log, error)
-        return False
     except BaseException:  # the handler of a signal
         if accepted:
             session.written(log)
         raise
-    session.written(log)
-    return True
+    else:
+        session.written(log)
 
 
 def _write_end(session: Session, log: RunLog) -> None:
@@ -235,12 +235,11 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             await session.events.queue.room()
         started = session.start_ready()
         if session.log is not None:
-            written = await _awrite(session, session.log)
+            await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
                 session.stop(CANCELLED)
-            if _must_not_start(session, started, written):
-                started = []
+            started = _that_may_be_called(session, started)
             if held_back:
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
@@ -268,7 +267,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             _settle(session, *await tasks.next())
 
 
-async def _awrite(session: Session, log: RunLog) -> bool:
+async def _awrite(session: Session, log: RunLog) -> None:
     accepted: list[bool] = []
     try:
         rows = log.new_rows(session.run)
@@ -276,13 +275,12 @@ async def _awrite(session: Session, log: RunLog) -> bool:
             await log.journal.awrite(rows, log.snapshot_state(session.run, rows), accepted=accepted)
     except DspyerError as error:
         session.write_failed(log, error)
-        return False
     except BaseException:  # Ctrl-C, while the store wrote on the event loop
         if accepted:
             session.written(log)
         raise
-    session.written(log)
-    return True
+    else:
+        session.written(log)
 
 
 async def _awrite_end(session: Session, log: RunLog) -> None:
@@ -317,13 +315,13 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
     session.finish(execution, transition if error is None else error, steps)
 
 
-def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
-    """Tell if the write failed or the run was stopped; then the executions are left open, and must not be called."""
-    if written and not session.stopped:
-        return False
+def _that_may_be_called(session: Session, started: list[Execution]) -> list[Execution]:
+    """The executions that have begun; none if the write failed or the run was stopped: then they are left open."""
+    if not session.stopped:
+        return started
     for execution in started:
         session.leave_open(execution)
-    return True
+    return []
 
 
 def _raise(error: BaseException) -> NoReturn:
