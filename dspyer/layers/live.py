@@ -396,8 +396,8 @@ class LivePosts(Layer):
         if not posts and attempt.live_cursor is None:
             return None
         with self.lock:
-            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field, the
-            # reads are those of earlier visits, since the next visit looks no further back than here.
+            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field,
+            # the reads are those of earlier visits, since the next visit looks no further back than here.
             reads = {} if output.targets is not None else self._cursor(attempt).reads
         if not posts and not reads:
             return None

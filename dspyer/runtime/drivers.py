@@ -514,13 +514,13 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
         raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
     state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
     if outputs is None:
-        outputs = tuple([name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])])
+        outputs = tuple([name for name, value in state.items() if name not in inputs or not same(value, inputs[name])])
     prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
     vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
     vars(prediction)[LINK] = link
-    outcome.predicted(session.ids.run_id, prediction)
+    outcome.predictions[session.ids.run_id] = prediction
     return prediction
 
 
@@ -528,10 +528,6 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
     """A run whose first commit sets the inputs."""
     patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
     return RunStart(start(topology), seal(patch), state, new_run_id(), label)
-
-
-def _differ(value: Any, before: Any) -> bool:
-    return value is not before and not same(value, before)
 
 
 def _completions(session: Session, outputs: dspy.Prediction) -> Any:

@@ -49,15 +49,12 @@ from dspyer.views import ViewRead, estimate_tokens
 ATTRIBUTE = "_dspyer_run"
 """The attribute of a prediction with its link. It is no field: DSPy keeps fields in a store of their own."""
 
-MakeRun = Callable[[dspy.Prediction], Any]
-"""Makes the `Run` of a prediction (a module of its own, which imports this one)."""
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class RunLink:
     """The run of a prediction, made when it is first asked for. Copies of the prediction share it."""
 
-    _make: MakeRun | None = None
+    _make: Callable[[dspy.Prediction], Any] | None = None
     _run: Any = None
     _lock: Any = field(default_factory=RLock)  # a run that is made sets itself
 
@@ -90,7 +87,8 @@ class KeptPrediction:
     __slots__ = ("_made", "_parts")
 
     def __init__(self, prediction: dspy.Prediction) -> None:
-        self._parts = _without_link(prediction)
+        self._parts: dict[str, Any] = vars(prediction).copy()  # at once: another thread may set attributes
+        self._parts.pop(ATTRIBUTE, None)
         self._made = weakref.ref(prediction)
 
     def of(self, run: Any) -> dspy.Prediction:
@@ -104,12 +102,6 @@ class KeptPrediction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptPrediction, (_prediction_of(self._parts),)
-
-
-def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
-    parts: dict[str, Any] = vars(prediction).copy()
-    parts.pop(ATTRIBUTE, None)
-    return parts
 
 
 def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:

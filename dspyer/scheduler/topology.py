@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -512,9 +513,8 @@ def _bits(nodes: int) -> Iterator[int]:
 
 
 def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    for i, group in enumerate(groups):
-        for other in groups[i + 1 :]:
-            yield from ((a, b) for a in group for b in other if a != b)
+    for group, other in combinations(groups, 2):
+        yield from ((a, b) for a in group for b in other if a != b)
 
 
 def check_reads(facts: GraphFacts) -> Iterator[str]:
