@@ -57,6 +57,10 @@ class SourceText:
             self._write = None  # only now: another thread may ask meanwhile
         return self._text
 
+    def get_source(self, _module: str) -> str:
+        """The text, as of a module loader: `linecache` asks for it whenever its cache was cleared."""
+        return str(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceText, (None, self.key, str(self))
 
@@ -75,13 +79,13 @@ def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> t
             'a -> b'
         <BLANKLINE>
     """
-    name = class_name(name)
-    key = base, name, text if isinstance(text, str) else text.key
+    name, text = class_name(name), SourceText(None, text, text) if isinstance(text, str) else text
+    key = base, name, text.key
     with _classes_lock:
         known = _classes.get(key)
         if known is not None:
             return known
-        module = _text_module(base, name, text, key[2])
+        module = _text_module(base, name, text)
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
         new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
@@ -103,27 +107,17 @@ def class_name(name: str) -> str:
     return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
 
 
-def _new_instance(base: type[dspy.Module], name: str, text: str | SourceText) -> dspy.Module:
+def _new_instance(base: type[dspy.Module], name: str, text: SourceText) -> dspy.Module:
     kind: Any = source_class(name, base, text)
     return kind.__new__(kind)
 
 
-class _TextLoader:
-    """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
-
-    def __init__(self, text: str | SourceText) -> None:
-        self.text = text
-
-    def get_source(self, _module: str) -> str:
-        return str(self.text)
-
-
-def _text_module(base: type, name: str, text: str | SourceText, key: str) -> types.ModuleType:
-    identity = f"{base.__module__}.{base.__qualname__}\n{key}"
+def _text_module(base: type, name: str, text: SourceText) -> types.ModuleType:
+    identity = f"{base.__module__}.{base.__qualname__}\n{text.key}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
-    module.__loader__ = _TextLoader(text)  # type: ignore[assignment]  # only `get_source` of a loader is called
+    module.__loader__ = text  # type: ignore[assignment]  # only `get_source` of a loader is called
     return module
 
 
