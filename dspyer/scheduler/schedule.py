@@ -311,17 +311,6 @@ class ReadyQueue:
     def __bool__(self) -> bool:
         return self._heap is not None
 
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, ReadyQueue) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # compares by value, and values of groups are not hashable
-
-    def __repr__(self) -> str:
-        return f"ReadyQueue.of({list(self)!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ReadyQueue.of, (list(self),)
-
 
 NOTHING_READY = ReadyQueue()
 

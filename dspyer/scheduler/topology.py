@@ -249,9 +249,6 @@ class Rounds:
             result[target] = (shared, at[max(shared - 1, 0) :])
         return result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rounds:
-        return self
-
 
 START = "START"
 END = "END"

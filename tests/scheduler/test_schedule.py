@@ -346,7 +346,7 @@ def test_a_run_is_a_value_that_pickles_at_every_step() -> None:
 def values(state: RunState) -> tuple[Any, ...]:
     return (
         list(state.log),
-        state.ready,
+        list(state.ready),
         dict(state.waiting.items()),
         dict(state.running.items()),
         state.positions.items(),
