@@ -151,11 +151,7 @@ def enable_warnings(module: dspy.Module) -> list[str]:
 
     Returns the paths of those that cannot, see `can_convert`.
     """
-    found = list(predictors_in(module))
-    for _, predictor in found:
-        if can_convert(predictor):
-            _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
+    return _convert_all(list(predictors_in(module)))
 
 
 def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
@@ -169,11 +165,7 @@ def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
         for path, predictor in predictors_in(module, graphs=True)
         if _history_fields(predictor) and "demo_turns" not in vars(predictor)
     ]
-    for _, predictor in found:
-        if can_convert(predictor):
-            vars(predictor)["demo_turns"] = turns
-            _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
+    return _convert_all(found, demo_turns=turns)
 
 
 def check_template(predictor: object) -> None:
@@ -181,6 +173,15 @@ def check_template(predictor: object) -> None:
     known: Any = predictor
     if isinstance(predictor, dspy.Predict) and "template" in vars(predictor):
         known.template.check(known.signature.instructions)
+
+
+def _convert_all(found: list[tuple[str, Any]], **attributes: object) -> list[str]:
+    """Prepares predictors, and sets attributes of them; returns the paths of those that cannot be prepared."""
+    for _, predictor in found:
+        if can_convert(predictor):
+            vars(predictor).update(attributes)
+            _convert(predictor)
+    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
 
 
 def _convert(predictor: Any) -> None:
