@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -194,6 +195,50 @@ def _from_root(reader: HistoryReader, rows: RunRows, root: Point | None) -> RunR
     if root is None or not rows.points or rows.points[-1] != root:
         return rows
     return rows._replace(snapshot=latest_snapshot(reader.store, root, reader.decode))
+
+
+class RecordedCalls:
+    """The LM calls of the executions of a thread.
+
+    The record that was read last is kept as long as its run gets no new row: most callers go on to the next step.
+    """
+
+    def __init__(self, reader: HistoryReader, thread: str) -> None:
+        self._reader, self._thread = reader, thread
+        self._last: tuple[object, Record | None] = None, None  # replaced as a whole: it needs no lock
+
+    def of(self, name: str) -> tuple[LMCall, ...]:
+        """The LM calls of an execution by its id, with those inside of it; without the label, one of the last run.
+
+        Raises:
+            LookupError: if there is no such execution.
+        """
+        address = Address.parse(name)
+        local = str(replace(address, run=""))
+        with suppress(ThreadError):  # no such thread or run
+            record = self._record(run_of(self._reader.store, self._thread, address.run or None))
+            for step in record.steps:
+                if step.id == name or (
+                    step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local
+                ):
+                    return record.calls(step.id)
+        raise LookupError(
+            f"thread {self._thread!r} has no commit {name!r}, and no execution of that id has failed, or made an LM "
+            "call: ids are those of thread.history(), and Failure.execution"
+        )
+
+    def _record(self, listed: ListedRun) -> Record:
+        known, record = self._last
+        key = listed.run.id, listed.last, listed.thread.root
+        if record is None or known != key:
+            record = record_of(self._reader, self._thread, listed.run.id)
+            self._last = key, record
+        return record
+
+
+def _local(name: str) -> str:
+    """The id of an execution within its run."""
+    return str(replace(Address.parse(name), run=""))
 
 
 def record_of_rows(

@@ -159,7 +159,7 @@ class TrialNode(Node):
     @property
     def look(self) -> Look:
         """The look in pictures."""
-        return Look("map", self.kind, inner=self.inner.look.inner)
+        return Look("map", self.kind)
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
