@@ -161,6 +161,8 @@ def record_of(
     if listed.last >= 0:
         at, root = Point(listed.run.id, listed.last), listed.thread.root
         rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
+        if status != "running" and ending_row(reversed(rows.rows)) is None:
+            status = "crashed"  # its end was pruned with its thread: what a copy keeps has none
     return record_of_rows(reader, thread, rows, status, listed.thread.root, None if redactor is None else redactor())
 
 

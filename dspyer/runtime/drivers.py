@@ -108,7 +108,7 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
         started = session.start_ready()
         if session.log is not None:
             _write(session, session.log)
-            started = _that_may_be_called(session, started)
+            started = _that_may_be_called(session, session.log, started)
         if len(started) == 1 and not threads.busy and not session.more_to_start:
             if not session.ids.called_in:
                 here.enter(session.ids.around + started[0].id, started[0].node)
@@ -239,7 +239,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             held_back = cancellation_count() > before
             if held_back:
                 session.stop(CANCELLED)
-            started = _that_may_be_called(session, started)
+            started = _that_may_be_called(session, session.log, started)
             if held_back:
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
@@ -315,9 +315,9 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
     session.finish(execution, transition if error is None else error, steps)
 
 
-def _that_may_be_called(session: Session, started: list[Execution]) -> list[Execution]:
+def _that_may_be_called(session: Session, log: RunLog, started: list[Execution]) -> list[Execution]:
     """The executions that have begun; none if the write failed or the run was stopped: then they are left open."""
-    if not session.stopped:
+    if not session.stopped or (session.only_begins and log.error is None):
         return started
     for execution in started:
         session.leave_open(execution)
