@@ -510,8 +510,12 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
     state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
     if outputs is None:
         # What is the same object is not compared: most inputs are.
-        given = [(name, value, inputs[name] if name in inputs else DELETE) for name, value in state.items()]
-        outputs = tuple([name for name, value, before in given if value is not before and not same(value, before)])
+        changed = [
+            name
+            for name, value in state.items()
+            if name not in inputs or (value is not inputs[name] and not same(value, inputs[name]))
+        ]
+        outputs = tuple(changed)
     prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
     vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
