@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import BranchPath, Exchange, Heard, LiveConflict, Posted
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.log.journal import NewRows
 from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
@@ -472,7 +473,7 @@ class LivePosts(Layer):
             how = "replace" if reducer is None else reducer.name
             post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
-                run.records.journal.write([post.row()])
+                run.records.journal.write(NewRows([post.row()]))
             update = buffer.add(post)
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
