@@ -307,6 +307,7 @@ def test_no_file_stem_is_there_twice() -> None:
 
 # A class in another file than its only subclass -> why it is not a part of that class.
 ONE_SUBCLASS: dict[str, str] = {
+    "clock.Clock": "a process has the real one; the subclass is that of tests",
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
     "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
@@ -389,7 +390,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("lm.tap", "'/' in lm.model"): "provider/model",
     ("lm.tap", "lm.model.split('/', 1)"): "provider/model",
     ("lm.source", "':' in text"): "the source of a lambda",
-    ("graph.checks", "'trunk:1'"): "an example",
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",
