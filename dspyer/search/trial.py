@@ -245,7 +245,8 @@ class _Trial(Item):
         assert isinstance(raised, Exception)
         attempt = self.call.context.delegate
         # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
-        attempt.host.hold_error(self.of_tree.number, raised)
+        if not self.of_tree.number:
+            attempt.host.first_trial_error = raised
         entry = self._entry(TrialChange({}, {}), None, True) | {"failure": attempt.failure(raised, number)}
         result = freeze(entry, (TRIALS, self.index))
         yield from self.record(attempt, result)
