@@ -553,6 +553,7 @@ def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]])
             taken.update(call.get("id") for call in calls)
     wanted, ids = list(given), list[str]()
     for place, given_id in enumerate(wanted):
+        # Derived, not random: a resumed turn has the ids that its results were stored under.
         numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
         free = (each for each in numbered if each not in taken and each not in wanted)
         ids.append(next(free) if given_id is None or given_id in taken else given_id)
