@@ -26,7 +26,7 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
-from dspyer.record.stored import drawn_graph, record_of, run_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count
@@ -62,6 +62,7 @@ class ArchivedThread:
         self.name = name
         self._reader = reader
         self._thread_reader = ThreadReader(reader, name)
+        self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
 
     def info(self, run: str | None = None) -> RunInfo:
@@ -78,7 +79,7 @@ class ArchivedThread:
         Raises:
             ThreadError: if there is no such run.
         """
-        return record_of(self._reader, self.name, run)
+        return self._records.record(run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""

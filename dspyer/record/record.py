@@ -13,17 +13,29 @@ from typing import Any, NamedTuple
 from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, StepQuestion, Wrote
-from dspyer.scheduler.lineage import LogEntry
+from dspyer.record.making import RecordStep, RunSteps, StepQuestion, Wrote
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
+from dspyer.values.frozen import FrozenDict
 
 FORMAT = 1
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
+
+
+class RunEnding(NamedTuple):
+    """How a run has ended, as far as it has; `damaged` says by place why rows cannot be read that say so."""
+
+    status: str
+    ended: float | None = None
+    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    failures: Sequence[Failure] = ()
+    failed: Sequence[Failure] = ()
+    damaged: Mapping[str, str] = FrozenDict()
 
 
 class Origin(NamedTuple):
@@ -74,8 +86,38 @@ class Record:
     origin: Origin | None = None
     hidden: tuple[Any, ...] | str | None = None
     lm_calls: str = "usage"
-    _log: Sequence[LogEntry] = field(default=(), repr=False)
     _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        steps: RunSteps,
+        ending: RunEnding,
+        run_id: str,
+        thread: str,
+        started: float,
+        hidden: Any,
+        lm_calls: str,
+        origin: Origin | None = None,
+    ) -> Record:
+        """The record of a run by what is known of it."""
+        label, failures = steps.label, ending.failures
+        return cls(
+            label or run_id,
+            run_id,
+            thread,
+            steps.graph,
+            ending.status,
+            started,
+            ending.ended,
+            ending.usage,
+            steps.make(ending.status, failures, ending.failed, ending.damaged),
+            tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in failures]),
+            origin,
+            tuple(hidden) if isinstance(hidden, list) else hidden,
+            lm_calls,
+            steps.earlier,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self.to_dict() == other.to_dict()
@@ -109,8 +151,8 @@ class Record:
         step = self.step(id)
         if step.status == "unreadable":
             raise StoreError(step.reason or "")
-        if id in self._places:
-            return self._log[self._places[id]].state
+        if step._state is not None:
+            return step._state
         if step.parent is not None:
             raise LookupError(
                 f"the step {id!r} is inside of {step.parent!r}: the states of graphs in nodes are not stored"
@@ -162,12 +204,6 @@ class Record:
     @cached_property
     def _by_id(self) -> Mapping[str, RecordStep]:
         return {step.id: step for step in self.steps}
-
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        """The log index of each commit of the run's own graph, by the id of its step."""
-        own = [step.id for step in self.steps if step.parent is None and step.commit is not None]
-        return dict(zip(own, range(len(self._log)), strict=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form. Values are in `values`, each once, under a hash of its JSON text.
