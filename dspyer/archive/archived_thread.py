@@ -76,6 +76,8 @@ class ArchivedThread:
     def record(self, run: str | None = None) -> Record:
         """A run as one value, as `Thread.record` gives it; `run` as in `info`.
 
+        Asked for again, it reads what was written since.
+
         Raises:
             ThreadError: if there is no such run.
         """

@@ -36,8 +36,11 @@ from dspyer import (
     live,
     reducers,
 )
+from dspyer.log.reader import read_run
 from dspyer.record import Record
+from dspyer.record.stored import RunReader, record_at, run_of
 from dspyer.stores import Memory, SQLite, open_store
+from dspyer.stores.base import Point
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
 
@@ -321,6 +324,28 @@ def test_all_readers_give_one_record_in_memory(seed: int) -> None:
 def test_all_readers_give_one_record_of_a_file(seed: int, tmp_path: Path) -> None:
     with closing(SQLite(tmp_path / "runs.db")) as store:
         law(seed, store)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reader_that_follows_a_run_has_the_record_of_a_new_reader(seed: int) -> None:
+    """After each row: what was made before is not made again, and says the same."""
+    store = Memory()
+    thread = program_of(seed, store).thread("t")
+    with dspy.context(lm=ScriptedLM(say)):
+        for _ in played(thread, seed):
+            pass
+    reader = Archive(store).thread("t")._reader
+    for run in store.runs("t"):
+        listed = run_of(store, "t", run.id)
+        followed, count = None, 0
+        for seq in range(listed.last + 1):
+            at = Point(run.id, seq)
+            if followed is None or not followed.read_on(listed._replace(last=seq)):
+                followed, count = RunReader(reader, "t", read_run(store, at)), count + 1
+            now, alone = followed.record(), record_at(reader, "t", at)
+            assert now == alone
+            assert [step._state for step in now.steps] == [step._state for step in alone.steps]
+        assert count <= 2  # the first commit is in the open row: its own one is read with it
 
 
 LEFT_OUT = ("started", "ended", "seconds", "waited", "at", "messages", "response", "traceback", "values", "thread")
