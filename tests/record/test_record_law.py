@@ -39,6 +39,7 @@ from dspyer import (
 from dspyer.log.reader import read_run
 from dspyer.record import Record
 from dspyer.record.stored import RunReader, record_at, run_of
+from dspyer.search import best_of
 from dspyer.stores import Memory, SQLite, open_store
 from dspyer.stores.base import Point
 from dspyer.testing import Prompt, ScriptedLM
@@ -71,7 +72,7 @@ class Parts:
         self.graph = Graph(Board, inputs=["q"], merge=self.rng.choice(["last_write_wins", "first_write_wins"]))
         self.number = 0
         makers = [self.plain, self.fork, self.loop, self.mapped, self.nested, self.agent, self.checked, self.asked]
-        makers += [self.flaky, self.handled, self.module, self.sends]
+        makers += [self.flaky, self.handled, self.module, self.sends, self.search]
         last = START
         for make in self.rng.sample(makers, 5):
             first, end = make()
@@ -153,6 +154,11 @@ class Parts:
         self.graph.add_node(name, dspy.Predict("q -> text"), writes=["text"])
         return name, name
 
+    def search(self) -> tuple[str, str]:
+        name = self.name("search")
+        self.graph.add_node(name, searching(self.rng.choice([1, 2])), reads=["q"], writes=["text"])
+        return name, name
+
     def checked(self) -> tuple[str, str]:
         name = self.name("draft")
         calls: list[int] = []
@@ -203,6 +209,26 @@ class Parts:
         return first, out
 
 
+class Trial(dspy.Module):  # type: ignore[misc]
+    """Asks an LM; the second of three trials fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("q -> text")
+        self.calls: list[int] = []
+
+    def forward(self, q: str) -> Any:
+        found = self.say(q=q)
+        self.calls.append(1)
+        if len(self.calls) % 3 == 2:
+            raise ValueError("the second")
+        return found
+
+
+def searching(per_round: int) -> Graph:
+    return best_of(Trial(), 3, lambda text: float(len(text)), per_round=per_round, writes=["text"])
+
+
 def look(what: str) -> str:
     """Looks something up."""
     if what == "odd":
@@ -228,7 +254,7 @@ def program_of(seed: int, store: Any) -> CompiledGraph:
 
 def answered(target: Any, run: Run) -> Run:
     while run.status == "interrupted":
-        run = target.resume({question.key: None if question.answer is None else True for question in run.questions})
+        run = target.resume({question.id: None if question.answer is None else True for question in run.questions})
     return run
 
 
