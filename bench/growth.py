@@ -117,28 +117,6 @@ def writing_under_a_limit(field: str, many: Callable[[int], Any], one: Callable[
     return measure
 
 
-class Whole(BaseModel):
-    """A mapping that nodes patch, and a list, in a graph with a limit on its state."""
-
-    table: dict[str, dict[str, str]] = {}
-    notes: Annotated[list[str], reducers.append] = []
-
-
-def looping_under_a_limit(size: int) -> float:
-    """A loop in a graph with a limit on its whole state, which holds much already."""
-
-    def node(ctx: Context) -> dict[str, Any]:
-        return {"table": {f"k{ctx.visit % size}": {"k": str(ctx.visit)}}, "notes": "v"}
-
-    graph = Graph(Whole, limit=limit(kb=10**6), inputs=["table", "notes"])
-    graph.add_node("node", node, writes=["table", "notes"]).add_edge(START, "node")
-    graph.add_conditional_edges("node", lambda ctx: "node" if ctx.visit < 10 * DELETED else END, ["node", END])
-    program = graph.compile()
-    run = program.run({"table": {f"k{n}": {"k": "v"} for n in range(size)}, "notes": Replace(["v"] * size)})
-    run.raise_error()
-    return run.commits[-1].ended / (10 * DELETED) - run.commits[1].started / (10 * DELETED)
-
-
 class Shared(BaseModel):
     """Live fields, and one that is not."""
 
@@ -217,7 +195,6 @@ ROWS: list[Growth] = [
         writing_under_a_limit("said", lambda n: [{"id": f"m{i}"} for i in range(n)], lambda n: {"id": f"new{n}"}),
         3,
     ),
-    Growth("a step beside N values, with a limit on the state", (100, 1_000, 10_000), looping_under_a_limit, 3),
     Growth("delete one of N threads, in memory", (100, 1_000, 10_000), deleting(lambda *_: Memory()), 3),
     Growth("delete one of N threads, in SQLite", (100, 1_000, 10_000), deleting(_sqlite), 3),
     Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),

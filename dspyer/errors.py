@@ -55,6 +55,7 @@ _T = TypeVar("_T")
 
 
 REMOVED: dict[str, str] = {
+    "Graph.__init__(limit=)": "Annotated[list[str], reducers.append, limit(kb=40)] for the fields that grow",
     "Graph.compile(interrupt_before=)": "compile(layers=[Breakpoints(before=['node'])])",
     "Graph.compile(interrupt_after=)": "compile(layers=[Breakpoints(after=['node'])])",
     "Graph.compile(max_calls=)": "compile(budget=Budget(node_calls=100)): the run stops, and resume() goes on",
@@ -65,6 +66,7 @@ REMOVED: dict[str, str] = {
     "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
     "GEPA.__init__(reuse=)": "optimize.GEPA(metric, ...): runs are made again, and DSPy's cache has their LM calls",
+    "Commit.size": "commit.sizes, of the fields with a limit, or state.sizes()",
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
     "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dspyer.errors import brief, error_text
+from dspyer.errors import brief, error_text, shows_removed
 from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import JsonRecord, Update, changed, encode, fast
@@ -27,6 +27,7 @@ register_value_type(Failure)  # so that a graph without a schema can store one i
 # --- records
 
 
+@shows_removed
 @fast
 @dataclass(frozen=True, slots=True)
 class Commit(JsonRecord):
@@ -49,7 +50,6 @@ class Commit(JsonRecord):
         live: what the node exchanged over live fields; None if nothing.
         calls: number of calls to predictors and to tools.
         sizes: bytes of the JSON form after the commit, for each field with a limit that it wrote.
-        size: bytes of the whole state after the commit, if the graph has `limit=`; None otherwise.
         failure: the failure after which the branch went along an error edge, or that a tool reported to its model; None
             for the commit of a node that returned.
         failed_attempts: the attempts that raised before this one.
@@ -72,7 +72,6 @@ class Commit(JsonRecord):
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
     sizes: Mapping[str, int] = FrozenDict()
-    size: int | None = None
     failure: Failure | None = None
     failed_attempts: tuple[Failure, ...] = ()
     cached: bool = False

@@ -12,14 +12,14 @@ import itertools
 import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, Generic, TypeVar, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, RecentFindings
 from dspyer.values.json import with_valid_text
 from dspyer.values.persistent import SMALL, PersistentMap
 
@@ -173,44 +173,11 @@ def _with_id(message: Any, new_id: str) -> Any:
 
 # --- the index of a list: the position of each id
 
-FoundT = TypeVar("FoundT")
 IdIndex = PersistentMap[Any, int]
 NO_IDS: IdIndex = PersistentMap()
-CACHED = 32  # lists in the cache
 
 
-class ListCache(Generic[FoundT]):
-    """The findings in the most recently used long lists: adding one message need not read the whole list again.
-
-    The key is the identity of a list, and an entry holds the list itself, so that no other object gets its identity.
-    There are two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock
-    is needed: two threads can at worst lose an entry, which is then made again.
-    """
-
-    def __init__(self) -> None:
-        self.young: dict[int, tuple[FrozenList[Any], FoundT]] = {}
-        self.old: dict[int, tuple[FrozenList[Any], FoundT]] = {}
-
-    def __len__(self) -> int:
-        return len(self.young) + len(self.old)
-
-    def get(self, messages: FrozenList[Any]) -> FoundT | None:
-        found = self.young.get(id(messages))
-        if found is None:
-            found = self.old.get(id(messages))
-            if found is not None:
-                self.put(messages, found[1])
-        return None if found is None else found[1]
-
-    def put(self, messages: FrozenList[Any], found: FoundT) -> None:
-        """Remembers what was found in a list, if the list is long."""
-        if len(messages) > SMALL:
-            if len(self.young) >= CACHED // 2:
-                self.old, self.young = self.young, {}
-            self.young[id(messages)] = messages, found
-
-
-index_cache: ListCache[IdIndex] = ListCache()
+index_cache: RecentFindings[IdIndex] = RecentFindings(least=SMALL + 1)
 
 
 def _index_of(messages: FrozenList[Any]) -> IdIndex:

@@ -40,9 +40,7 @@ class ImmutableState(FrozenDict[str, Any]):
         True
     """
 
-    __slots__ = ("_size",)
-
-    _size: int  # see `cached_size`; missing until `cache_size` is called
+    __slots__ = ()
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freezes a mapping."""
@@ -201,16 +199,6 @@ class ImmutableState(FrozenDict[str, Any]):
         if not isinstance(value, FrozenDict):
             raise StateError(f"the JSON text of a state is an object, not a {type(thaw(value)).__name__}")
         return cls(value)
-
-
-def cached_size(state: ImmutableState) -> int | None:
-    """The sum of the sizes of the fields of a state, if `cache_size` was called for it; else None."""
-    return getattr(state, "_size", None)
-
-
-def cache_size(state: ImmutableState, size: int) -> None:
-    """Stores the sum of the sizes of the fields with a state. It does not count for equality, and copies lack it."""
-    state._size = size
 
 
 def _field_name(key: object, path: KeyPath) -> str:

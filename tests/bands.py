@@ -5,9 +5,8 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": (
-        "Built CheckedCommit FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS "
-        "Repair Schema TURN apply_value build_finder facts_around filled giving into_problems plan_templates "
-        "set_apart text_of"
+        "Built FinderNode Flaws FrozenList KindOptions LogEntry ModuleStep NodeOptions PROBLEMS Repair Schema TURN "
+        "apply_value build_finder facts_around filled giving into_problems plan_templates set_apart text_of"
     ),
     "agents.conversation": (
         "ARGS Binding EMPTY Flaws FrozenDict FrozenList NOTHING NodeOptions TURN check_chat edited_text indented "
@@ -40,13 +39,13 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque Schema check_thread_name json",
     "archive.archived_thread": (
-        "Bounds GraphPicture HistoryReader Moment RunPath ThreadReader cancellation_count count_stats describe_run "
-        "draw_svg drawn_graph first_version is_alive json record_of run_in_thread run_of write_page"
+        "Bounds FollowedRecords GraphPicture HistoryReader Moment RunPath ThreadReader cancellation_count "
+        "count_stats describe_run draw_svg drawn_graph first_version is_alive run_in_thread run_of write_page"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "COMMITS CommitRow EndRow HistoryReader OpenRow RowKind current_status encode failures_in full_id "
-        "is_readable questions_at read_run rows_through run_label sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_in full_id questions_at read_run "
+        "rows_through run_label sum_usage"
     ),
     "archive.stored_graph": "GraphDrawing GraphPicture draw_mermaid draw_svg drawing_of",
     "cli.programs": "decode_update encode progress",
@@ -86,7 +85,9 @@ NOT_YET: dict[str, str] = {
         "FALLBACK arun_script clock estimate_tokens is_number is_whole_number responses_asked retry_after "
         "run_script token_counts"
     ),
-    "migrate.channels": "CopyOnRead FrozenList SCALARS classes_in is_rebuildable mentions message_list",
+    "migrate.channels": (
+        "CopyOnRead FrozenList RecentFindings SCALARS classes_in is_rebuildable mentions message_list"
+    ),
     "migrate.code_reading": "attributes_of code_objects own_call used_objects",
     "migrate.conversion": "NEEDED check_flags refusal_text set_held_classes topology",
     "migrate.converted_node": (
@@ -124,7 +125,8 @@ NOT_YET: dict[str, str] = {
         "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve.agui_events": (
-        "FrozenList Redactor Session THOUGHT call_text is_within last_of_refusal last_of_run redacted whole_execution"
+        "FrozenList Redactor Session THOUGHT call_text is_within last_of_refusal last_of_run redacted "
+        "whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",

@@ -174,12 +174,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/messages/test_messages_field.py", "tests/messages"),
     ),
     Fault(
-        name="large_state_cannot_shrink",
-        file="dspyer/schema/limits.py",
-        old="if size <= limit.max_bytes or size <= state_size(before):",
-        new="if size <= limit.max_bytes:",
-        loss="A state that is above a new limit could not be made smaller step by step: each write is refused.",
-        tests=("tests/schema/test_state_limit.py", "tests/schema"),
+        name="updates_pass_a_limit",
+        file="dspyer/schema/fields.py",
+        old="new = self.limit.enforce(self.name, current, update, new, self.reducer)",
+        new="pass",
+        loss="A field with a limit would grow beyond it with each update, until nothing can hold or send it.",
+        tests=("tests/schema/test_limits.py", "tests/schema"),
     ),
     Fault(
         name="idempotency_key_same_in_all_runs",
@@ -232,7 +232,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="graph_retry_counts_twice",
         file="dspyer/graph/compile.py",
-        old="retry = None if node.look.inner else of_graph",
+        old="retry = None if node.runs_graph else of_graph",
         new="retry = of_graph",
         loss="compile(retry=3) would retry a whole inner graph as well as its nodes: nine attempts instead of three.",
         tests=("tests/nodes/test_retries.py", "tests/nodes"),

@@ -21,6 +21,7 @@ import dspy
 from dspyer import DELETE, END, ImmutableState, to_chat
 from dspyer.agents.settle import BEGIN, MODE, current_mode
 from dspyer.errors import suggestion
+from dspyer.events import Commit
 from dspyer.extend import Call, Node, Reply, Script, thaw
 from dspyer.lm.tracing import set_apart
 from dspyer.message_list import TURN
@@ -28,7 +29,6 @@ from dspyer.nodes.binding import filled, plan_templates
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     PROBLEMS,
-    CheckedCommit,
     FinderNode,
     Repair,
     build_finder,
@@ -207,18 +207,17 @@ class AgentCheckNode(FinderNode):
             index = entry.parents[0] if entry.parents else -1
         return set()
 
-    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+    def repair_in(self, log: Sequence[LogEntry], index: int, nodes: Mapping[str, Node]) -> Repair | None:
         """The correction that its commit at `index` has accepted: from the inputs of the task, in the user message."""
         del nodes
-        task: list[CheckedCommit] = []  # newest first
-        at = commits[index].parent
-        while at >= 0:
-            task.append(commits[at])
-            if task[-1].node == BEGIN and not task[-1].manual:
+        task: list[Commit] = []  # newest first
+        entry = log[index]
+        while entry.parents:
+            entry = log[entry.parents[0]]
+            task.append(entry.commit)
+            if entry.commit.node == BEGIN:
                 break
-            at = task[-1].parent
-        # A task that an earlier run has begun is not in this log.
-        if at < 0:
+        else:  # a task that an earlier run has begun is not in this log
             return None
         inputs = task.pop().patch["messages"][0].raw(TURN)
         held: dict[str, Any] = {}  # the outputs and the problems, after each commit

@@ -512,8 +512,13 @@ class ToolNode(Node):
 
     @property
     def look(self) -> Look:
-        """The look in pictures; `inner` says whether what the program holds for it is a compiled graph."""
-        return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
+        """The look in pictures."""
+        return Look("tool", self.kind)
+
+    @property
+    def runs_graph(self) -> bool:
+        """Tell if what the program holds for it is a compiled graph."""
+        return isinstance(self.action, ProgramAction) and len(self.action.path) == 1
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`: not those of its node."""

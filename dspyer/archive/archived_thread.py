@@ -28,14 +28,8 @@ from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
 from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
 from dspyer.stores.base import ListedRun, Point
-from dspyer.values import json as encoding
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
-
-
-def state_dict(state: ImmutableState) -> dict[str, Any]:
-    """The JSON form of a state, by field."""
-    return {name: encoding.encode(value) for name, value in state.raw_items()}
 
 
 @shows_removed
@@ -116,12 +110,14 @@ class ArchivedThread:
 
     def state(self, run: str | None = None) -> ImmutableState:
         """The last state that all branches of a run shared: how the run has left it; `run` as in `info`."""
+        # Versions of a run that a rerun has replaced count along that run: those of the thread are other commits.
+        reader = self._thread_reader if run is None else self._reader_of(self._listed(run))
         commits = self.history(run=run, newest=True, count=50)
         if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
-            self.at(commits[0].id)
+            reader.at(commits[0].id)
             commits = self.history(run=run, newest=True)
         version = next((commit.version for commit in commits if commit.version is not None), None)
-        return ImmutableState({}) if version is None else self.at(version)
+        return ImmutableState({}) if version is None else reader.at(version)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit, by its version or id."""
@@ -172,7 +168,7 @@ class ArchivedThread:
         Raises:
             LookupError: if there is no such commit or execution.
         """
-        return self._thread_reader.lm_calls(commit)
+        return self._records.calls(self._thread_reader.id_of(commit))
 
     def _drawn(self, run: str | None) -> Record:
         """The record of a run with its graph; raises if it has none, or one that cannot be read."""

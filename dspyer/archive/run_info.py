@@ -12,7 +12,7 @@ from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.reader import HistoryReader, read_run, rows_through
-from dspyer.log.rows import COMMITS, CommitRow, EndRow, OpenRow, RowKind, is_readable, run_label, sum_usage
+from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
 from dspyer.record.stored import current_status
 from dspyer.record_codec import encode
@@ -164,11 +164,3 @@ def count_steps(store: Store, at: Point) -> int:
     return sum(1 for _ in run.own_commits()) or sum(
         row.kind == RowKind.OPEN and OpenRow.of(row).node != START for row in run.rows
     )
-
-
-def last_time(store: Store, at: Point, started: float) -> float:
-    """The time at which the last commit of a run ended."""
-    for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
-        if row.kind in COMMITS and is_readable(row):
-            return sum(CommitRow.of(row).seconds)
-    return started

@@ -61,7 +61,7 @@ def commit_row(record: Record, step: RecordStep) -> dict[str, Any]:
     assert step.commit is not None
     commit, calls = changed(step.commit, patch={}), record.calls(step.id)
     found = commit.to_dict()
-    for name in ("patch", "live", "calls", "sizes", "size", "ended"):
+    for name in ("patch", "live", "calls", "sizes", "ended"):
         del found[name]
     return {**found, "writes": list(map(str, step.commit.patch)), "lm": lm_figures(calls) if calls else None}
 

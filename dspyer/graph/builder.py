@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -47,7 +46,6 @@ from dspyer.nodes.router import RouterOptions
 from dspyer.policies import Policies
 from dspyer.redaction import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
-from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
 from dspyer.stores import Store
 from dspyer.templates import Fill
@@ -74,14 +72,12 @@ class Graph:
             value`, or a dict from path pattern to one of these. By default a conflict raises.
         keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
             default all last.
-        limit: the most that the whole state holds, `limit(kb=...)`. Inputs, nodes, joins and `t.update` that make it
-            larger are refused. A change that leaves a too large state no larger is accepted, and what was committed
-            under another limit can be read. Each commit records the size, `commit.size`.
 
     Raises:
         ValueError: if a merge policy is unknown.
         GraphError: if the schema cannot be the schema of a state, `keep` or a pattern of `merge` names an unknown
-            field, a pattern decides nothing, or the limit is none for a whole state.
+            field, or a pattern decides nothing.
+        TypeError: for an option that was removed (`errors.REMOVED`).
 
     Example:
         >>> graph = Graph()
@@ -91,6 +87,7 @@ class Graph:
         'Hello Ada'
     """
 
+    @refuses_removed("Graph")
     def __init__(
         self,
         schema: type[BaseModel] | None = None,
@@ -101,10 +98,9 @@ class Graph:
         merge: object = None,
         keep: Iterable[str] | None = None,
         required: Iterable[str] | None = None,
-        limit: Limit | None = None,
     ) -> None:
         # Checked here and not by `compile`: the traceback then shows the line with the mistake.
-        fields = Schema.of(schema, state_limit=None if limit is None else checked_state_limit(limit))
+        fields = Schema.of(schema)
         self._options = GraphOptions(
             name or (schema.__name__ if schema is not None else "Graph"),
             bool(name),
@@ -177,8 +173,8 @@ class Graph:
             if node is not None:
                 raise GraphError("add_node takes a name and a node: write add_node('search', search)")
             name, node = node_name(name), name
-        check_name(name, self._nodes)
         if node is None:
+            check_name(name, self._nodes)  # a wrong name is told first
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         return self._add(
             name,
@@ -573,15 +569,17 @@ class Graph:
         declared = Declarations(
             self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
         )
-        graph, modules = compile_graph(declared, max_steps, Retry.from_option(retry), [*of_graph, *given])
-        warn_of_shadowed(graph.name, graph.outputs or ())
-        graph = replace(
-            graph,
+        graph, modules = compile_graph(
+            declared,
+            max_steps,
+            Retry.from_option(retry),
+            [*of_graph, *given],
             answer=answer_source(answers),
             max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )
+        warn_of_shadowed(graph.name, graph.outputs or ())
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

@@ -10,7 +10,7 @@ import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Union, cast, get_args, get_origin
 
 import dspy
@@ -84,24 +84,28 @@ _DECLARE_SEND = (
 
 
 def compile_graph(
-    declared: Declarations, max_steps: int, retry: Retry | None = None, layers: Sequence[Layer] = ()
+    declared: Declarations, max_steps: int, retry: Retry | None, layers: Sequence[Layer], **settings: Any
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
-    """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
+    """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph.
+
+    `settings` are fields of `GraphSpec` that need no check against the rest of the graph.
+    """
     options, parts = declared.options, _build_parts(declared)
     problems = parts.problems
     problems += attribute_problems(parts.modules)
     problems += _author_problems(parts)
     problems += _policy_problems(parts, (options.policies, *declared.join_policies.values()))
     problems += parts.unsent_problems()
+    edges = tuple(parts.edges())
     topology = Topology(
         options.name,
         parts.names,
-        tuple(parts.edges()),
+        edges,
         options.schema,
         options.policies,
         declared.join_policies,
         max_steps,
-        Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
+        Rounds.of((START, *parts.names, END), repaired_edges(edges, parts.names)),
     )
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
     _check(parts, topology)
@@ -141,6 +145,7 @@ def compile_graph(
         attempts=_attempts(parts, given),
         error_edges=by_source(parts.errors),
         inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
+        **settings,
     )
     return spec, parts.modules
 
@@ -148,11 +153,12 @@ def compile_graph(
 # --- building nodes, routers and condensers
 
 
-@dataclass(slots=True)
+@dataclass
 class GraphParts:
     """The parts of a graph as they are built and checked, with all problems that are found.
 
-    What cannot be built is missing in `nodes` and `exits`; its options stay, for the checks of the whole.
+    What cannot be built is missing in `nodes` and `exits`; its options stay, for the checks of the whole. What is
+    cached is asked for by these checks alone, when all parts are built.
 
     Attributes:
         lost: the routers that could not be built.
@@ -188,6 +194,7 @@ class GraphParts:
     def names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.options)
 
+    @cached_property
     def routers(self) -> list[tuple[str, Router]]:
         """The routers, each with the node that it follows."""
         return [(source, way) for source, ways in self.exits.items() for way in ways if isinstance(way, Router)]
@@ -215,29 +222,33 @@ class GraphParts:
         caught = [Edge(one.source, one.target, True, True, one.into) for one in self.errors]
         return [*found.values(), *dict.fromkeys(caught)]
 
-    def possible_edges(self) -> list[Edge]:
-        """The edges, and those that a lost router may have."""
-        edges = self.edges()
-        lost = [
+    def lost_edges(self) -> list[Edge]:
+        """The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself."""
+        return [
             Edge(router.source, target, True)
-            for router in self.lost  # nothing is reported as unreachable because of a router that is wrong itself
+            for router in self.lost
             for target in router.known_targets or (*self.names, END)
         ]
-        return [*edges, *(edge for edge in lost if edge not in edges)]
 
-    def writers(self) -> Iterator[tuple[str, Collection[str] | None]]:
-        """The nodes, with the fields that they or their routers write; None for unknown."""
-        for name, node in self.nodes.items():
-            yield name, None if node.writes is None else node.writes.values()
-        for source, router in self.routers():
-            yield source, router.writes.values()
-        for edge in self.errors:
-            yield edge.source, () if edge.into is None else (edge.into,)
+    @cached_property
+    def writers(self) -> list[Collection[str] | None]:
+        """The fields that each node, router and error edge writes; None for unknown."""
+        return [
+            *(None if node.writes is None else node.writes.values() for node in self.nodes.values()),
+            *(router.writes.values() for _, router in self.routers),
+            *((edge.into,) for edge in self.errors if edge.into is not None),
+        ]
 
+    @cached_property
+    def written(self) -> set[str]:
+        """All fields that are known to be written."""
+        return {name for fields in self.writers for name in fields or ()}
+
+    @cached_property
     def sent(self) -> set[str]:
         """The nodes that a `Send` may start, whose inputs may come with it."""
         found = {target for node in self.nodes.values() if node.sends for target in node.goto}
-        found.update(target for _, router in self.routers() if router.sends for target in router.goto)
+        found.update(target for _, router in self.routers if router.sends for target in router.goto)
         found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
         # A check sees what was sent to the node that it checks.
         found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])
@@ -245,15 +256,15 @@ class GraphParts:
 
     def sent_in_parallel(self) -> set[str]:
         """The nodes that several `Send`s may start at once: a fix is sent one at a time, unless its node is."""
-        sent = self.sent()
+        sent = self.sent
         # Each check sends to its fix, but the next Send comes when the fix has been checked.
         alone = {node.fix for node in checks_of(self.nodes).values() if node.of not in sent}
         return sent - alone
 
     def unsent_problems(self) -> list[str]:
         """Missing values of the nodes that no `Send` starts."""
-        sent = self.sent()
-        routed = {target for _, router in self.routers() for target in router.goto}
+        sent = self.sent
+        routed = {target for _, router in self.routers for target in router.goto}
         routed |= {target for node in self.nodes.values() for target in node.goto}
         return [
             f"{text}{_DECLARE_SEND if name in routed else ''}"
@@ -345,24 +356,25 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     """Find the inputs of a run, and what is wrong with the graph."""
     options, names, problems = parts.graph, parts.names, parts.problems
     schema = options.schema
-    possible = parts.possible_edges()
+    lost = [edge for edge in parts.lost_edges() if edge not in topology.edges]
     # Without exits they look like dead ends, and what they lack is a `goto=`.
     commands = [
         name
         for name, node in parts.nodes.items()
         if not parts.exits[name] and not node.goto and may_return_command(node)
     ]
-    others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
+    others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers}
     others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
     hints = {
         name: f" It is {kind}, whose errors no error edge takes.{suggestion(name, names)}"
         for name, kind in others.items()
         if name not in names
     }
-    facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands, hints)
+    facts = GraphFacts(names, (*topology.edges, *lost), {}, {}, {}, (), (), (), commands, hints)
     problems += check_targets(facts)
     # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.
-    facts = facts._replace(edges=tuple(repaired_edges(possible, names)))
+    repaired = topology.rounds.edges
+    facts = facts._replace(edges=tuple(repaired_edges(facts.edges, names)) if lost else repaired)
     problems += check_paths(facts)
     facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
     _declare_inputs(parts, facts.edges)
@@ -372,14 +384,12 @@ def _check(parts: GraphParts, topology: Topology) -> None:
         parts.required = frozenset(name for _, name in unset_reads(facts) if name in facts.left_out)
         facts = _complete_facts(facts, parts, topology)
     # Only edges that exist for certain: an edge of a lost router must not make two writers parallel.
-    sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
-    problems += check_parallel_writers(sure, topology.rounds)
+    problems += check_parallel_writers(facts._replace(edges=repaired), topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
     problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))
     if not parts.lost and None not in facts.writes.values():
-        given = {*(options.inputs or ()), *(name for _, fields in parts.writers() for name in fields or ())}
-        problems += unfilled_problems(parts.errors, schema, parts.nodes, given)
+        problems += unfilled_problems(parts.errors, schema, parts.nodes, parts.written.union(options.inputs or ()))
     problems += handler_problems(parts.nodes, parts.errors)
     problems += _output_problems(parts)
     problems += _live_problems(parts)
@@ -388,7 +398,7 @@ def _check(parts: GraphParts, topology: Topology) -> None:
 
 def _complete_facts(facts: GraphFacts, parts: GraphParts, topology: Topology) -> GraphFacts:
     """The facts with forks, reads, writes and the fields that are set from the start."""
-    schema, nodes, sent = parts.graph.schema, parts.nodes, parts.sent()
+    schema, nodes, sent = parts.graph.schema, parts.nodes, parts.sent
     forks = {
         source: [(way,) if isinstance(way, str) else way.goto for way in ways] for source, ways in parts.exits.items()
     }
@@ -441,7 +451,7 @@ def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[La
         retry = options.retry
         # The nodes of a graph inside have their own policy: to retry it as a whole would repeat what has succeeded.
         if isinstance(retry, OfGraph):
-            retry = None if node.look.inner else of_graph
+            retry = None if node.runs_graph else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
@@ -464,7 +474,7 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
-        if node.look.inner and name not in checks:
+        if node.runs_graph and name not in checks:
             inside[name] = parts.modules[name]
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
@@ -537,7 +547,7 @@ def _live_problems(parts: GraphParts) -> Iterator[str]:
                 f"node {name!r} does not say what it writes, so it would never be known when the live fields ({named}) "
                 "close: declare it, add_node(..., writes=[...])"
             )
-    for source, router in parts.routers():
+    for source, router in parts.routers:
         for name in router.writes.values():
             if name in schema.live_fields:
                 yield (
@@ -558,11 +568,10 @@ def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
     schema = parts.graph.schema
     inputs = parts.graph.inputs or () if schema.accepts_any_key else parts.inputs
     earlier: WritesBefore | None = None  # costly, and rarely needed
-    readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
-    written = [fields for _, fields in parts.writers()]
-    if schema.accepts_any_key and None not in written:
+    readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers]
+    if schema.accepts_any_key and None not in parts.writers:
         reads = [{*(part.reads or {}).values()}.difference(part.templates.typed) for _, part in readers]
-        known = sorted({name for fields in (*reads, *written, inputs) for name in fields or ()})
+        known = sorted(parts.written.union(*reads, inputs))
         for place, part in readers:
             for name in part.templates.typed if place in (START, *facts.reads) else ():  # not what a `Send` may bring
                 others = [one for one in known if _NUMBER.sub("", one) != _NUMBER.sub("", name)]
@@ -598,8 +607,7 @@ def _declare_inputs(parts: GraphParts, edges: Sequence[Edge]) -> None:
         needed = [name for name in inputs if inferred.get(name)]
     else:
         if inputs is None:
-            written = {name for _, writes in parts.writers() for name in writes or ()}
-            inputs = tuple(name for name in fields if name not in written)
+            inputs = tuple(name for name in fields if name not in parts.written)
         parts.problems += [
             f"the input {name!r} is no field of {options.name}.{suggestion(name, fields)}"
             for name in inputs
@@ -621,7 +629,7 @@ def _inferred_inputs(parts: GraphParts, edges: Sequence[Edge]) -> dict[str, bool
 
     What only the targets of a `Send` read may come with the `Send`. Inputs that may be left out come last.
     """
-    sent = parts.sent()
+    sent = parts.sent
     earlier = WritesBefore(edges, _node_writes(parts))
     found: dict[str, bool] = {}
     for name, node in parts.nodes.items():
@@ -643,7 +651,7 @@ def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     options = parts.graph
     if options.inputs is not None or not options.schema.accepts_any_key:
         return options.also
-    readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
+    readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers)]
     # Such a node may read any key, and which one shows only when it runs.
     if any(part.reads is None for part in readers):
         return None
@@ -660,26 +668,21 @@ def _declared_outputs(parts: GraphParts) -> tuple[str, ...] | None:
     options, schema = parts.graph, parts.graph.schema
     if options.outputs is not None or schema.accepts_any_key:
         return options.outputs
-    writers = list(parts.writers())
-    written = {name for _, writes in writers for name in writes or ()}
-    undeclared = any(writes is None for _, writes in writers)
     # Inputs that were named are no outputs; of those that were inferred, an optional one may be written as well.
     kept = parts.inputs if options.inputs is not None else parts.required
     return tuple(
         name
         for name in schema.fields
-        if schema.reducer(name) is not None or (name not in kept and (name in written or undeclared))
+        if schema.reducer(name) is not None or (name not in kept and (name in parts.written or None in parts.writers))
     )
 
 
 def _output_problems(parts: GraphParts) -> Iterator[str]:
     """Outputs that are no fields, or that nothing writes."""
     options, any_key = parts.graph, parts.graph.schema.accepts_any_key
-    written = dict.fromkeys(parts.inputs)
-    for _, writes in parts.writers():
-        if writes is None and any_key:
-            return
-        written |= dict.fromkeys(writes or ())
+    if any_key and None in parts.writers:
+        return
+    written = dict.fromkeys((*parts.inputs, *(name for fields in parts.writers for name in fields or ())))
     known = written if any_key else options.schema.fields
     for name in options.outputs or ():
         if name not in known:

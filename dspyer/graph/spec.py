@@ -30,7 +30,6 @@ from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.redaction import Redact, Redaction, redacted_policies
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
-from dspyer.schema.limits import kilobytes
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
 from dspyer.values import json as encoding
@@ -238,9 +237,12 @@ def check_limits(**limits: object) -> None:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
 
 
+_OF_PREDICTIONS = frozenset(dir(dspy.Prediction))
+
+
 def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
     """Warn of outputs that methods of `dspy.Prediction` hide. To be called by `Graph.compile` itself."""
-    shadowed = sorted(set(outputs) & set(dir(dspy.Prediction)))
+    shadowed = sorted(_OF_PREDICTIONS.intersection(outputs))
     if shadowed:
         warnings.warn(
             f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "
@@ -260,8 +262,6 @@ def explain(graph: GraphSpec) -> str:
     lines = [f"graph {graph.name}: {len(graph.nodes)} nodes"]
     lines.append(f"  inputs: {', '.join(inputs) or 'none'}")
     lines.append(f"  outputs: {outputs}")
-    if topology.schema.state_limit is not None:
-        lines.append(f"  limit: the state holds at most {kilobytes(topology.schema.state_limit.max_bytes)}")
     labels = _joined(_router_labels(graph))  # by source and target
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)

@@ -268,7 +268,7 @@ def node_cache(graph: str, node: Node, options: NodeOptions, problems: list[str]
     policy, who = options.cache, options.who
     assert policy is not None
     if not isinstance(node, FunctionNode) or options.modules:
-        kind = "is a graph: cache nodes of it that are functions" if node.look.inner else _CALLS_PREDICTORS
+        kind = "is a graph: cache nodes of it that are functions" if node.runs_graph else _CALLS_PREDICTORS
         problems.append(f"{who}: cache is for functions without predictors, and this node {kind}")
         return None
     problems += [f"{who}: cache: it {reason}" for reason in _excluded(node)]

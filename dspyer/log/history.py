@@ -301,12 +301,12 @@ class History:
         commit = reader.commit(record, name, self._ids(heads))
         if row.kind in (RowKind.JOIN, RowKind.MERGE):
             after = apply(state, record.made)
-            commit = schema.with_sizes(commit, state, record.made, after, folded=False)
+            commit = schema.with_sizes(commit, record.made, after)
             winners = self._winners(run, record, heads)
             return LogEntry(commit, after, tuple(heads), _NO_COUNTS, winners, record.plain_conflicts())
         patch = record.patch or {}
         after = schema.replay(state, patch, record.made)
-        commit = schema.with_sizes(commit, state, patch, after)
+        commit = schema.with_sizes(commit, patch, after)
         return LogEntry(commit, after, tuple(heads), _NO_COUNTS, sends=record.sent)
 
     def _winners(self, run: _AddedRun, record: CommitRow, heads: list[int]) -> dict[KeyPath, int]:
@@ -441,22 +441,37 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         scope: local ids of the executions around them, outermost first; one without the index of an item or the key of
             a call matches all of them.
     """
-    commits: dict[tuple[str, ...], list[Commit]] = {}
+    logs = scoped_logs(reader, run_rows, lambda inner: len(inner) == len(scope) and all(map(is_within, inner, scope)))
+    return [
+        entry.commit
+        for inner in sorted(logs, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
+        for entry in sorted(logs[inner], key=lambda entry: (entry.commit.step, entry.commit.branch))
+    ]
+
+
+def scoped_logs(
+    reader: HistoryReader, run_rows: RunRows, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+) -> dict[tuple[str, ...], list[LogEntry]]:
+    """Return the commits of a run by the executions around them, those of its own graph under `()`.
+
+    They have no states, since what a graph inside of a node began with is not stored.
+    """
+    logs: dict[tuple[str, ...], list[LogEntry]] = {}
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
         header = CommitRow.of(row) if row.kind in COMMITS else None
-        if header is None or len(header.scope) != len(scope) or not all(map(is_within, header.scope, scope)):
+        if header is None or not wanted(header.scope):
             continue
-        siblings = commits.setdefault(header.scope, [])
-        before = (len(siblings) - 1,) if siblings else ()
+        log = logs.setdefault(header.scope, [])
+        before = (len(log) - 1,) if log else ()
         parents = before if header.parents is None else header.parents
         name = full_id(run_rows.labels.get(point.run, point.run), header.execution)
         record = header.filled(row, reader.fetch, reader.decode)
-        siblings.append(reader.commit(record, name, [siblings[parent].id for parent in parents]))
-    return [
-        commit
-        for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
-        for commit in sorted(commits[inner], key=lambda commit: (commit.step, commit.branch))
-    ]
+        commit = reader.commit(record, name, [log[parent].commit.id for parent in parents])
+        log.append(LogEntry(commit, _NO_STATE, parents, None, sends=record.sent))
+    return logs
+
+
+_NO_STATE = ImmutableState()
 
 
 # --- Listing

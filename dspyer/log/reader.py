@@ -653,7 +653,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
     any other by the built-in reducer of the name. What a function has made, which may be gone, is in the rows.
     """
     if facts.get("open"):
-        return Schema.of(None, state_limit=now.state_limit)
+        return Schema.of(None)
     if any(reducer == "langgraph.add_messages" for _, reducer, *_ in facts.get("fields", {}).values()):
         with suppress(ImportError):  # with LangGraph installed, the classes of its messages are known
             import_module("dspyer.migrate.channels")
@@ -662,7 +662,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
         for name, (text, reducer, *rest) in facts.get("fields", {}).items()
         if reducer
     }
-    return Schema(now.model, MappingProxyType(fields), None, state_limit=now.state_limit)
+    return Schema(now.model, MappingProxyType(fields), None)
 
 
 def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:

@@ -450,6 +450,29 @@ class CommitRow(CommitContent):
     attempt: int = 1
     cached: bool = False
 
+    @classmethod
+    def of_commit(cls, commit: Commit, **more: Any) -> Self:
+        """The row of a commit; `more` are the attributes that a commit does not have."""
+        return cls(
+            id=commit.id,
+            node=commit.node,
+            route=commit.route,
+            # 0 is said of what took no time
+            times=(int(commit.started * 1_000), round(commit.duration * 1_000_000) or int(commit.duration > 0)),
+            step=commit.step,
+            visit=commit.visit,
+            settled=commit.version is not None,
+            live=commit.live,
+            calls=commit.calls,
+            attempt=commit.attempt,
+            cached=commit.cached,
+            patch=commit.patch,
+            reason=commit.reason,
+            failure=commit.failure,
+            failed=commit.failed_attempts,
+            **more,
+        )
+
     def __post_init__(self) -> None:
         if self.step < 0 or self.visit < 0:
             index = index_of_id(self.id)
@@ -559,34 +582,20 @@ def commit_row(
         lm_calls: the LM calls of the execution, in their JSON form.
         lm_texts: their long texts, by id.
     """
-    commit = entry.commit
-    record = CommitRow(
+    record = CommitRow.of_commit(
+        entry.commit,
         kind=RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT,
-        id=commit.id,
-        node=commit.node,
-        route=commit.route,
-        # 0 is said of what took no time
-        times=(int(commit.started * 1_000), round(commit.duration * 1_000_000) or int(commit.duration > 0)),
-        step=commit.step,
-        visit=commit.visit,
-        settled=commit.version is not None,
         parents=None if entry.parents == ((index - 1,) if index else ()) else entry.parents,
         scope=scope,
         items=items,
-        live=commit.live,
-        calls=commit.calls,
-        attempt=commit.attempt,
-        cached=commit.cached,
-        patch=None if is_opening else commit.patch,
         sent=entry.sends,
-        reason=commit.reason,
-        failure=commit.failure,
-        failed=commit.failed_attempts,
         lm_calls=lm_calls,
         made=made,
         conflicts=frozen_conflicts(entry.conflicts),
         winners=winners,
     )
+    if is_opening:
+        record.patch = None
     # A store in memory, and the next attempt of the node around the run, read the results in the record.
     return record.row(lm_texts, None if items is None else partial(_content_without, items.field))
 
@@ -595,32 +604,6 @@ def _content_without(field: str, record: CommitRow) -> dict[str, Any]:
     """Return the content of a map's commit without its results, which are in the rows of its items."""
     patch = {name: update for name, update in (record.patch or {}).items() if name != field}
     return encode_content(replace(record, patch=patch))
-
-
-def manual_commit_row(
-    kind: str, commit: Commit, content: CommitContent, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> DraftRow:
-    """Build the row of a commit that no node made.
-
-    Args:
-        kind: `UPDATE` or `MERGE`.
-        commit: the commit.
-        content: its patch, and what it made of fields.
-        graph_blobs: what is stored of the graph, by id, if a run begins with this row.
-    """
-    return CommitRow(
-        kind=kind,
-        id=commit.id,
-        node=commit.node,
-        route=commit.route,
-        times=(int(commit.started * 1_000), 0),
-        step=commit.step,
-        visit=commit.visit,
-        patch=content.patch,
-        made=content.made,
-        conflicts=content.conflicts,
-        winners=content.winners,
-    ).row(graph_blobs)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -635,14 +618,6 @@ class OpenRow(CommitContent):
     KIND: ClassVar[str] = RowKind.OPEN
     node: str
     created: int | None = declared(default=None, metadata=AT)
-
-
-def open_row(
-    node: str, content: CommitContent, created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
-) -> DraftRow:
-    """Build the row of the patch with which a run begins; `created` in seconds, `graph_blobs` as in other rows."""
-    at = None if created is None else int(created * 1_000)
-    return OpenRow(node=node, created=at, patch=content.patch, made=content.made).row(graph_blobs)
 
 
 # --- What executions record

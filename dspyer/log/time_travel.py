@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any, cast
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import BranchPath, Commit, LMCall, Question
+from dspyer.events import BranchPath, Commit, Question
 from dspyer.failure import Failure
-from dspyer.ids import Address, commit_name, full_id, is_within, outermost_execution
-from dspyer.log.execution_records import ExecutionRecords, calls_in
+from dspyer.ids import Address, commit_name, full_id
+from dspyer.log.execution_records import ExecutionRecords
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -37,7 +36,6 @@ from dspyer.log.reader import (
     EVERY,
     HistoryReader,
     RunRows,
-    commit_header,
     ending_row,
     latest_snapshot,
     newest_rows,
@@ -61,100 +59,10 @@ from dspyer.scheduler.lineage import (
     touches,
 )
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
+from dspyer.stores.base import Point, Row, Store, ThreadRow
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.scalars import KeyPath
-
-# Stored LM calls of a thread: those of one execution.
-
-
-def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
-    """Return the LM calls of an execution of a thread, with those inside of it.
-
-    Args:
-        store: the store.
-        thread: the thread.
-        name: the id of its commit, or of an execution that has none. Without the label of a run in front, it is one of
-            the last run.
-
-    Raises:
-        LookupError: if there is no such execution.
-    """
-    row = store.thread(thread)
-    address = Address.parse(name)
-    last = _last_row(store, row, address.run, _labels(store, thread))
-    execution = _in_run(address)
-    if last is not None and Address.parse(outermost_execution(execution)).is_commit:
-        at = commit_row(store, last, execution)
-        around = at or commit_row(store, last, outermost_execution(execution))  # of an item: the commit of its map
-        calls = _calls_back(store, around or last, execution, None if row is None else row.root)
-        if at is not None or calls or _has_failed(store, last, execution):
-            return tuple(calls)
-    raise LookupError(
-        f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
-        "ids are those of thread.history(), and Failure.execution"
-    )
-
-
-def _calls_back(store: Store, at: Point, execution: str, root: Point | None) -> list[LMCall]:
-    """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
-
-    Read back from the row of its commit, or from the end of the run, to the last commit before it on its branch.
-    """
-    path = Address.parse(outermost_execution(execution)).path
-    found: list[LMCall] = []
-    for index, row in enumerate(_rows_back(store, at, root)):
-        if row.kind in COMMITS:
-            header = commit_header(row)
-            if index and not header.scope and header.branch == path[: len(header.branch)]:
-                break
-        found[:0] = [call for call in calls_in(row, store.blobs) if is_within(call.execution, execution)]
-    return found
-
-
-def _rows_back(store: Store, at: Point, root: Point | None) -> Iterator[Row]:
-    """Yield the rows of a run up to one of them, newest first, back to pruned history at `root`."""
-    for run, row in newest_rows(store, at):
-        yield row
-        if Point(run.id, row.seq) == root:
-            return
-
-
-def _in_run(address: Address) -> str:
-    return str(replace(address, run=""))
-
-
-def _labels(store: Store, thread: str) -> dict[str, str]:
-    """Return the ids of the runs that were made for a thread, by label."""
-    return {run_label(run): run.id for run in store.runs(thread)}
-
-
-def _last_row(store: Store, row: ThreadRow | None, label: str, own: Mapping[str, str]) -> Point | None:
-    """Return the last row of the run with a label, "" for the last one; `own` are those of the thread."""
-    if row is None or row.head is None:
-        return None
-    run, last = own.get(label), row.head
-    if not label:
-        return last
-    if run is None:  # of a copy: the history of another thread
-        named = ((run, one.points[-1]) for one in read_runs(store, [last], row.root) for run in _named(one, label))
-        run, last = next(named, (None, last))
-    if run is None or last.run == run:
-        return None if run is None else last
-    # A list knows the last row without reading the others; it lacks the runs of deleted threads.
-    (listed,) = store.list_runs(RunQuery(run=run, limit=1)) or (None,)
-    return Point(run, store.rows(run)[-1].seq if listed is None else listed.last)
-
-
-def _named(run: RunRows, label: str) -> list[str]:
-    return [part for part, name in run.labels.items() if name == label]
-
-
-def _has_failed(store: Store, last: Point, execution: str) -> bool:
-    failures = failures_in(store, last_end(store, last))
-    return any(failure.execution == execution for failure in failures)
-
 
 Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
@@ -356,8 +264,7 @@ class ThreadReader:
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
         """The commits of the graph inside of a node."""
-        name = commit_name(version)
-        outer = Address.parse(self.id_of(name) if isinstance(name, int) else name)
+        outer = Address.parse(self.id_of(version))
         listed = self.cache.listed()
         found: list[Commit] = []
         for run in read_runs(self._reader.store, listed.heads, self.cache.root):
@@ -365,24 +272,16 @@ class ThreadReader:
                 found += inner_commits(self._reader, run, outer.inside)
         return found
 
-    def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
-        """The LM calls of a commit, by version or id; or of an execution that has failed, by its id."""
-        name = commit_name(commit)
-        name = self.id_of(name) if isinstance(name, int) else name
-        try:
-            return lm_calls_of(self._reader.store, self._thread, name)
-        except LookupError:
-            if self.commits_around(name).has(name):  # one without a row: of pruned history, or a manual one
-                return ()
-            raise
-
     def runs(self) -> list[RunRows]:
         """The rows of all runs in the history of the thread."""
         row = self._reader.store.thread(self._thread)
         return [] if row is None or row.head is None else read_runs(self._reader.store, [row.head], row.root)
 
-    def id_of(self, version: int) -> str:
-        """The id of the commit of a version."""
+    def id_of(self, commit: int | str) -> str:
+        """The id of a commit, by its version or id."""
+        version = commit_name(commit)
+        if isinstance(version, str):
+            return version
         page = self.history(None, version, 1, newest=False)
         if page and page[0].version == version:
             return page[0].id

@@ -64,7 +64,7 @@ from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.values.freezing import classes_in, is_rebuildable
-from dspyer.values.frozen import CopyOnRead, FrozenList
+from dspyer.values.frozen import CopyOnRead, FrozenList, RecentFindings
 from dspyer.values.scalars import SCALARS
 
 # The reducers of LangGraph's channels as reducers of dspyer.
@@ -149,7 +149,7 @@ def _fold_messages(function: Callable[[Any, Any], Any], current: Any, update: An
     return function(_with_ids(_messages(thaw(current)), "left", ()), thaw(update))
 
 
-_of_messages: message_list.ListCache[bool] = message_list.ListCache()
+_of_messages: RecentFindings[bool] = RecentFindings(least=64)
 
 
 def _added(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType
@@ -153,9 +153,11 @@ def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextM
 
 
 def plan_templates(
-    modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
+    modules: Collection[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
 ) -> Templates:
     """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
+    if not (modules or options.computed or options.views):  # as of most nodes
+        return NO_TEMPLATES
     reads = None if names_read is None else names_read.values()
     names: dict[str, None] = {}
     written: list[tuple[tuple[str, ...], str]] = []  # what texts of the user name, and where
@@ -461,8 +463,7 @@ def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaw
     planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
         planner.place(parameter)
-    planner.check()
-    return planner.binding
+    return planner.planned()
 
 
 class _Planner:
@@ -471,53 +472,53 @@ class _Planner:
         self.schema, self.reads = options.schema, options.reads
         self.problems, self.unknown = found.problems, found.unknown
         self.problems += signature.problems
-        fields = self.reads
-        if fields is not None:
-            fields = {name: field for name, field in fields.items() if name not in options.computed}
-        self.binding = Binding(self.who, reads=fields, schema=self.schema, takes_all=signature.takes_all)
+        self.fields: list[FieldParameter] = []
+        self.resources: list[ResourceParameter] = []
+        self.states: list[str] = []
+        self.views: list[str] = []
+        self.contexts: list[str] = []
+        self.modules: list[str] = []
 
     def place(self, parameter: Parameter) -> None:
-        """Add one parameter to the binding; the first rule that fits decides."""
+        """Add one parameter to the plan; the first rule that fits decides."""
         name = parameter.name
         is_field = not self.schema.accepts_any_key and name in self.schema.fields
         kind = class_of(parameter.annotation)
         # What the user has said comes before what a name or an annotation may mean.
         if name in self.options.modules:
-            self._add(modules=(*self.binding.modules, name))
+            self.modules.append(name)
         elif name in self.options.overlay or (self.reads is not None and name in self.reads):
             self._add_field(parameter)
         elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
-            self._add(contexts=(*self.binding.contexts, name))
+            self.contexts.append(name)
         # An annotation counts before a field of the same name: the parameter would get a value of another type.
         elif kind is ImmutableState or _wrote(parameter, ImmutableState):
-            self._add(states=(*self.binding.states, name))
+            self.states.append(name)
         elif is_field:
             self._add_field(parameter, readable=self.reads is None)
         elif self._is_view(parameter):
-            self._add(views=(*self.binding.views, name))
+            self.views.append(name)
         elif name == "state":
-            self._add(states=(*self.binding.states, name))
+            self.states.append(name)
         elif kind is not None and not parameter.text and self._is_resource(kind):
-            self._add(resources=(*self.binding.resources, ResourceParameter(name, kind, parameter.default)))
+            self.resources.append(ResourceParameter(name, kind, parameter.default))
         else:
             self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
-
-    def _add(self, **changes: Any) -> None:
-        self.binding = replace(self.binding, **changes)
 
     def _add_field(self, parameter: Parameter, readable: bool = True) -> None:
         name = parameter.name
         field = name if self.reads is None else self.reads.get(name, name)
-        computed = self.options.computed.get(name)
-        readable = readable and field not in self.options.overlay and computed is None
-        copy, view = wants_copy(parameter.annotation), self.options.views.get(name)
-        form = form_of(parameter.annotation)
+        computed, view = self.options.computed.get(name), self.options.views.get(name)
+        sent = field in self.options.overlay
+        if not readable and not sent and computed is None:
+            self.unknown.append(self._unknown_text(parameter))
+        form: ViewForm = "values"  # the annotation of a whole field says in no other form how it comes
+        if view is not None or computed is not None:
+            form = form_of(parameter.annotation)
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
-        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, computed)
-        self._add(fields=(*self.binding.fields, entry))
-        if not readable and field not in self.options.overlay and computed is None:
-            self.unknown.append(self._unknown_text(parameter))
+        readable, copy = readable and not sent and computed is None, wants_copy(parameter.annotation)
+        self.fields.append(FieldParameter(name, field, copy, parameter.default, readable, view, form, computed))
 
     def _is_view(self, parameter: Parameter) -> bool:
         model = self.schema.model
@@ -550,35 +551,28 @@ class _Planner:
             "resource."
         )
 
-    def check(self) -> None:
-        """Compare `reads` and `modules` with the parameters."""
+    def planned(self) -> Binding:
+        """The plan, after `reads` and `modules` were compared with the parameters."""
         taken = [parameter.name for parameter in self.signature.parameters]
-        if self.reads is not None:
-            asks = bool(self.binding.contexts)  # such a function may read any of them with ctx.view
-            own = (
-                None
-                if self.binding.whole_state or asks
-                else [name for name in taken if name not in self.options.modules]
-            )
-            self.problems += check_names(
-                self.reads,
-                "reads",
-                self.who,
-                own=own,
-                schema=self.schema,
-                overlay=self.options.not_fields,
-            )
+        reads = self.reads
+        if reads is not None:
+            # What takes the state as a whole, or reads with ctx.view, may read any of them.
+            any_name = self.states or self.views or self.signature.takes_all or self.contexts
+            own = None if any_name else [name for name in taken if name not in self.options.modules]
+            overlay, computed = self.options.not_fields, self.options.computed
+            self.problems += check_names(reads, "reads", self.who, own=own, schema=self.schema, overlay=overlay)
             self.problems += [
-                f"{self.who}: reads gives {name!r} a value of its own, {computed!r}: take it as the parameter {name!r}"
-                for name, computed in self.options.computed.items()
+                f"{self.who}: reads gives {name!r} a value of its own, {one!r}: take it as the parameter {name!r}"
+                for name, one in computed.items()
                 if name not in taken and own is None
             ]
-        renamed = [name for name, field in (self.reads or {}).items() if name != field]
-        if self.binding.views and renamed:
-            self.problems.append(
-                f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads renames "
-                f"{list_names(renamed)}: take `state` or the fields themselves as parameters"
-            )
+            renamed = [name for name, field in reads.items() if name != field]
+            if self.views and renamed:
+                self.problems.append(
+                    f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads "
+                    f"renames {list_names(renamed)}: take `state` or the fields themselves as parameters"
+                )
+            reads = {name: field for name, field in reads.items() if name not in computed}
         for name in self.options.modules:
             if name not in taken and not self.signature.takes_all:
                 self.problems.append(
@@ -586,7 +580,19 @@ class _Planner:
                     f"{suggestion(name, taken)}"
                 )
             elif name not in taken:
-                self._add(modules=(*self.binding.modules, name))
+                self.modules.append(name)
+        return Binding(
+            self.who,
+            tuple(self.fields),
+            tuple(self.states),
+            tuple(self.views),
+            tuple(self.contexts),
+            tuple(self.resources),
+            tuple(self.modules),
+            takes_all=self.signature.takes_all,
+            reads=reads,
+            schema=self.schema,
+        )
 
 
 def _wrote(parameter: Parameter, kind: type) -> bool:

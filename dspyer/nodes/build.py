@@ -39,7 +39,7 @@ class KindNode(BoundNode):
     @property
     def look(self) -> Look:
         """The look of it in pictures."""
-        return self.made.look._replace(inner=False)
+        return self.made.look
 
     def script(self, call: Call) -> Script[Reply]:
         """The script of the user's kind, which sees and may write what the node declares."""

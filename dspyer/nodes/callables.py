@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType, NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
+from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import dspy
 from typing_extensions import is_typeddict
 
-from dspyer.hints import signature_of
+from dspyer.hints import UNIONS, signature_of
 
 _PLAIN = (list, dict, set, bytearray)
 
@@ -58,7 +58,8 @@ def read_signature(
 ) -> FunctionSignature:
     """The signature of a function, method, partial or callable object. `who` is its name in problems."""
     source = plain_function(fn)
-    if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
+    code = source.__code__ if isinstance(source, FunctionType) else None
+    if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return FunctionSignature(problems=(f"{who} is a generator: return {gives}",))
     try:
         signature = signature_of(fn)
@@ -121,38 +122,45 @@ def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
         annotation = annotation.__forward_arg__
     if not isinstance(annotation, str):
         return annotation, ""
-    names = _names_of(fn)
+    names = _Names(fn)
     try:
-        resolved = eval(annotation, {}, names)
+        resolved = eval(_compiled(annotation), {}, names)
     except Exception:  # noqa: BLE001 - any expression may be there; the parameter is still known by its name
         return Any, annotation
     return resolved, annotation if names.missing else ""
 
 
-def _names_of(fn: Callable[..., Any]) -> _Names:
-    names: dict[str, Any] = dict(getattr(fn, "__globals__", {}))
-    code = getattr(fn, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(fn, "__closure__", None) or (), strict=False):
-        try:
-            names[name] = cell.cell_contents
-        except ValueError:  # a cell that is filled later
-            continue
-    return _Names(names)
+@lru_cache(maxsize=256)
+def _compiled(annotation: str) -> CodeType:
+    """The code of an annotation: programs write few different ones, and to compile one takes longer than all else."""
+    return compile(annotation.strip(), "<annotation>", "eval")
 
 
 class _Names(dict[str, Any]):
-    """The names that an annotation may use; a missing one reads as `Any`."""
+    """The names that an annotation of a function may use, looked up where the function itself would look for them.
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        super().__init__(names)
+    One that is missing reads as `Any`. The dict itself stays empty: a copy of all globals would be made for two names.
+    """
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
         self.missing: list[str] = []
 
     def __missing__(self, name: str) -> Any:
-        # A mapping that answers for each name hides the builtins from `eval`.
-        if hasattr(builtins, name):
-            return getattr(builtins, name)
-        self.missing.append(name)
-        return Any
+        code: Any = getattr(self.fn, "__code__", None)
+        if name in getattr(code, "co_freevars", ()):
+            try:
+                return self.fn.__closure__[code.co_freevars.index(name)].cell_contents
+            except ValueError:  # a cell that is filled later
+                pass
+        found = getattr(self.fn, "__globals__", {}).get(name, self)
+        if found is self:
+            # A mapping that answers for each name hides the builtins from `eval`.
+            found = getattr(builtins, name, self)
+        if found is self:
+            self.missing.append(name)
+            return Any
+        return found
 
 
 # --- annotations
@@ -160,9 +168,12 @@ class _Names(dict[str, Any]):
 
 def members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union, without `Annotated`; of anything else the annotation itself."""
-    if get_origin(annotation) is Annotated:
+    origin = get_origin(annotation)
+    if origin is None:
+        return (annotation,)
+    if origin is Annotated:
         return members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
+    if origin in UNIONS:
         return tuple(found for member in get_args(annotation) for found in members(member))
     return (annotation,)
 

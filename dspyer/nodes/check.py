@@ -199,7 +199,7 @@ def asks_module(finder: Node) -> bool:
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
     """The findings of a finder, not yet validated."""
     value = found.updates.get(into, DELETE)
-    if value is DELETE and finder.look.inner:  # a graph gives what has changed: the list is still its default
+    if value is DELETE and finder.runs_graph:  # a graph gives what has changed: the list is still its default
         field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
         value = None if field is None else field.fixed_default
     return thaw(value)
@@ -221,35 +221,6 @@ def into_problems(into: str, options: NodeOptions) -> list[str]:
 
 
 # --- the node
-
-
-class CheckedCommit(NamedTuple):
-    """A commit, as far as repairs are read from it.
-
-    Attributes:
-        id: its id, as the example names it.
-        node: its author.
-        route: where its branch went.
-        patch: what it changed.
-        sent: what the node that follows was sent.
-        parent: the index of its parent; -1 for none.
-        manual: whether no node made it (`t.update`).
-    """
-
-    id: str
-    node: str
-    route: tuple[str, ...]
-    patch: Mapping[str, Any]
-    sent: FrozenDict[str, Any] | None
-    parent: int
-    manual: bool
-
-    @classmethod
-    def of(cls, entry: LogEntry, prefix: str) -> CheckedCommit:
-        """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
-        commit = entry.commit
-        parent = entry.parents[0] if entry.parents else -1
-        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, is_manual(commit))
 
 
 class Repair(NamedTuple):
@@ -312,14 +283,14 @@ class FinderNode(Node):
         """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
         raise NotImplementedError
 
-    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+    def repair_in(self, log: Sequence[LogEntry], index: int, nodes: Mapping[str, Node]) -> Repair | None:
         """The correction that its commit at `index` has accepted; None if it has refused nothing before."""
         raise NotImplementedError
 
     @property
     def look(self) -> Look:
         """The look in pictures."""
-        return Look("check", self.kind, inner=self.inner.look.inner)
+        return Look("check", self.kind)
 
     def script(self, call: Call) -> Script[Reply]:
         """Find the problems, and decide."""
@@ -386,42 +357,42 @@ class CheckNode(FinderNode):
 
     # --- the chain of commits since `of` ran
 
-    def _back(self, commit_at: Callable[[int], CheckedCommit], index: int) -> Iterator[tuple[int, CheckedCommit]]:
+    def _back(self, log: Log | Sequence[LogEntry], index: int) -> Iterator[tuple[int, LogEntry]]:
         """The commits of a visit of `of` and its corrections, from `index` backwards, and manual ones in between."""
         while index >= 0:
-            commit = commit_at(index)
-            if commit.node not in (self.of, self.name, self.fix) and not commit.manual:
+            entry = log[index]
+            if entry.commit.node not in (self.of, self.name, self.fix) and not is_manual(entry.commit):
                 return
-            yield index, commit
-            index = commit.parent
+            yield index, entry
+            index = entry.parents[0] if entry.parents else -1
 
     def visit_at(self, log: Log, head: int) -> CheckedVisit:
         """The visit of `of` and its corrections, from the last commit before the check backwards."""
         fixes, sent = 0, NOTHING_SENT
-        for index, commit in self._back(lambda at: CheckedCommit.of(log[at], ""), head):
-            if commit.node == self.of:
+        for index, entry in self._back(log, head):
+            if entry.commit.node == self.of:
                 return CheckedVisit(index, fixes, sent)
-            fixes += commit.node == self.fix
-            if commit.node == self.name:
-                sent = commit.sent or NOTHING_SENT
+            fixes += entry.commit.node == self.fix
+            if entry.commit.node == self.name:
+                sent = entry.sent or NOTHING_SENT
         return CheckedVisit(-1, fixes, sent)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The execution that wrote what the check saw."""
-        back = self._back(lambda at: CheckedCommit.of(log[at], ""), index)
-        return set(next(([commit.id] for _, commit in back if commit.node in (self.of, self.fix)), ()))
+        back = [entry.commit for _, entry in self._back(log, index)]
+        return set(next(([commit.id] for commit in back if commit.node in (self.of, self.fix)), ()))
 
-    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+    def repair_in(self, log: Sequence[LogEntry], index: int, nodes: Mapping[str, Node]) -> Repair | None:
         """The correction that its commit at `index` has accepted: from what `of` has read."""
         refused: list[FrozenDict[str, Any]] = []  # what the fix was sent after each refusal, newest first
         since: list[Mapping[str, Any]] = []  # the patches after the last refusal, newest first
-        for _, commit in self._back(commits.__getitem__, commits[index].parent):
-            if commit.node == self.of and not commit.manual:
+        for _, entry in self._back(log, log[index].parents[0] if log[index].parents else -1):
+            if entry.commit.node == self.of and not is_manual(entry.commit):
                 break
-            if commit.node == self.name and commit.sent is not None:
-                refused.append(commit.sent)
+            if entry.commit.node == self.name and entry.sent is not None:
+                refused.append(entry.sent)
             elif not refused:
-                since.append(commit.patch)
+                since.append(entry.commit.patch)
         else:
             return None
         if not refused:

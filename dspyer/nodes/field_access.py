@@ -6,6 +6,7 @@ its field supports it, whether the authors that it names can have written, and i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import NoneType
@@ -82,8 +83,7 @@ def check_names(
         else:
             problems.append(f"{who}: {right!r} in {option} {unknown_field_text(right, schema)}{swap}")
     if option == "writes":
-        fields = list(names.values())
-        twice = [field for field in dict.fromkeys(fields) if fields.count(field) > 1]
+        twice = [field for field, count in Counter(names.values()).items() if count > 1] if len(names) > 1 else ()
         problems.extend(f"{who}: writes names the field {field!r} more than once" for field in twice)
     return problems
 

@@ -193,7 +193,6 @@ def folded(
     attempt = call.context.delegate
     if (live := attempt.host.together.posts) is not None:
         patch, after = live.with_posts(attempt, patch, after)
-    schema.check_state_limit(call.node, call.state, patch, after)
     return seal(patch), after
 
 

@@ -63,9 +63,7 @@ class MapNode(Node):
         """The look in pictures, with the failures that it lets pass."""
         note = "" if self.mapped.failures is None else f"failures of items into {self.mapped.failures}"
         share = self.mapped.min_success
-        # It is looked at before what is wrong with the node is told.
-        note += f", at least {100 * share:g} % must succeed" if is_number(share) and share else ""
-        return Look("map", self.kind, note, self.inner.look.inner)
+        return Look("map", self.kind, f"{note}, at least {100 * share:g} % must succeed" if share else note)
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that all calls of the inner node read whole."""

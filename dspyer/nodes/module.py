@@ -590,7 +590,8 @@ class SubgraphNode(BoundNode):
     """
 
     kind: ClassVar[str] = "subgraph"
-    look = Look("subgraph", "subgraph", inner=True)
+    look = Look("subgraph", "subgraph")
+    runs_graph = True
 
     gives: FieldNames | None = None
     folds: frozenset[str] = frozenset()

@@ -360,13 +360,11 @@ class Look(NamedTuple):
         shape: what it looks like, `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"`, `"tool"`.
         label: the word below its name; "" for none.
         note: what `explain()` says of it besides its fields and layers; "" for nothing.
-        inner: whether it runs a compiled graph, per call or per item.
     """
 
     shape: Shape = "function"
     label: str = ""
     note: str = ""
-    inner: bool = False
 
 
 class MapOptions(NamedTuple):
@@ -501,6 +499,11 @@ class Node:
     def look(self) -> Look:
         """The look in pictures and `explain()`."""
         return Look(label=self.kind)
+
+    @property
+    def runs_graph(self) -> bool:
+        """Tell if what the program holds for it is a compiled graph, which it runs per call or per item."""
+        return self.inner is not None and self.inner.runs_graph
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""

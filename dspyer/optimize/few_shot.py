@@ -147,7 +147,7 @@ class AskedAgain(Layer):
         first: Output = yield from inner(call)
         session, rollouts, delegate = call.runner.session, self.rollouts, call.context.delegate
         node, execution = session.graph.nodes[call.node], delegate.execution
-        if first.targets is not None or node.look.inner or call.node in session.graph.searches or not step_count():
+        if first.targets is not None or node.runs_graph or call.node in session.graph.searches or not step_count():
             return first
         so_far = partial(_run_so_far, session, delegate, first)
         shared = rollouts.shared(execution, so_far) if delegate.branch else frozenset()

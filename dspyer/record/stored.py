@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, Posted
+from dspyer.events import Commit, LMCall, Posted
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in
@@ -214,6 +215,27 @@ class FollowedRecords:
             if len(self._runs) > KEPT_RUNS:
                 del self._runs[next(iter(self._runs))]
             return found.record(status)
+
+    def calls(self, name: str) -> tuple[LMCall, ...]:
+        """The LM calls of an execution by its id, with those inside of it; without the label, one of the last run.
+
+        Raises:
+            LookupError: if there is no such execution.
+        """
+        address = Address.parse(name)
+        local = str(replace(address, run=""))
+        with suppress(ThreadError):  # no such thread or run
+            record = self.record(address.run or None)
+            for step in record.steps:
+                # Of a run in parts, commits have the labels of all of them.
+                if step.id == name or (
+                    step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local
+                ):
+                    return record.calls(step.id)
+        raise LookupError(
+            f"thread {self._thread!r} has no commit {name!r}, and no execution of that id has failed, or made an LM "
+            "call: ids are those of thread.history(), and Failure.execution"
+        )
 
 
 def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun, redactor: Redactor | None = None) -> RunReader:

@@ -460,9 +460,7 @@ def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) ->
         check_inputs(graph, inputs)
     inside, topology, schema = request.inside, graph.topology, graph.topology.schema
     if inside is None:
-        state = schema.initial_state(inputs, commit_id="inputs")
-        schema.check_state_limit(None, ImmutableState(), inputs, state)
-        return _new_run(topology, state)
+        return _new_run(topology, schema.initial_state(inputs, commit_id="inputs"))
     commit_id = full_id(*inside.label, *inside.scope, "inputs")
     state = schema.initial_state(
         inputs if inside.own_inputs else schema.as_replacements(inputs, commit_id),
@@ -472,7 +470,6 @@ def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) ->
     )
     run_start, records = _new_run(topology, state, inside.label), request.records
     if records is None or (records.journal is None and not inside.keeps_commits):
-        schema.check_state_limit(None, ImmutableState(), inputs, state)
         return run_start
     run_start = run_start.to_replay()
     kept = records.take_kept(inside.scope, inside.attempts)
@@ -480,8 +477,6 @@ def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) ->
     if inside.own_inputs:
         check_same_inputs(inside, records, inputs, begun=bool(rows))
     run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
-    if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
-        schema.check_state_limit(None, ImmutableState(), inputs, state)
     return run_start._replace(run=run, kept=kept)
 
 

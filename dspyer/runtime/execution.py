@@ -393,9 +393,7 @@ def _route(
         if decision.updates:
             schema, author = session.graph.topology.schema, exit_.module_name or name
             commit_id = session.ids.global_id(execution.id, author)
-            old = state
-            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole_values=True)
-            schema.check_state_limit(author, old, written, state)
+            written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole_values=True)
             for field, update in written.items():
                 folds = schema.reducer(field) is not None
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
@@ -687,8 +685,6 @@ def _straight(
         updates, _, whole, completions = reply_of(result)
         before, commit_id = execution.branch.state, session.ids.prefix + execution.id
         patch, after = schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
-        if schema.state_limit is not None:
-            schema.check_state_limit(name, before, patch, after)
         if completions is not None:
             session.notes.completions[execution.id] = completions
         return patch, after

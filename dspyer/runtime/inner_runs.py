@@ -168,5 +168,4 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
             prefix = id_prefix(*inside.label, *inside.scope)
             for logged in internals_of(request.outcome.returned).logged_checks:
                 scope = (*inside.scope, *logged.scope)
-                commits = [one._replace(id=prefix + one.id) for one in logged.commits]
-                around.notes.checks[scope] = logged._replace(scope=scope, commits=commits)
+                around.notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)

@@ -29,7 +29,7 @@ from dspyer.lm.tap import Counted, LMRecorder, usage_of
 from dspyer.log.rows import LMUsage, total_cost
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
-from dspyer.runtime.lineage_order import LoggedChecks, repairs_in
+from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.run_record import RunSource, record_of_run
 from dspyer.runtime.session import SessionEnd

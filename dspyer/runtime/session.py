@@ -66,16 +66,8 @@ from dspyer.log.rows import DraftRow, LayerRow
 from dspyer.nodes.attempt import Attempt, AttemptHost, Peer, Together
 from dspyer.nodes.node import Call
 from dspyer.patch import SealedPatch, seal
-from dspyer.runtime.lineage_order import (
-    LoggedChecks,
-    LostSteps,
-    checks_in,
-    log_rejection,
-    trace_of,
-    trace_steps_of,
-    uncredited,
-    unfinished_branches,
-)
+from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
+from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews

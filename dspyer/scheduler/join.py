@@ -109,27 +109,6 @@ class Join:
         self.resolved: dict[KeyPath, Any] = {}  # the value that was kept at each path of `winners`
         self.merged: set[str] = set()  # fields that more than one branch changed
 
-    def check_state_limit(self, result: JoinResult) -> None:
-        """Raises `JoinFailedError`, naming the writers, if the joined state exceeds the size limit of the state."""
-        if self.schema.state_limit is None:
-            return
-        why = self.schema.excess(self.base.state, self._patches(result), result.state)
-        if why:
-            wrote: dict[str, dict[str, None]] = {}
-            for item in self.commits:
-                commit = self.log[item.log_index].commit
-                if commit.patch and not commit.node.startswith("join:"):
-                    wrote.setdefault(commit.node, {}).update(dict.fromkeys(commit.patch))
-            authors = "; ".join(f"{node} wrote {', '.join(map(repr, names))}" for node, names in wrote.items())
-            error = NodeOutputError(f"branches joined at node {self.node!r}, where {authors}: together {why}")
-            raise JoinFailedError(error, result.conflicts)
-
-    def _patches(self, result: JoinResult) -> list[Mapping[str, Any]]:
-        """The patches from the base to the joined state: those of the branches, then the fields decided as a whole."""
-        values = {path[0]: result.state.raw(path[0], DELETE) for path in result.winners if len(path) == 1}
-        decided = {field: value if value is DELETE else Replace(value) for field, value in values.items()}
-        return [*[self.log[item.log_index].commit.patch for item in self.commits], decided]
-
     # --- the merge
 
     def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:

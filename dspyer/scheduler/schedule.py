@@ -447,7 +447,7 @@ def advance(
         return _fail(run._replace(running=running), raised)
     commit_id, node, branch, path, visit, left, _ = execution
     patch, state, targets, reason, started, duration, live, made, attempt, failure, failed_attempts, cached = outcome
-    _, fork_children, before, head, parent, last, counts = branch
+    _, fork_children, _, head, parent, last, counts = branch
     alone = ready._heap is None and not (waiting._data or running._data) and not failures and not suspended._data
     index, step, one, schema = log._count, last + 1, len(targets) == 1, topology.schema
     number = first + index
@@ -455,9 +455,9 @@ def advance(
     route = (targets[0].node,) if one else tuple([target.node for target in targets])
     parents = (parent,) if step else ()
     who = (commit_id, version, node, path, visit, step, seal(patch), parents, attempt, route, reason)
-    commit = Commit(*who, started, duration, live, made, _NOTHING, None, failure, failed_attempts, cached)
-    if schema.limited_fields or schema.state_limit is not None:
-        commit = schema.with_sizes(commit, before, patch, state)
+    commit = Commit(*who, started, duration, live, made, _NOTHING, failure, failed_attempts, cached)
+    if schema.limited_fields:
+        commit = schema.with_sizes(commit, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
     if made != NO_CALLS or reason is not None:
         changed |= extra_counts(commit, counts.get)
@@ -614,7 +614,6 @@ def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunSt
     if merged is None:
         join = Join(run.log, node, schema, topology.join_policies.get(node, topology.policies).decider_for, index)
         merged = join.merge(heads, [branch.state for branch in branches])
-        join.check_state_limit(merged)
     fork_children = collapse_forks([path for branch in branches for path in branch.fork_children])
     path = path_of(fork_children)
     alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.suspended
@@ -633,8 +632,8 @@ def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunSt
         route=(node,),
         started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
-    if schema.limited_fields or schema.state_limit is not None:
-        commit = schema.with_sizes(commit, first, schema.made(first, merged.state, None), merged.state, folded=False)
+    if schema.limited_fields:
+        commit = schema.with_sizes(commit, schema.made(first, merged.state, None), merged.state)
     entry = LogEntry(commit, merged.state, heads, None, merged.winners, merged.conflicts)
     counts = merged.counts.update({author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), trunk_state=merged.state if alone else run.trunk_state)
@@ -672,7 +671,7 @@ def force_ready(run: RunState, position: Position) -> RunState:
 def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     """Adds a manual commit on top of the only active branch, with the state after it. The branch keeps its target."""
     (branch,) = active_branches(run)
-    commit = run.topology.schema.with_sizes(commit, branch.state, commit.patch, state)
+    commit = run.topology.schema.with_sizes(commit, commit.patch, state)
     counts = branch.counts.update(extra_counts(commit, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}

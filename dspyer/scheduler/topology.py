@@ -433,14 +433,15 @@ def with_missing_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[E
 def check_paths(facts: GraphFacts) -> Iterator[str]:
     """Nodes that no branch can reach, and nodes from which no branch can reach `END`."""
     starts = any(edge.source == START for edge in facts.edges)
-    reached = reachable(facts.edges, START) if starts else set(facts.nodes)
+    reached = _reached(_successors(facts.edges), [START], set()) if starts else set(facts.nodes)
     sources = {edge.source for edge in facts.edges if not edge.on_error}
     caught = {edge.source for edge in facts.edges if edge.on_error}
-    backwards = [Edge(edge.target, edge.source) for edge in facts.edges]
+    backwards: dict[str, list[str]] = {}
+    for edge in facts.edges:
+        backwards.setdefault(edge.target, []).append(edge.source)
     # A dead end is reported itself; the nodes that lead to it reach END once it does, so they are no problem of their
     # own.
-    backwards += [Edge(END, node) for node in facts.nodes if node not in sources]
-    ends = reachable(backwards, END)
+    ends = _reached(backwards, [END, *(node for node in facts.nodes if node not in sources)], set())
     for node in facts.nodes:
         if node not in reached:
             handled = next((edge.target for edge in facts.edges if edge.on_error and edge.source == node), None)
@@ -471,15 +472,17 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
     for edge in facts.edges:
         if edge.into is not None:
             failures.setdefault(edge.source, set()).add(edge.into)
+    folded = set(facts.folded)
     for number, node in enumerate(facts.nodes):
-        for field in {*(facts.writes[node] or ()), *failures.get(node, ())} - {*facts.folded}:
+        for field in {*(facts.writes[node] or ()), *failures.get(node, ())} - folded:
             writers[field] = writers.get(field, 0) | 1 << number
     contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}  # more than one bit
-    if not contested:
+    forks = [groups for groups in facts.forks.values() if len(groups) > 1]
+    if not contested or not forks:
         return
     reported: set[tuple[str, str, str]] = set()
     after = _writers_after(facts, rounds, contested)
-    for groups in facts.forks.values():
+    for groups in forks:
         for left, right in _pairs(groups):
             mine, other = after.get(left, 0), after.get(right, 0)
             # What both sides reach comes after their join, so it is parallel to neither.
@@ -606,11 +609,6 @@ class WritesBefore:
     def wrote(self, node: str, field: str) -> bool:
         """Return whether a node before this one may have written a field."""
         return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
-
-
-def reachable(edges: Collection[Edge], start: str) -> set[str]:
-    """The nodes that can be reached from one by at least one edge."""
-    return _reached(_successors(edges), [start], set())
 
 
 def _successors(edges: Collection[Edge]) -> dict[str, list[str]]:

@@ -1,35 +1,32 @@
-"""Limits on the size of a field or of the whole state, and how sizes are measured.
+"""Limits on the size of a field, and how sizes are measured.
 
-The limit of a field is applied in its fold, so joins and replays apply it too. A size is the bytes of the JSON form. It
+A limit is applied in the fold of the field, so joins and replays apply it too. A size is the bytes of the JSON form. It
 is stored with a container once it was measured, and after an update it is computed from the size before and from what
 the update changed: the cost of measuring depends on the change, not on the size of the value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dspyer.errors import GraphError, NodeOutputError, brief
-from dspyer.patch import DELETE, Tail, resets
-from dspyer.reducers import Reducer, Updates
-from dspyer.state import ImmutableState, cache_size, cached_size
+from dspyer.patch import DELETE
+from dspyer.reducers import Reducer
 from dspyer.values import json as encoding
-from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
+from dspyer.values.frozen import FrozenDict, FrozenList, RecentFindings, measured_size, store_size
 from dspyer.values.scalars import is_number
 
 Full = Literal["refuse", "drop_oldest"]
-_KEPT_SETS = 64  # number of sets whose sizes are remembered
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """Limit what a field may hold, as part of its annotation, or the whole state: `Graph(limit=limit(kb=...))`.
+    """Limit what a field may hold, as part of its annotation.
 
     Args:
-        kb: kilobytes (thousands of bytes) of the JSON form; of a state, the sum over its fields.
+        kb: kilobytes (thousands of bytes) of the JSON form.
         full: `"refuse"`: an update that would exceed the limit is an error; `"drop_oldest"`: the oldest entries are
-            removed, in a mapping the keys that were written longest ago. For a state only `"refuse"` is possible.
+            removed, in a mapping the keys that were written longest ago.
 
     Returns:
         The limit.
@@ -41,8 +38,6 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
         >>> from typing import Annotated
         >>> from dspyer import reducers
         >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
-        >>> from dspyer import Graph
-        >>> graph = Graph(limit=limit(kb=500))
         >>> limit(kb=500)
         limit(kb=500, full='refuse')
     """
@@ -56,7 +51,7 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a field or a state may hold. Created by `limit`.
+    """The most that a field may hold. Created by `limit`.
 
     Attributes:
         kb: kilobytes (thousands of bytes) of the JSON form.
@@ -80,7 +75,7 @@ class Limit:
         if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
             for key in update:  # move the written keys to the end: the order of a mapping is the order of writing
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
-        size = size_after_updates(current, (update,), new, reducer)
+        size = _size_after(current, update, new, reducer)
         most = self.max_bytes
         if size <= most:
             remember_size(new, size)
@@ -121,18 +116,6 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
     return ""
 
 
-def checked_state_limit(found: object) -> Limit:
-    """Return a limit on the whole state, or raise `GraphError`: there are no oldest entries of a state to drop."""
-    if not isinstance(found, Limit):
-        raise GraphError(f"Graph(limit={found!r}): it takes limit(kb=...)")
-    if found.full != "refuse":
-        raise GraphError(
-            f"Graph(limit={found!r}): a whole state can only refuse what is too much. Write limit(kb={found.kb:g}) "
-            "there, and limit(full='drop_oldest') in the annotations of single fields"
-        )
-    return found
-
-
 # --- measuring
 
 
@@ -148,30 +131,8 @@ def size_of(value: Any) -> int:
     return known
 
 
-class _Sizes:
-    """Sizes of the sets measured last, by `id`: a frozenset has no attribute to store it in.
-
-    The set itself is kept with its size, so that its `id` cannot be that of another one. When the young half is full,
-    the old half is dropped.
-    """
-
-    def __init__(self) -> None:
-        self.young: dict[int, tuple[Any, int]] = {}
-        self.old: dict[int, tuple[Any, int]] = {}
-
-    def get(self, value: Any) -> int | None:
-        """Return the size of a set; None if it is not known."""
-        found = self.young.get(id(value)) or self.old.get(id(value))
-        return None if found is None else found[1]
-
-    def put(self, value: Any, size: int) -> None:
-        """Remember the size of a set."""
-        if len(self.young) >= _KEPT_SETS // 2:
-            self.old, self.young = self.young, {}
-        self.young[id(value)] = value, size
-
-
-_set_sizes = _Sizes()
+# A frozenset has no attribute to store its size in.
+_set_sizes: RecentFindings[int] = RecentFindings()
 
 
 def size_if_known(value: Any) -> int | None:
@@ -209,11 +170,10 @@ def _encoded(value: Any) -> bytes:
     return encoding.to_json(value).encode("utf-8", "surrogatepass")
 
 
-def size_after_updates(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
-    """Return the size of `new`, computed from the size of `current` and what the updates changed if that is possible.
+def _size_after(current: Any, update: Any, new: Any, reducer: Reducer | None) -> int:
+    """Return the size of `new`, computed from the size of `current` and what the update changed if that is possible.
 
-    `current` is the value before, `DELETE` for none. `reducer` folded the single updates in, and none of them replaces
-    or deletes the value; None if the value was replaced.
+    `current` is the value before, `DELETE` for none. `reducer` folded the update in; None if the value was replaced.
     """
     before = None if current is DELETE else size_if_known(current)
     if before is None or reducer is None or type(current) is not type(new):
@@ -224,7 +184,7 @@ def size_after_updates(current: Any, updates: Sequence[Any], new: Any, reducer: 
     elif reducer.keyed is not None:
         assert reducer.parts is not None  # what has keys has parts
         change = 0
-        for key in dict.fromkeys(key for update in updates for key, _ in reducer.parts(update)):
+        for key in dict.fromkeys(key for key, _ in reducer.parts(update)):
             old, now = reducer.keyed.find(current, key), reducer.keyed.find(new, key)
             change += _size_under(reducer, key, now) - _size_under(reducer, key, old)
     elif reducer.kind == "members":
@@ -261,95 +221,3 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
 def kilobytes(size: int) -> str:
     """Return a size as errors show it."""
     return f"{size / 1000:.3g} KB"
-
-
-# --- the size of the whole state
-
-Patches = Sequence[Mapping[str, Any]]
-_LARGEST = 3  # number of fields that an error names
-
-
-def state_size(state: ImmutableState) -> int:
-    """Return the bytes of the JSON forms of all fields of a state, without their names."""
-    size = cached_size(state)
-    if size is None:
-        size = sum([_size(value) for _, value in state.raw_items()])
-        cache_size(state, size)
-    return size
-
-
-def state_size_after(
-    before: ImmutableState, patches: Patches, after: ImmutableState, reducers: Mapping[str, Reducer | None]
-) -> int:
-    """Return the size of `after`, computed from the size of `before` and what the patches changed if that is possible.
-
-    The patches name every field that differs. `reducers` has the reducer of each field, None for none.
-    """
-    size = cached_size(before)
-    if cached_size(after) is not None or size is None:
-        return state_size(after)
-    for name in dict.fromkeys(name for patch in patches for name in patch):
-        old, new = before.raw(name, DELETE), after.raw(name, DELETE)
-        if old is new:
-            continue
-        size -= _size(old)  # before the new size: this stores the sizes of its parts, which that computation needs
-        size += _size_after(old, [patch[name] for patch in patches if name in patch], new, reducers.get(name))
-    cache_size(after, size)
-    return size
-
-
-def excess(limit: Limit, before: ImmutableState, after: ImmutableState, size: int) -> str:
-    """Return why a state of `size` bytes is refused; empty if it is within the limit or no larger than before."""
-    if size <= limit.max_bytes or size <= state_size(before):
-        return ""
-    largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_LARGEST]
-    fields = ", ".join(f"{name!r} {kilobytes(-held)}" for held, name in largest)
-    return (
-        f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.max_bytes)}; its largest fields: {fields}. "
-        "Write less, delete what is no longer needed, limit single fields with limit(full='drop_oldest'), or raise "
-        "Graph(limit=limit(kb=...))"
-    )
-
-
-def _size(value: Any) -> int:
-    if value is DELETE:
-        return 0
-    return size_of(value) if isinstance(value, (FrozenDict, FrozenList, frozenset)) else entry_size(None, value)
-
-
-def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
-    """Return the size of a field's value after some updates, from what they name if the size before is known."""
-    known = size_if_known(new)
-    if known is not None or not isinstance(new, (FrozenDict, FrozenList, frozenset)):
-        return _size(new) if known is None else known
-    ones = Updates(*updates).updates
-    if any(map(resets, updates)):
-        return size_of(new)
-    if reducer is not None:
-        size = size_after_updates(old, ones, new, reducer)
-    elif type(old) is type(new) is FrozenDict and all(isinstance(one, Mapping) for one in ones):
-        size = size_of(old) if len(old) else 0
-        for key in dict.fromkeys(key for one in ones for key in one):
-            before, now = old.raw(key, DELETE), new.raw(key, DELETE)
-            if before is now:
-                continue
-            around = entry_size(key, None) - entry_size(None, None) + 2  # its key and the separator
-            size -= 0 if before is DELETE else _inner(before) + around
-            if now is DELETE:
-                continue
-            same_kind = type(before) is type(now) is FrozenDict
-            inside = [one[key] for one in ones if key in one]
-            size += around + (_size_after(before, inside, now, None) if same_kind else _inner(now))
-        size = max(2, size)
-    elif type(updates[-1]) is Tail:
-        kept, size = updates[-1].kept, size_of(old) if len(old) else 0
-        size -= sum([entry_size(None, old.raw(index)) + 2 for index in range(kept, len(old))])
-        size = max(2, size + sum([entry_size(None, item) + 2 for item in updates[-1].items.raw_items()]))
-    else:
-        return size_of(new)
-    remember_size(new, size)
-    return size
-
-
-def _inner(value: Any) -> int:
-    return entry_size(None, value)

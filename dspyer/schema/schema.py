@@ -36,7 +36,7 @@ from dspyer.schema.fields import (
     refusal_text,
     show_brief,
 )
-from dspyer.schema.limits import Limit, Patches, excess, size_of, state_size_after
+from dspyer.schema.limits import size_of
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, thaw
@@ -58,7 +58,6 @@ class Schema:
         limited_fields: names of the fields with a limit.
         field_shapes: the description of the fields in events.
         show_value: how errors show a value.
-        state_limit: the limit on the whole state; None for none.
         user_folded: names of the fields that a function of the user folds.
 
     Example:
@@ -82,7 +81,6 @@ class Schema:
         "live_fields",
         "model",
         "show_value",
-        "state_limit",
         "user_folded",
     )
 
@@ -92,10 +90,8 @@ class Schema:
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
         show_value: ShowPath = show_brief,
-        state_limit: Limit | None = None,
     ) -> None:
         self.show_value = show_value
-        self.state_limit = state_limit
         self.model = model
         self.fields = fields
         self.live_fields: Mapping[str, Live] = {
@@ -112,17 +108,15 @@ class Schema:
         )
 
     @classmethod
-    def of(
-        cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief, state_limit: Limit | None = None
-    ) -> Schema:
+    def of(cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief) -> Schema:
         """Return the schema of a pydantic model; raises `GraphError` with every field that cannot be used."""
         if model is None:
-            return cls(None, MappingProxyType({}), None, show_value, state_limit)
-        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), show_value, state_limit)
+            return cls(None, MappingProxyType({}), None, show_value)
+        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), show_value)
 
     def with_show_value(self, show_value: ShowPath) -> Schema:
         """Return the same schema with another way to show values in errors."""
-        return Schema(self.model, self.fields, self._read_only_class, show_value, self.state_limit)
+        return Schema(self.model, self.fields, self._read_only_class, show_value)
 
     @property
     def accepts_any_key(self) -> bool:
@@ -309,49 +303,10 @@ class Schema:
                 f"field {name!r} refuses {shown}, which a merge policy returned: {refusal_text(refusal, name)}"
             ) from None
 
-    def sizes(self, patch: Mapping[str, Any], state: ImmutableState) -> dict[str, int]:
-        """Return the sizes of the limited fields that a patch names, in the state after it."""
-        return {name: size_of(state.raw(name)) for name in patch if name in self.limited_fields and name in state}
-
-    def with_sizes(
-        self,
-        commit: Commit,
-        before: ImmutableState,
-        patch: Mapping[str, Any],
-        after: ImmutableState,
-        *,
-        folded: bool = True,
-    ) -> Commit:
-        """Return a commit with its `sizes` and `size`.
-
-        `patch` was folded, or, if not `folded`, is the change from the first parent of a join.
-        """
-        if self.limited_fields:
-            commit = replace(commit, sizes=self.sizes(patch, after))
-        if self.state_limit is not None:
-            size = state_size_after(before, (patch,), after, self._reducers if folded else {})
-            commit = replace(commit, size=size)
-        return commit
-
-    def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
-        """Return why `after` is too large for the limit on the state; empty if it is not.
-
-        `patches` name every field that differs from `before`. Only new states are checked: one that is read from a
-        store or replayed is never refused.
-        """
-        if self.state_limit is None:
-            return ""
-        return excess(self.state_limit, before, after, state_size_after(before, patches, after, self._reducers))
-
-    def check_state_limit(
-        self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
-    ) -> None:
-        """Raise `NodeOutputError`, or `InputError` if `node` is None, for a write that makes the state too large."""
-        why = "" if self.state_limit is None else self.excess(before, (patch,), after)
-        if why:
-            if node is None:
-                raise InputError(f"the inputs are refused: {why}")
-            raise NodeOutputError(f"node {node!r} writes {list_names(patch)}, which is refused: {why}")
+    def with_sizes(self, commit: Commit, written: Iterable[str], after: ImmutableState) -> Commit:
+        """Return a commit with the sizes of the limited fields that it has written, in the state after it."""
+        named = [name for name in written if name in self.limited_fields and name in after]
+        return replace(commit, sizes={name: size_of(after.raw(name)) for name in named}) if named else commit
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
         """Return the state as a read-only instance of the model, for a node with a parameter such as `s: Research`.
@@ -430,7 +385,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self.show_value, self.state_limit)
+        return Schema.of, (self.model, self.show_value)
 
 
 def _shape(field: Field) -> FieldShape:

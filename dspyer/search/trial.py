@@ -158,8 +158,8 @@ class TrialNode(Node):
 
     @property
     def look(self) -> Look:
-        """The look in pictures; its label is what readers of a run know a search by."""
-        return Look("map", "trials", inner=self.inner.look.inner)
+        """The look in pictures; by its label, readers of a run know a search."""
+        return Look("map", "trials")
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""

@@ -23,7 +23,7 @@ from dspyer.errors import ConcurrentRunError, NodeOutputError, StateError, Store
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.spec import checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
-from dspyer.log.execution_records import run_usage, totals_at
+from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing, History
 from dspyer.log.journal import Journal
 from dspyer.log.reader import (
@@ -43,16 +43,14 @@ from dspyer.log.replay import update_commit
 from dspyer.log.rows import (
     COMMITS,
     NO_BLOBS,
-    CommitContent,
     CommitRow,
     DraftRow,
+    OpenRow,
     ResumeRow,
     RowKind,
     end_row,
     first_version,
     frozen_conflicts,
-    manual_commit_row,
-    open_row,
 )
 from dspyer.log.time_travel import HistoryCache, Moment
 from dspyer.patch import DELETE, Replace, diff
@@ -95,11 +93,10 @@ def copy_thread(
             head = target.head_at(new_row, prefix.last_row)
             _write_run(store, new_row, _run_of_one(target, head, (prefix.last_row,), patch, node))
         elif prefix.unfinished:
-            new_head = ThreadHead(new_row, None, ImmutableState(), 0)
-            part = target.next_part(new_head, prefix.run.run, prefix.last_row, prefix.excluded)
-            rows = [_end_of_open(source, prefix, "stopped")]
+            part = target.next_part(ThreadHead(new_row), prefix.run.run, prefix.last_row, prefix.excluded)
+            rows = [source.end_of_open(prefix.run, row.root)]
             if patch is not None:
-                rows = _commit_in_open_run(source, prefix, part.header["label"], patch)
+                rows = _commit_in_open_run(source, prefix, part.header["label"], patch, row.root)
             _write_run(store, new_row, (part, rows))
         else:
             store.write(Change(target.name, 0, head=prefix.last_row, root=row.root, flush=True))
@@ -119,7 +116,7 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
     prefix = None if last_row is None or not head.open else prefix_at_head(thread.store, last_row)
     node = None if prefix is None else _only_made_as(thread, prefix)
     if prefix is not None and as_node is None and node is None:
-        rows = _commit_in_open_run(thread, prefix, thread.next_label(head), patch)
+        rows = _commit_in_open_run(thread, prefix, thread.next_label(head), patch, head.row.root)
         made: NewRun = (thread.next_part(head, prefix.run.run, prefix.last_row), rows)
     else:
         if prefix is not None and node is None:
@@ -244,12 +241,13 @@ def _run_of_one(
     adapted = thread.compatibility.adapted(head.state, head.last_run)
     update, _ = _validated(schema, adapted.state, patch, author, commit_id, new_thread=not parents)
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
-    content = CommitContent(update, made=schema.made(head.state, schema.replay(head.state, update), update))
+    made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
     if node is not None:
-        return _run_with(thread, head, parents, head.next_version, open_row(node, content, now, blobs), "stopped")
+        opening = OpenRow(node=node, created=int(now * 1_000), patch=update, made=made).row(blobs)
+        return _run_with(thread, head, parents, head.next_version, opening, "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)
-    row = manual_commit_row(RowKind.UPDATE, commit, content, blobs)
+    row = CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made).row(blobs)
     return _run_with(thread, head, parents, head.next_version, row, "completed")
 
 
@@ -265,12 +263,13 @@ def _run_with(
 
 
 def _commit_in_open_run(
-    thread: StoredThread, prefix: HistoryPrefix, label: str, patch: Mapping[str, Any]
+    thread: StoredThread, prefix: HistoryPrefix, label: str, patch: Mapping[str, Any], root: Point | None
 ) -> list[DraftRow]:
     """The rows of a commit in an open run, between its last commit and the node that comes next.
 
-    `label` names the part of the run. Raises `ThreadError` if several branches are active, or if the next node has done
-    a part of its work; `NodeOutputError` if the patch does not fit the schema.
+    `label` names the part of the run, and `root` is the row at which a pruned history begins. Raises `ThreadError` if
+    several branches are active, or if the next node has done a part of its work; `NodeOutputError` if the patch does
+    not fit the schema.
     """
     schema = thread.schema
     thread.compatibility.check_graph(prefix.run)
@@ -278,18 +277,11 @@ def _commit_in_open_run(
     _check_next_node_not_started(thread, prefix, branch)
     commit = update_commit(branch, 0, UPDATE_AUTHOR, {}, time.time())
     update, after = _validated(schema, branch.state, patch, UPDATE_AUTHOR, full_id(label, commit.id))
-    content = CommitContent(update, made=schema.made(branch.state, after, update))
+    made = schema.made(branch.state, after, update)
     return [
-        manual_commit_row(RowKind.UPDATE, replace(commit, patch=update), content),
-        _end_of_open(thread, prefix, prefix.run.status or "stopped", more=1),
+        CommitRow.of_commit(replace(commit, patch=update), kind=RowKind.UPDATE, made=made).row(),
+        thread.end_of_open(prefix.run, root, prefix.run.status or "stopped", more=1),
     ]
-
-
-def _end_of_open(thread: StoredThread, prefix: HistoryPrefix, status: str, more: int = 0) -> DraftRow:
-    """The row of the end of an open run after a prefix of it and so many commits more: it has used what that has."""
-    run, row = prefix.run, thread.store.thread(thread.name)
-    before = totals_at(thread.store, run.parents, None if row is None else row.root)
-    return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
 
 
 def _write_run(store: Store, thread: ThreadRow, made: NewRun) -> None:
@@ -380,7 +372,6 @@ def _validated(
         update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
     else:
         update, after = schema.commit(state, patch, node=author, commit_id=commit_id)
-    schema.check_state_limit(None if new_thread else author, state, update, after)
     return update, after
 
 
@@ -452,9 +443,8 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     commit = Commit(FIRST, version, f"join:{other.name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())
     made = topology.schema.made(head.state, merged.state, None)
     conflicts = frozen_conflicts(merged.conflicts)
-    content = CommitContent(merged.patch, made=made, conflicts=conflicts, winners=merged.winners)
-    row = manual_commit_row(RowKind.MERGE, commit, content)
-    _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row, "completed"))
+    row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=merged.winners)
+    _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row.row(), "completed"))
     return True
 
 
@@ -495,7 +485,6 @@ def _merge_lineages(history: History, left: int, right: int, name: str, deciding
     join = Join(log, name, history.reader.schema, deciding, len(log))
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
-        join.check_state_limit(merged)
     except JoinFailedError as raised:
         raise raised.error from None
     ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
@@ -512,7 +501,6 @@ def _merge_states(
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
     patch = _patch_between(schema, left, merged)
-    schema.check_state_limit("merge", left, patch, merged)
     return MergeResult(patch, merged)
 
 

@@ -31,13 +31,11 @@ from dspyer.log.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.log.replay import update_commit
 from dspyer.log.rows import (
     COMMITS,
-    CommitContent,
     CommitRow,
     DraftRow,
     RowKind,
     StoredRow,
     content_names,
-    manual_commit_row,
 )
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace, diff_value
@@ -208,7 +206,7 @@ def _node_facts(node: Node, program: Any) -> dict[str, Any]:
     }
     if (mapped := node.mapped) is not None:
         facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
-    if node.look.inner:
+    if node.runs_graph:
         facts["graph"] = graph_facts(getattr(program, node.name))
     if node.programs:
         bound = getattr(program, node.name)
@@ -476,8 +474,8 @@ class GraphCompatibility:
         commit = update_commit(branches[0], run.first + len(run.log), MIGRATION_AUTHOR, patches[0], time.time())
         before = branches[0].state
         after = schema.replay(before, patches[0])
-        content = CommitContent(patches[0], made=schema.made(before, after, patches[0]))
-        rows = [manual_commit_row(RowKind.UPDATE, commit, content)]
+        made = schema.made(before, after, patches[0])
+        rows = [CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made).row()]
         return run_start._replace(run=append_commit(run, commit, after)), rows
 
     def _made_by(self, last: RunRows) -> FingerprintFacts | None:

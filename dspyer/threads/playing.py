@@ -28,7 +28,6 @@ import anyio
 
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
-from dspyer.log.execution_records import run_usage, totals_at
 from dspyer.log.journal import LEASE, STOPPING, Journal, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import end_row
@@ -382,10 +381,7 @@ def _write_stopped(thread: StoredThread, head: ThreadHead, epoch: int, next_epoc
     """Write that the last run of a thread was stopped; the thread has no owner then."""
     at = head.row.head
     assert at is not None
-    run = read_run(thread.store, at)
-    steps = sum(1 for _ in run.own_commits())
-    before = totals_at(thread.store, run.parents, head.row.root)
-    end = end_row("stopped", None, (), run_usage(run.rows), steps, before).numbered(at.seq + 1)
+    end = thread.end_of_open(read_run(thread.store, at), head.row.root).numbered(at.seq + 1)
     point = Point(at.run, end.seq)
     thread.store.write(
         Change(thread.name, epoch, next_epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)

@@ -33,14 +33,14 @@ from dspyer.log.replay import replay
 from dspyer.log.rows import (
     NO_BLOBS,
     AnswerRow,
-    CommitContent,
     DraftRow,
     EndRow,
+    OpenRow,
     ResumeRow,
     RowKind,
     Totals,
+    end_row,
     first_version,
-    open_row,
     row_time,
 )
 from dspyer.log.time_travel import ThreadReader, resumes_without_progress, thread_redactor
@@ -91,17 +91,14 @@ class ThreadHead(NamedTuple):
     Attributes:
         row: the thread's row in the store.
         last_run: the last run, as far as it was read; None for a thread without runs.
-        state: the last state that all branches of that run shared.
-        next_version: the version of the next commit.
-        tail: what was written since the last snapshot.
-        broken: why the newest commits cannot be read; `""` if they can. State and version are those before them.
-        last_readable: the row of the last commit that can be read, if `broken`.
+        last_readable: the row of the last commit that can be read, if the newest cannot. The others are in the order of
+            `RecoveredState`, whose attributes they are.
     """
 
     row: ThreadRow
-    last_run: RunRows | None
-    state: ImmutableState
-    next_version: int
+    state: ImmutableState = ImmutableState()
+    next_version: int = 0
+    last_run: RunRows | None = None
     tail: SinceSnapshot = SinceSnapshot()
     broken: str = ""
     last_readable: Point | None = None
@@ -180,19 +177,16 @@ class StoredThread:
     def _head_of(self, row: ThreadRow | None) -> ThreadHead:
         """The end of a thread by its row: remembered, if this process has written it, else read."""
         if row is None or row.head is None:
-            return ThreadHead(row or ThreadRow(self.name, None, 0), None, ImmutableState(), 0)
+            return ThreadHead(row or ThreadRow(self.name, None, 0))
         # By the class of states, since another graph may read the same values as other classes.
         known = self.store.heads.get(row, self.schema.model)
         if known is None:
             return self.head_at(row, row.head)
-        return ThreadHead(row, known.last_run, known.state, known.next_version, known.tail)
+        return ThreadHead(row, known.state, known.next_version, known.last_run, known.tail)
 
     def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
         """The head of a thread as if it ended at a row."""
-        found = recover_state(self.reader, at)
-        return ThreadHead(
-            row, found.last_run, found.state, found.next_version, found.tail, found.broken, found.last_good
-        )
+        return ThreadHead(row, *recover_state(self.reader, at))
 
     def readable_head(self) -> ThreadHead:
         """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
@@ -256,7 +250,6 @@ class StoredThread:
         patch, _ = schema.begin(adapted.state, inputs, keep=keep, commit_id=full_id(label, FIRST))
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
-        schema.check_state_limit(None, head.state, patch, state)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
         header = self.run_header(head, head.next_version)
@@ -267,8 +260,8 @@ class StoredThread:
         run_state = start(self.graph.topology, head.state, head.next_version)
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
-        content = CommitContent(patch, made=schema.made(head.state, state, patch))
-        rows = [open_row(START, content, graph_blobs=self.compatibility.fingerprint.blobs)]
+        opening = OpenRow(node=START, patch=patch, made=schema.made(head.state, state, patch))
+        rows = [opening.row(self.compatibility.fingerprint.blobs)]
         records = ExecutionRecords()
         records.read((), self.reader.fetch, self.reader.decode)
         records.totals_before = self._totals_at(head, last_row)
@@ -446,6 +439,14 @@ class StoredThread:
         records.totals_before = totals_at(self.store, run.parents, root)
 
     # --- rows of runs
+
+    def end_of_open(self, run: RunRows, root: Point | None, status: str = "stopped", more: int = 0) -> DraftRow:
+        """The row of the end of an open run, with what it has used; `more` commits are written with this row.
+
+        `root` is the row at which a pruned history begins.
+        """
+        before = totals_at(self.store, run.parents, root)
+        return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
 
     def next_part(
         self,

@@ -17,7 +17,8 @@ from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.record.record import Record
-from dspyer.record.stored import record_of, records_of
+from dspyer.record.stored import FollowedRecords, record_of, records_of
+from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -28,7 +29,6 @@ from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
 from dspyer.threads.start import AnswersByKey, OnConflict, Resources, StoredThread, ThreadProgram
-from dspyer.threads.stored_repairs import stored_repairs
 
 
 @shows_removed
@@ -52,6 +52,7 @@ class Thread:
         self._store = store
         # Made once: it caches the history that was read, and holds nothing of a run between two calls.
         self._stored = StoredThread(program, store, name, others)
+        self._records = FollowedRecords(self._stored.reader, name)
 
     # --- run
 
@@ -357,7 +358,8 @@ class Thread:
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
-        """The LM calls of a commit, with those of items and graphs inside of its node, in the order of their ends.
+        """The LM calls of a commit, with those of items and graphs inside of its node, in the order in which
+        they began.
 
         Args:
             commit: version or id of the commit; of an execution that has failed, its id (`Failure.execution`).
@@ -372,7 +374,7 @@ class Thread:
             >>> t.run({"n": 1}).cost, t.lm_calls(1)
             (0.0, ())
         """
-        return self._stored.history.lm_calls(commit)
+        return self._records.calls(self._stored.history.id_of(commit))
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -388,7 +390,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").repairs()
             []
         """
-        return stored_repairs(self._program, self._stored.reader, self.name, self._stored.redactor())
+        return repairs_of_thread(self._program, self._stored.reader, self.name, self._stored.redactor())
 
     def record(self, run: str | None = None) -> Record:
         """A run as one value for readers, as `run.record()` gives it: the last one, or that with an id or a label.

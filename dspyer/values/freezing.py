@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property, partial
+from types import NoneType
 from typing import Any, NoReturn, cast, get_args, get_type_hints
 
 from pydantic import AnyUrl, BaseModel
@@ -57,16 +58,6 @@ from dspyer.values.scalars import (
 _LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
 
 
-class _NamedKind:
-    """A kind with one instance, which is pickled as the name of a constant of this module."""
-
-    name = ""
-    freezes_content = False
-
-    def __reduce__(self) -> str:
-        return self.name.upper()
-
-
 def _parts_copier(parts: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Return a function that returns a dict of plain copies of these frozen parts, at each call."""
     nested = tuple([(name, copier_of(part)) for name, part in parts.items() if type(part) not in SCALARS])
@@ -82,15 +73,7 @@ def _parts_copier(parts: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     return copied
 
 
-def _none() -> None:
-    return None
-
-
-def _allows_extra(cls: Any) -> bool:
-    return bool(cls.model_config.get("extra") == "allow")
-
-
-class _Record(_NamedKind):
+class _Record(ValueKind):
     """Values that consist of their attributes: the content is a frozen mapping of them."""
 
     freezes_content = True
@@ -99,22 +82,23 @@ class _Record(_NamedKind):
         return self.parts(value)
 
     def copier(self, cls: type, content: Any) -> Callable[[], Any]:
-        build, copy_parts = self.build, _parts_copier(dict(content.raw_items()))
-        return lambda: build(cls, copy_parts())
-
-    def same(self, a: Any, b: Any, same: Same) -> bool:
-        return same(a, b)
+        return self.builder(cls, dict(content.raw_items()))
 
     def parts(self, value: Any) -> dict[str, Any]:
         """Return the attributes of which the value consists."""
         raise NotImplementedError
 
-    def build(self, cls: type, parts: dict[str, Any]) -> Any:
-        """Return a value with these attributes, without a call of its class."""
-        new: Any = object.__new__(cls)
-        for name, part in parts.items():
-            object.__setattr__(new, name, part)
-        return new
+    def builder(self, cls: type, parts: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that returns a value with copies of these attributes, without a call of its class."""
+        copy_parts = _parts_copier(parts)
+
+        def built() -> Any:
+            new: Any = object.__new__(cls)
+            for name, part in copy_parts().items():
+                object.__setattr__(new, name, part)
+            return new
+
+        return built
 
 
 class _Dataclass(_Record):
@@ -142,23 +126,15 @@ class _Model(_Record):
             parts["$private"] = value.__pydantic_private__
         return parts
 
-    def build(self, cls: Any, parts: dict[str, Any]) -> Any:
-        given, extra, private = parts.pop("$set", None), parts.pop("$extra", None), parts.pop("$private", None)
-        return _built(
-            cls,
-            parts,
-            set(cls.__pydantic_fields__) if given is None else given,
-            {} if extra is None and _allows_extra(cls) else extra,
-            {} if private is None and cls.__private_attributes__ else private,
-        )
-
-    def copier(self, cls: Any, content: Any) -> Callable[[], Any]:
-        parts = dict(content.raw_items())
+    def builder(self, cls: Any, parts: dict[str, Any]) -> Callable[[], Any]:
         given, extra, private = parts.pop("$set", None), parts.pop("$extra", None), parts.pop("$private", None)
         if given is None:
             given = frozenset(cls.__pydantic_fields__)
-        copy_extra = copier_of(extra) if extra is not None else dict if _allows_extra(cls) else _none
-        copy_private = copier_of(private) if private is not None else dict if cls.__private_attributes__ else _none
+        # Pydantic has None, not an empty dict, where a class allows no extra attributes, or declares no private ones.
+        no_extra: Any = dict if cls.model_config.get("extra") == "allow" else NoneType
+        no_private: Any = dict if cls.__private_attributes__ else NoneType
+        copy_extra = no_extra if extra is None else copier_of(extra)
+        copy_private = no_private if private is None else copier_of(private)
         copy_parts = _parts_copier(parts)
         return lambda: _built(cls, copy_parts(), set(given), copy_extra(), copy_private())
 
@@ -192,7 +168,7 @@ class _Example(_Record):
         return parts
 
 
-class _Array(_NamedKind):
+class _Array(ValueKind):
     """Numpy arrays."""
 
     name = "array"
@@ -212,31 +188,24 @@ class _Array(_NamedKind):
         return bool(a.astype(native, copy=False).tobytes() == b.astype(native, copy=False).tobytes())
 
 
-class _Bundle(_NamedKind):
+class _Bundle(ValueKind):
     """Tuples and sets with members that are stored as `CopyOnRead`."""
 
     name = "bundle"
 
-    def pack(self, value: Any) -> Any:
-        return value  # a tuple of frozen members
-
-    def copier(self, cls: Any, content: Any) -> Callable[[], Any]:
+    def copier(self, cls: Any, content: Any) -> Callable[[], Any]:  # the content is a tuple of frozen members
         def copied() -> Any:
             members = [thaw(member) for member in content]
             return rebuild_tuple(cls, members) if issubclass(cls, tuple) else cls(members)
 
         return copied
 
-    def same(self, a: Any, b: Any, same: Same) -> bool:
-        return same(a, b)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RegisteredKind:
+class RegisteredKind(ValueKind):
     """The kind of a type that was registered with `register_value_type`; `unstored` is what `encode` leaves out."""
 
     name = "registered"
-    freezes_content = False
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -490,23 +459,16 @@ class Opaque:
     __setattr__: Any = _refuse
 
 
-class _OpaqueKind:
+class _OpaqueKind(ValueKind):
     """The kind of opaque values: they are immutable and need no copy."""
 
     name = "opaque"
-    freezes_content = False
-
-    def pack(self, value: Any) -> Any:
-        return value
 
     def copier(self, _: type, content: Any) -> Callable[[], Any]:
         return partial(_itself, content)
 
     def same(self, a: Any, b: Any, _: Same) -> bool:
         return bool(a == b)
-
-    def __reduce__(self) -> str:
-        return "OPAQUE"
 
 
 OPAQUE = _OpaqueKind()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import partial
 from types import GenericAlias
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast, overload
 
 from pydantic_core import core_schema
 
@@ -23,8 +23,10 @@ K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F")
+FoundT = TypeVar("FoundT")
 Same = Callable[[object, object], bool]
 _ABSENT: Any = object()
+_GENERATION = 16  # containers in a half of `RecentFindings`
 _new = object.__new__
 
 
@@ -578,23 +580,30 @@ class CopyOnRead(Container):
         return CopyOnRead, (self.kind, self.cls, self.content)
 
 
-class ValueKind(Protocol):
-    """The way in which values of a type are kept as private copies: one for dataclasses, one for models, and so on."""
+class ValueKind:
+    """The way in which values of a type are kept as private copies: one for dataclasses, one for models, and so on.
 
-    name: str
-    freezes_content: bool  # the content consists of supported values and is frozen itself
+    A kind has one instance, which is pickled as the name of a constant of its module.
+    """
+
+    name = ""
+    freezes_content = False
+    """True if the content consists of supported values and is frozen itself."""
 
     def pack(self, value: Any) -> Any:
         """Return the private content for a value. Content that is not frozen never leaves its `CopyOnRead`."""
-        ...
+        return value
 
     def copier(self, cls: type, content: Any) -> Callable[[], Any]:
         """Return a function that returns a new value of class `cls` from the content, at each call."""
-        ...
+        raise NotImplementedError
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
         """Return whether two contents are the same; `same` compares supported values."""
-        ...
+        return same(a, b)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self.name.upper()
 
 
 # --- plain copies
@@ -728,6 +737,39 @@ def store_size(value: object, size: int) -> None:
     """Store the size of a mapping or list with it. It is not part of the value: copies and pickles lack it."""
     if isinstance(value, NestedContainer):
         value._measured = size
+
+
+class RecentFindings(Generic[FoundT]):
+    """The findings in the most recently used containers: those in a list need not be made again after each addition.
+
+    Args:
+        least: the fewest parts of a container whose findings are kept: reading a short one again is as fast.
+    """
+
+    # By the identity of a container; an entry holds the container itself, so that no other object gets its identity.
+    # Two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock is
+    # needed: two threads can at worst lose an entry, which is then made again.
+
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
+        self._young: dict[int, tuple[Any, FoundT]] = {}
+        self._old: dict[int, tuple[Any, FoundT]] = {}
+
+    def get(self, container: Any) -> FoundT | None:
+        """Return what was found in a container; None if that is not known any more."""
+        found = self._young.get(id(container))
+        if found is None:
+            found = self._old.get(id(container))
+            if found is not None:
+                self.put(*found)
+        return None if found is None else found[1]
+
+    def put(self, container: Any, found: FoundT) -> None:
+        """Remember what was found in a container."""
+        if len(container) >= self._least:
+            if len(self._young) >= _GENERATION:
+                self._old, self._young = self._young, {}
+            self._young[id(container)] = container, found
 
 
 # --- pydantic

@@ -341,7 +341,7 @@ def _decode_class(name: str, cls: Any, parts: Any) -> Any:
     kind = record_kind(cls)
     if kind is None:
         raise StateError(f"the JSON form tags {class_name(cls)} as a {name}, which the class is not in this process")
-    return kind.build(cls, parts)
+    return kind.builder(cls, parts)()
 
 
 def _class_of(name: str, types: Mapping[str, type]) -> type:

@@ -68,30 +68,16 @@ class PersistentMap(Generic[K, V]):
     def update(self, entries: Mapping[K, V]) -> PersistentMap[K, V]:
         """Return a map with all `entries` set."""
         data = self._data
-        new: PersistentMap[K, V] = object.__new__(PersistentMap)
         if type(data) is dict and len(data) + len(entries) <= SMALL:
-            new._data = {**data, **entries}
-            return new
+            return self._of({**data, **entries})
         for key, value in entries.items():
             data = with_key(data, key, value)
-        new._data = data
-        return new
+        return self._of(data)
 
     def discard(self, key: K) -> PersistentMap[K, V]:
         """Return a map without `key`; the same map if the key is absent."""
-        data = self._data
-        if type(data) is dict:
-            if key not in data:
-                return self
-            data = data.copy()
-            del data[key]
-        else:
-            data = cast("Trie[K, V]", data).discard(key)
-            if data is self._data:
-                return self
-        new: PersistentMap[K, V] = object.__new__(PersistentMap)
-        new._data = data
-        return new
+        data = without_key(self._data, key)
+        return self if data is self._data else self._of(data)
 
     def keys(self) -> KeysView[K] | tuple[K, ...]:
         return self._data.keys()

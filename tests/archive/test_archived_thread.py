@@ -99,6 +99,9 @@ def check_runs(archive: Archive, there: ArchivedThread, whole: list[Any]) -> Non
             for count in (1, 4, 100):
                 expected = page_of(commits, None, count, newest)
                 assert there.history(run=info.run_id, count=count, newest=newest) == expected, (info, newest, count)
+        joined = [commit.id for commit in commits if commit.version is not None]
+        if joined:  # also of a run that a rerun has replaced, whose versions are other commits now
+            assert there.state(info.run_id) == there.at(joined[-1]), info
         seen |= {commit.id for commit in commits}
     own = {commit.id for commit in whole if commit.id.startswith(f"{there.name}.") and commit.node != "pruned"}
     assert own <= seen

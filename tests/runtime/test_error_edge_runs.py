@@ -24,7 +24,6 @@ from dspyer import (
     Retry,
     Send,
     fill,
-    limit,
     reducers,
     view,
 )
@@ -333,14 +332,6 @@ def test_a_node_may_lead_its_failures_to_itself(play: Play) -> None:
     run = play(graph.compile(), {})
     assert run.state["problems"][0].type == "ZeroDivisionError"
     assert run.counts["ask"].visits == 2
-
-
-def test_a_state_too_large_for_the_failure_refuses_it() -> None:
-    graph = Graph(State, limit=limit(kb=0.2)).add_node("ask", broken, writes=["a"]).add_path(START, "ask", END)
-    run = graph.add_error_edge("ask", END, into="problem").compile().run({"q": "it"})
-    assert isinstance(run.error, NodeOutputError)
-    assert "problem" in str(run.error)
-    assert isinstance(run.error.__context__, ValueError)
 
 
 def test_a_long_message_is_cut_and_a_wrong_one_is_described() -> None:

@@ -1,0 +1,182 @@
+"""Corrections as training examples: what a checked node has read, and the output that its check accepted in the end.
+
+Everything is read from commits: a check that refuses an output sends the fix what the node has read, the refused
+output and the problems, and these values are a part of the check's commit. So a run and a stored thread give the same
+examples, of graphs inside nodes too.
+
+The check of an agent has no fix: the agent resumes. Its example is one of the whole task, from its inputs, which are
+a part of the user message, to the outputs that were accepted. No single turn leads from the one to the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dspy
+
+from dspyer.ids import Address, id_order, whole_execution
+from dspyer.log.history import scoped_logs
+from dspyer.log.reader import HistoryReader, RunRows, read_runs
+from dspyer.nodes.check import PROBLEMS, FinderNode, Repair
+from dspyer.nodes.node import Node
+from dspyer.patch import DELETE, Replace
+from dspyer.redaction import Redactor
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.schedule import Transition
+from dspyer.state import ImmutableState
+from dspyer.values.frozen import thaw
+
+logger = logging.getLogger("dspyer")
+
+
+class LoggedChecks(NamedTuple):
+    """The commits of one graph within a run, without states, and its checks; `prefix` is what their ids begin with."""
+
+    scope: tuple[str, ...]
+    log: Sequence[LogEntry]
+    prefix: str
+    nodes: Mapping[str, Node]
+    checks: Mapping[str, FinderNode]
+
+
+def checks_in(
+    scope: tuple[str, ...],
+    log: Iterable[LogEntry],
+    prefix: str,
+    nodes: Mapping[str, Node],
+    checks: Mapping[str, FinderNode],
+) -> list[LoggedChecks]:
+    """The commits of one log, if a check has refused something there."""
+    for entry in log:
+        check = checks.get(entry.commit.node)
+        if check is not None and check.rejects(entry.commit.route):
+            # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
+            bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
+            return [LoggedChecks(scope, bare, prefix, nodes, checks)]
+    return []
+
+
+_NO_STATE = ImmutableState()
+
+
+def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[str], str]) -> None:
+    """Logs what a check has found, if its branch goes to a correction."""
+    if transition.failure is not None:
+        return
+    if check.rejects(tuple([target.node for target in transition.targets])):
+        problems = redact("; ".join(transition.state[check.into]))
+        logger.info("check %r refused %s, a correction follows: %s", check.name, check.what, problems)
+
+
+def repairs_of_thread(
+    program: Any, reader: HistoryReader, thread: str, redactor: Redactor | None
+) -> list[dspy.Example]:
+    """The repairs in the runs of a thread, run by run: no state is computed, and no run is replayed."""
+    row = reader.store.thread(thread)
+    found: list[dspy.Example] = []
+    if row is not None and row.head is not None:
+        for run in read_runs(reader.store, [row.head], row.root):
+            if row.root is None or run.points[-1] != row.root:
+                found += repairs_in(_stored_checks(program, reader, run), redactor)
+    return found
+
+
+def _stored_checks(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChecks]:
+    """The commits of a run by the graph that made them: its own, and those of the graphs inside its nodes."""
+    programs: dict[tuple[str, ...], Any] = {(): program}
+    logs = scoped_logs(reader, run)
+    nodes = {
+        (*scope, Address.parse(entry.commit.id).own): entry.commit.node for scope, log in logs.items() for entry in log
+    }
+    found: list[LoggedChecks] = []
+    for scope, log in logs.items():
+        made_by = _program_at(scope, programs, nodes)
+        if made_by is not None:
+            found += checks_in(scope, log, "", made_by.graph.nodes, made_by.graph.rejecting)
+    return found
+
+
+def _program_at(scope: tuple[str, ...], programs: dict[tuple[str, ...], Any], nodes: dict[tuple[str, ...], str]) -> Any:
+    """The program that ran inside some executions; None if the node around it is gone, or has not committed."""
+    if scope not in programs:
+        around = _program_at(scope[:-1], programs, nodes)
+        name = nodes.get((*scope[:-1], whole_execution(scope[-1])))
+        node = None if around is None else around.graph.nodes.get(name)
+        programs[scope] = None if node is None else _program_of(getattr(around, str(name), None), node, scope[-1])
+    return programs[scope]
+
+
+def _program_of(held: Any, node: Node, execution: str) -> Any:
+    """The program that ran inside a node, of which the program around it holds `held`; None if it is not known.
+
+    A function that calls several programs under keys of its own does not say which of them it has called.
+    """
+    if node.runs_graph:
+        return held
+    key = next(reversed(Address.parse(execution).keys), "")
+    if key in node.programs or len(node.programs) == 1:
+        return getattr(held, key if key in node.programs else node.programs[0])
+    return None
+
+
+def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> list[dspy.Example]:
+    """The repairs in the graphs of a run: those of one graph in the order of its commits, outer graphs first."""
+    found: list[dspy.Example] = []
+    for one in sorted(logged, key=lambda one: [id_order(execution) for execution in one.scope]):
+        places = {entry.commit.id: index for index, entry in enumerate(one.log)}
+        for name in sorted(places, key=id_order):
+            commit = one.log[places[name]].commit
+            check = one.checks.get(commit.node)
+            if check is None or check.rejects(commit.route) or not _is_empty(commit.patch.get(check.into)):
+                continue
+            repair = check.repair_in(one.log, places[name], one.nodes)
+            found += [] if repair is None else [_example(repair, one.prefix + name, check.into, redactor)]
+    return found
+
+
+def _is_empty(update: Any) -> bool:
+    """Return whether a check has emptied its list of problems: it passed after it had found some."""
+    value = update.value if isinstance(update, Replace) else update
+    return value is not None and value is not DELETE and not len(value)
+
+
+def _example(repair: Repair, commit: str, into: str, redactor: Redactor | None) -> dspy.Example:
+    shown = _Shown(redactor, repair.reads, repair.writes)
+    values = {
+        PROBLEMS: [shown.problems(into, found) for found in repair.problems],
+        "rejected": [shown.outputs(one) for one in repair.rejected],
+        "commit": commit,
+        **shown.inputs(repair.inputs),
+        **shown.outputs(repair.accepted),
+    }
+    return dspy.Example(**shown.texts(values)).with_inputs(*repair.inputs)
+
+
+class _Shown:
+    """Plain values of an example, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
+
+    def __init__(self, redactor: Redactor | None, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
+        self._redactor = redactor
+        self._reads = reads
+        self._writes = writes
+
+    def inputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._plain(self._reads[name], value) for name, value in values.items()}
+
+    def outputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._plain(self._writes[name], value) for name, value in values.items()}
+
+    def problems(self, into: str, value: Any) -> Any:
+        return self._plain(into, value)
+
+    def texts(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Hides what is hidden in one value also where the texts of others repeat it."""
+        return values if self._redactor is None else {name: self._redactor.redact(one) for name, one in values.items()}
+
+    def _plain(self, field: str, value: Any) -> Any:
+        if self._redactor is None:
+            return thaw(value)
+        self._redactor.learn_value((field,), value)
+        return thaw(self._redactor.redaction.value((field,), value))
