@@ -148,13 +148,6 @@ def came_from(parent: Commit, commit: Commit) -> BranchPath:
     return children[parent.route.index(node) if node in parent.route else 0]
 
 
-class Active(NamedTuple):
-    """A branch that leads on from a commit: the node to which it leads, and the commit."""
-
-    goal: str
-    head: Commit
-
-
 class Branches:
     """The branches of a graph that no commit has continued, kept while its commits come, parents first.
 
@@ -181,9 +174,9 @@ class Branches:
         length = Address.parse(commit.id).index + 1
         self._lengths[commit.branch] = max(self._lengths.get(commit.branch, 0), length)
 
-    def active(self) -> dict[BranchPath, Active]:
-        """The branches, by their paths, in order."""
-        found = {path: Active(goal, self._by_id[head]) for (head, path), goal in self._ways.items()}
+    def active(self) -> dict[BranchPath, tuple[str, Commit]]:
+        """The node to which each branch leads, and the commit from which, by the paths of the branches, in order."""
+        found = {path: (goal, self._by_id[head]) for (head, path), goal in self._ways.items()}
         return dict(sorted(found.items()))
 
     def stops(
@@ -205,9 +198,9 @@ class Branches:
             came: tuple[BranchPath, ...] = (failure.branch,)
             if failure.node.startswith(JOIN):
                 node = failure.node.removeprefix(JOIN)
-                came = tuple([path for path, branch in active.items() if branch.goal == node])
+                came = tuple([path for path, (goal, _) in active.items() if goal == node])
             stopped.update(came)
-            heads = {path: active[path].head for path in came if path in active}
+            heads = {path: active[path][1] for path in came if path in active}
             local = full_id(scope, Address.parse(failure.execution).own)
             if local in committed:  # a router raised after the commit, or a question after it was refused
                 local = f"{local}[route]"
@@ -233,6 +226,26 @@ class Stop(NamedTuple):
 
 
 # --- what is known of a run
+
+
+class RunEnding(NamedTuple):
+    """How a run has ended, as far as it has.
+
+    Attributes:
+        status: `"running"` or `"crashed"` for a run without an end.
+        ended: when it ended.
+        usage: what it used by language model.
+        failures: those that ended it.
+        failed: the attempts before these, which other attempts followed.
+        damaged: by place, why rows cannot be read that say how it ended.
+    """
+
+    status: str
+    ended: float | None = None
+    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    failures: Sequence[Failure] = ()
+    failed: Sequence[Failure] = ()
+    damaged: Mapping[str, str] = FrozenDict()
 
 
 @dataclass(slots=True)
@@ -283,6 +296,8 @@ class RunSteps:
         log: its commits with their states, parents first. Their indexes stay; a version comes once it is known.
         places: the index of each, by its id.
         labels: what the global id of each begins with, by its id.
+        facts: the facts of its executions, by the outermost one.
+        ending: those that hold only for how the run has ended up to now.
         held: the ids of steps after which a question is open.
     """
 
@@ -299,14 +314,14 @@ class RunSteps:
         self.log: list[LogEntry] = []
         self.places: dict[str, int] = {}
         self.labels: dict[str, str] = {}
-        self.facts: dict[str, Facts] = {}  # by the outermost execution
+        self.facts: dict[str, Facts] = {}
+        self.ending: dict[str, Facts] = {}
         self.held: set[str] = set()
         self.writers = Writers(self.log)
         self._order: list[int] = []  # the log indexes in canonical order, of which the first ones are settled for good
         self._settled = 0
         self._branches = Branches()
-        self._changed: set[str] = set()
-        self._ending: set[str] = set()  # executions with facts that hold for how the run has ended up to now
+        self._changed: dict[str, None] = {}
         self._made: dict[str, tuple[RecordStep, ...]] = {}
         self._loose: dict[str, Order] = {}  # the places of those without a commit
         self._first: list[RecordStep] = []  # the steps of commits at the beginning, which hardly change any more
@@ -318,7 +333,7 @@ class RunSteps:
         self.places[commit.id], self.labels[commit.id] = len(self.log), label
         self.log.append(entry)
         self._branches.add(commit)
-        self._changed.add(commit.id)
+        self._changed[commit.id] = None
 
     def settle(self, count: int, first: int) -> None:
         """Give versions to the first commits, from `first` on: up to the last one at which one branch was active.
@@ -334,16 +349,14 @@ class RunSteps:
             index = self._order[place]
             commit = changed(log[index].commit, version=first + place)
             log[index] = log[index]._replace(commit=commit)
-            self._changed.add(commit.id)
+            self._changed[commit.id] = None
         self._settled = count
 
     def of(self, execution: str) -> Facts:
         """The facts of the execution of the run's own graph that is another one, or is around it, to be added to."""
         outermost = _outermost(execution)
-        self._changed.add(outermost)
-        if outermost not in self.facts:
-            self.facts[outermost] = Facts()
-        return self.facts[outermost]
+        self._changed[outermost] = None
+        return self.facts.setdefault(outermost, Facts())
 
     def ask(self, asked: StepQuestion) -> None:
         """Add a question, or its answer."""
@@ -353,7 +366,7 @@ class RunSteps:
             name = self.id_of(question.execution)
             (self.held.add if asked.answer is None else self.held.discard)(name)
             # What follows a commit comes after it.
-            self._changed.update([entry.commit.id for entry in self.log[self.places[question.execution] + 1 :]])
+            self._changed |= dict.fromkeys([one.commit.id for one in self.log[self.places[question.execution] + 1 :]])
 
     def id_of(self, local: str) -> str:
         """The global id of a commit or an execution."""
@@ -363,44 +376,24 @@ class RunSteps:
         """The commits in canonical order."""
         return map(self.log.__getitem__, self._order)
 
-    def make(
-        self,
-        status: str,
-        failures: Sequence[Failure] = (),
-        failed: Iterable[Failure] = (),
-        damaged: Mapping[str, str] = FrozenDict(),
-    ) -> tuple[RecordStep, ...]:
-        """The steps of the run, each before those inside of it, in canonical order.
-
-        Args:
-            status: how the run has ended, or `"running"` or `"crashed"`.
-            failures: those that ended it.
-            failed: the attempts before these, which other attempts followed.
-            damaged: why rows cannot be read that say how it ended.
-        """
-        for execution in self._ending:
-            facts = self.of(execution)
-            facts.stops.clear()
-            facts.failed.clear()
-            facts.damaged.clear()
-        self._ending.clear()
-        for failure in failed:
+    def make(self, ending: RunEnding) -> tuple[RecordStep, ...]:
+        """The steps of the run, each before those inside of it, in canonical order."""
+        self._changed |= dict.fromkeys(self.ending)
+        self.ending = {}
+        for failure in ending.failed:
             if Address.parse(failure.execution).index >= 0:  # else where it was is hidden, or not known
                 self._ended_at(failure.execution).failed.append(failure)
-        for stop in self._branches.stops("", status, failures, self.places):
+        for stop in self._branches.stops("", ending.status, ending.failures, self.places):
             self._ended_at(stop.local).stops.append(stop)
-        for place, reason in damaged.items():
+        for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
-        gone = {one for one in self._changed - self.places.keys() if self.facts[one] == Facts()}
-        for execution in gone:
-            self._made.pop(execution, None)
+        self._changed |= dict.fromkeys(self.ending)
+        for execution in self._changed:
             self._loose.pop(execution, None)
-        for execution, order, steps in _Maker(self, self._changed - gone).made():
+        for execution, order, steps in _Maker(self, self._changed).made():
             self._made[execution] = steps
             if execution not in self.places:
                 self._loose[execution] = order
-            else:
-                self._loose.pop(execution, None)
         if any(self.places.get(one, self._first_count) < self._first_count for one in self._changed):
             self._first, self._first_count = [], 0
         self._changed.clear()
@@ -421,8 +414,7 @@ class RunSteps:
                 yield from self._made[name]
 
     def _ended_at(self, execution: str) -> Facts:
-        self._ending.add(_outermost(execution))
-        return self.of(execution)
+        return self.ending.setdefault(_outermost(execution), Facts())
 
 
 # --- steps
@@ -440,7 +432,7 @@ class _Maker:
         self._graphs: dict[str, DrawnGraph] = {}
         self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
         self._own = [run.places[one] for one in executions if one in run.places]
-        self._facts = [run.facts[one] for one in executions if one in run.facts]
+        self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
 
     def made(self) -> Iterator[tuple[str, Order, tuple[RecordStep, ...]]]:
         """Each of the executions with its place and its steps."""

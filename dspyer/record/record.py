@@ -17,25 +17,19 @@ from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, RunSteps, StepQuestion, Wrote
+from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.frozen import FrozenDict
 
 FORMAT = 1
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
 
 
-class RunEnding(NamedTuple):
-    """How a run has ended, as far as it has; `damaged` says by place why rows cannot be read that say so."""
-
-    status: str
-    ended: float | None = None
-    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
-    failures: Sequence[Failure] = ()
-    failed: Sequence[Failure] = ()
-    damaged: Mapping[str, str] = FrozenDict()
+STEP = ("id", "parent", "kind", "node", "visit", "status", "started", "seconds", "waited")
+CALL = ("seconds", "predictor", "model", "cost", "attempt", "cached")
+POST = ("field", "seq", "size", "operation")
+"""What the JSON form has of a step, an LM call and a post as it is."""
 
 
 class Origin(NamedTuple):
@@ -111,7 +105,7 @@ class Record:
             started,
             ending.ended,
             ending.usage,
-            steps.make(ending.status, failures, ending.failed, ending.damaged),
+            steps.make(ending),
             tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in failures]),
             origin,
             tuple(hidden) if isinstance(hidden, list) else hidden,
@@ -273,27 +267,19 @@ class _Writer:
 
     def _step(self, step: RecordStep) -> dict[str, Any]:
         return {
-            "id": step.id,
-            "parent": step.parent,
-            "kind": step.kind,
-            "node": step.node,
-            "visit": step.visit,
+            **{name: getattr(step, name) for name in STEP},
             "branch": list(step.branch),
-            "status": step.status,
-            "started": step.started,
-            "seconds": step.seconds,
-            "waited": step.waited,
             "after": list(step.after),
             "to": list(step.to),
             "reason": None if step.reason is None else self._text(step.reason),
             "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
             "call": None,
-            "lm": [self._call(call) for call in step.lm],
-            "failed": [self._failure(failure) for failure in step.failed],
+            "lm": list(map(self._call, step.lm)),
+            "failed": list(map(self._failure, step.failed)),
             "failure": None if step.failure is None else self._failure(step.failure),
             "asked": None if step.asked is None else self._asked(step.asked),
-            "conflicts": [self._conflict(conflict) for conflict in step.conflicts],
-            "posts": [self._post(post) for post in step.posts],
+            "conflicts": list(map(self._conflict, step.conflicts)),
+            "posts": list(map(self._post, step.posts)),
             "messages": [],
         }
 
@@ -323,17 +309,12 @@ class _Writer:
     def _call(self, call: LMCall) -> dict[str, Any]:
         messages = call.messages if isinstance(call.messages, Sequence) else ()
         return {
+            **{name: getattr(call, name) for name in CALL},
             "at": call.started,
-            "seconds": call.seconds,
-            "predictor": call.predictor,
-            "model": call.model,
             "tokens": [call.prompt_tokens, call.response_tokens],
-            "cost": call.cost,
-            "attempt": call.attempt,
             "failed": None if call.failed is None else self._text(call.failed),
             "finish": call.finish_reason,
-            "cached": call.cached,
-            "messages": [self._add(message) for message in messages],
+            "messages": list(map(self._add, messages)),
             "response": None if call.response is None else self._add(call.response),
         }
 
@@ -360,15 +341,8 @@ class _Writer:
         }
 
     def _post(self, post: Posted) -> dict[str, Any]:
-        update = plain(post.to_dict()["value"])
-        return {
-            "field": post.field,
-            "seq": post.seq,
-            "at": post.time,
-            "size": post.size,
-            "operation": post.operation,
-            "value": self._add(update),
-        }
+        value = self._add(plain(post.to_dict()["value"]))
+        return {**{name: getattr(post, name) for name in POST}, "at": post.time, "value": value}
 
 
 def _time(seconds: float) -> str:

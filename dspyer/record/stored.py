@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit, LMCall, Posted
@@ -45,8 +45,8 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunSteps, StepAnswer, StepQuestion
-from dspyer.record.record import Origin, Record, RunEnding
+from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry, is_manual
@@ -148,11 +148,10 @@ def _graph_of(drawing: bytes) -> DrawnGraph:
 # --- records
 
 
-class Before(NamedTuple):
-    """The state that a run begins with, and why it cannot be read; "" if it can."""
+Before = tuple[ImmutableState, str]
+"""The state that a run begins with, and why it cannot be read; "" if it can."""
 
-    state: ImmutableState = ImmutableState()
-    broken: str = ""
+NOTHING: Before = ImmutableState(), ""
 
 
 def record_of(
@@ -184,7 +183,7 @@ def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = N
     if row is None or row.head is None:
         return
     for rows in read_runs(reader.store, [row.head], row.root):
-        before = next((ends[parent] for parent in rows.parents if parent in ends), Before())
+        before = next((ends[parent] for parent in rows.parents if parent in ends), NOTHING)
         run = RunReader(reader, thread, rows, row.root, redactor, before)
         ends[rows.points[-1]] = run.after
         yield run.record()
@@ -297,7 +296,7 @@ class RunReader:
     @property
     def after(self) -> Before:
         """The state with which a run begins that continues this one."""
-        return Before() if self._folded is None else Before(self._folded.trunk_state, self._folded.run.broken)
+        return NOTHING if self._folded is None else (self._folded.trunk_state, self._folded.run.broken)
 
     def read_on(self, listed: ListedRun) -> bool:
         """Read what was written since; return whether that can be done."""
@@ -350,9 +349,9 @@ class RunReader:
         """The state that the run continues from."""
         rows = self._rows
         if not rows.parents or rows.snapshot is not None:
-            return Before()
+            return NOTHING
         found = recover_state(self._reader, rows.parents[0])
-        return Before(found.state, found.broken)
+        return found.state, found.broken
 
     def _writers_before(self) -> dict[str, Commit]:
         """The commits of earlier runs that have written the fields with which the run began."""

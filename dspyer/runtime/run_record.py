@@ -15,8 +15,8 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import fingerprint_id
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunSteps, StepAnswer, StepQuestion
-from dspyer.record.record import Record, RunEnding
+from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
