@@ -181,7 +181,7 @@ class Branches:
 
     def stops(
         self, scope: str, status: str, failures: Iterable[Failure] = (), committed: Container[str] = ()
-    ) -> Iterator[Stop]:
+    ) -> Iterator[BranchStop]:
         """Where the branches of a graph were when it stopped, or where they are.
 
         Args:
@@ -204,16 +204,16 @@ class Branches:
             local = full_id(scope, Address.parse(failure.execution).own)
             if local in committed:  # a router raised after the commit, or a question after it was refused
                 local = f"{local}[route]"
-            yield Stop(scope, local, failure.node, failure.branch, heads, "failed", failure)
+            yield BranchStop(scope, local, failure.node, failure.branch, heads, "failed", failure)
         # Of a graph inside of a node that failed, the only branch is the one that has.
         here = "failed" if scope and status == "failed" and len(active) == 1 else "stopped"
         for path, (goal, head) in active.items():
             if path not in stopped and not (goal == END and len(active) == 1):
                 local = full_id(scope, execution_id(path, self._lengths.get(path, 0)))
-                yield Stop(scope, local, goal, path, {path: head}, "running" if status == "running" else here)
+                yield BranchStop(scope, local, goal, path, {path: head}, "running" if status == "running" else here)
 
 
-class Stop(NamedTuple):
+class BranchStop(NamedTuple):
     """An execution at which a branch has stopped, or is; `heads` are the commits before it, by branch."""
 
     scope: str
@@ -272,7 +272,7 @@ class Facts:
     asked: dict[tuple[str, str], StepQuestion] = field(default_factory=dict)
     failed: list[Failure] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
-    stops: list[Stop] = field(default_factory=list)
+    stops: list[BranchStop] = field(default_factory=list)
 
 
 Order = tuple[int, int, BranchPath, Any]
@@ -299,6 +299,7 @@ class RunSteps:
         facts: the facts of its executions, by the outermost one.
         ending: those that hold only for how the run has ended up to now.
         held: the ids of steps after which a question is open.
+        fields: by step, the fields of the state after it, as far as they were asked for.
     """
 
     def __init__(
@@ -317,6 +318,7 @@ class RunSteps:
         self.facts: dict[str, Facts] = {}
         self.ending: dict[str, Facts] = {}
         self.held: set[str] = set()
+        self.fields: dict[str, Mapping[str, Wrote]] = {}
         self.writers = Writers(self.log)
         self._order: list[int] = []  # the log indexes in canonical order, of which the first ones are settled for good
         self._settled = 0
@@ -510,10 +512,13 @@ class _Maker:
                 writer = None if name in commit.patch else carried.get(name)
                 wrote[name] = Wrote(value, None if writer is None else writer.id)
         elif len(entry.parents) > 1:
+            joined, first = run.writers.at(index), run.writers.at(entry.parents[0])
             for name in {**state, **before}:
-                value, held = state.raw(name, DELETE), before.raw(name, DELETE)
-                if value is not held and not same(value, held):
-                    wrote[name] = Wrote(value, self._writer(index, name))
+                value, held, last = state.raw(name, DELETE), before.raw(name, DELETE), joined.under(name).writer
+                # Branches may have written one value: a walk along the first of them would find the wrong writer.
+                if last != first.under(name).writer or not (value is held or same(value, held)):
+                    by = None if last is None or last == index else run.id_of(run.log[last].commit.id)
+                    wrote[name] = Wrote(value, by)
         else:
             wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
         behind = [run.log[parent].commit for parent in entry.parents]
@@ -533,11 +538,6 @@ class _Maker:
         sent = sent_to(self._of.log, parents, branch) if parents else FrozenDict()
         if sent:
             self._fields[local]["sent"] = {name: self._shown(name, value) for name, value in sent.raw_items()}
-
-    def _writer(self, index: int, name: str) -> str | None:
-        """The id of the commit that a joined value is of; None for the join itself."""
-        writer = self._of.writers.at(index).under(name).writer
-        return None if writer is None or writer == index else self._of.id_of(self._of.log[writer].commit.id)
 
     def _commit(
         self,
@@ -636,7 +636,7 @@ class _Maker:
 
     # --- stops
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: BranchStop) -> None:
         scope, local, node, branch, heads, status, failure = stop
         step = self._step(local, node)
         step.update(node=node, branch=branch, came=tuple(heads), status=status)

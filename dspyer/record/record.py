@@ -22,6 +22,9 @@ from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 
 FORMAT = 1
+KEPT = 64
+"""Steps of which all fields are kept: a reader goes on to the next one."""
+
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
 
@@ -81,6 +84,7 @@ class Record:
     hidden: tuple[Any, ...] | str | None = None
     lm_calls: str = "usage"
     _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
+    _fields: dict[str, Mapping[str, Wrote]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -111,6 +115,7 @@ class Record:
             tuple(hidden) if isinstance(hidden, list) else hidden,
             lm_calls,
             steps.earlier,
+            steps.fields,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -126,13 +131,13 @@ class Record:
 
     def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
         """Return whether there is a step with an id."""
-        return id in self._by_id
+        return id in self._places
 
     def step(self, id: str) -> RecordStep:  # noqa: A002 - the name of the attribute
         """A step by its id; raises `LookupError` if there is none."""
-        if id not in self._by_id:
-            raise LookupError(f"the run {self.id!r} has no step {id!r}; ids look like {next(iter(self._by_id), '')!r}")
-        return self._by_id[id]
+        if id not in self._places:
+            raise LookupError(f"the run {self.id!r} has no step {id!r}; ids look like {next(iter(self._places), '')!r}")
+        return self.steps[self._places[id]]
 
     def state(self, id: str) -> ImmutableState:  # noqa: A002
         """The state after a step; of one that has no commit, that from which it began.
@@ -161,43 +166,45 @@ class Record:
         """
         passed: list[RecordStep] = []
         at: RecordStep | None = self.step(id)
-        while at is not None and at.id not in self._fields:
+        known: Mapping[str, Wrote] | None = None
+        while at is not None and (known := self._fields.get(at.id)) is None:
             passed.append(at)
             at = self.step(at.after[0]) if at.after else None
-        found = {} if at is None else dict(self._fields[at.id])
+        found = dict(known or {})
         for step in reversed(passed):
             for name, one in step.wrote.items():
                 if one.value is DELETE:
                     found.pop(name, None)
                 else:
                     found[name] = Wrote(one.value, one.by or step.id)
-        self._fields[id] = found
+        if self.step(id).commit is not None:  # what was committed stays as it is, also in later records of the run
+            self._fields[id] = found
+            for oldest in list(self._fields)[:-KEPT]:  # a list, since another thread may add to them
+                self._fields.pop(oldest, None)
         return found
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
         """The LM calls of a step and of those inside of it, in the order in which they began."""
         inside = {id}
         found: list[LMCall] = []
-        for step in self.steps[self.steps.index(self.step(id)) :]:
+        self.step(id)  # raises if there is none
+        for place in range(self._places[id], len(self.steps)):
+            step = self.steps[place]
             if step.id != id and step.parent not in inside:
                 break  # the steps inside of one come right after it
             inside.add(step.id)
             found += step.lm
         return tuple(sorted(found, key=lambda call: call.started))
 
-    @cached_property
-    def _fields(self) -> dict[str, Mapping[str, Wrote]]:
-        return {}
-
     def node(self, id: str) -> str:  # noqa: A002
         """The node of a step, also of one of an earlier run that has written what this one began with."""
-        if id in self._by_id:
-            return self._by_id[id].node
+        if id in self._places:
+            return self.step(id).node
         return next((commit.node for commit in self._earlier().values() if commit.id == id), "")
 
     @cached_property
-    def _by_id(self) -> Mapping[str, RecordStep]:
-        return {step.id: step for step in self.steps}
+    def _places(self) -> Mapping[str, int]:
+        return {step.id: place for place, step in enumerate(self.steps)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form. Values are in `values`, each once, under a hash of its JSON text.
