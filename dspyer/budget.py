@@ -35,7 +35,8 @@ class Budget:
         requests: the most requests to language models; one that failed counts, too. A call with `n=5` counts as five.
         seconds: how long the run may take.
         node_calls: the most calls of nodes, with those of the runs inside of nodes. A node with all its attempts is one
-            call, a map with all its items too. What runs when one more is due is finished, with its requests.
+            call, a map with all its items too; a resume does not count again what it goes on inside of. What runs when
+            one more is due is finished, with its requests.
         prices: for models whose price DSPy does not know, or that cost you something else: USD per million tokens of
             prompts and of responses, by the name of the model, `{"openai/x": (0.1, 0.4)}`.
 
@@ -140,15 +141,15 @@ class Spending:
             self._signal.stop(reached, self._error(reached))
         return not self._used_up
 
-    def begin_node(self) -> bool:
+    def begin_node(self, counts: bool) -> bool:
         """Counts a node that is to start, and returns true; stops the run and returns false if it is one too many."""
         if not self.check():
             return False
         most = self.budget.node_calls
         # Asked and counted under one lock: two nodes that begin at once must not both be the last one.
         with self._lock:
-            allowed = most is None or self._counted["node_calls"] < most
-            self._counted["node_calls"] += allowed
+            allowed = not counts or most is None or self._counted["node_calls"] < most
+            self._counted["node_calls"] += allowed and counts
         if not allowed:  # the budget is not used up: the nodes that run may make requests
             reason = _text("node_calls", self._counted["node_calls"], most or 0)
             self._signal.stop(reason, self._error(reason))

@@ -78,10 +78,12 @@ def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[s
             record = t.record(label)
     stops = stops_of(record)
     for one in (name, full_id(record.id, name)):
-        if record.has(one) and record.step(one).commit is not None:
-            return commit_answer(record, record.step(one)), True
-        if one in stops:
-            return execution_answer(record, stops[one]), False
+        step = record.step(one) if record.has(one) else None
+        if step is not None and step.commit is not None:
+            return commit_answer(record, step), True
+        # An item that has failed its map has no step of its own: the failure is that of the map.
+        if found := stops.get(one) or step or stops.get(one.removesuffix(Address.parse(one).part)):
+            return execution_answer(record, found), False
     t.at(name)
     raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
 

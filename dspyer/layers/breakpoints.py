@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from dspyer.errors import Interrupt, list_names, suggestion
+from dspyer.errors import Interrupt, brief, list_names, suggestion
 from dspyer.events import Question
 from dspyer.layers.layer import Layer, Place
 from dspyer.log.execution_records import RecordKey
@@ -41,7 +41,10 @@ class Breakpoints(Layer):
     def __post_init__(self) -> None:
         # A frozen set, since the object is hashable and `surrounds` is asked for every node of every run.
         for option, given in (("before", self.before), ("after", self.after)):
-            object.__setattr__(self, option, frozenset((given,) if isinstance(given, str) else given))
+            names: object = (given,) if isinstance(given, str) else given
+            if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f'Breakpoints({option}={brief(given)}): give the names of nodes, {option}=["purge"]')
+            object.__setattr__(self, option, frozenset(names))
 
     @property
     def note(self) -> str:

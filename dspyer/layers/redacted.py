@@ -58,6 +58,9 @@ class Redacted(Layer):
                 redactor.learn_patch(commit.patch)
             for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
                 self._learn([failure], self._places(commit.node, failure.index))
+        if inside is None and self.own is not None:
+            for patch in run.records.patches_inside():
+                self.own.learn_patch(patch)
 
     def of(self, run: Any) -> Redacted:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""

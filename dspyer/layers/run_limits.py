@@ -40,9 +40,12 @@ class Spends(Layer):
 
     def admit(self, call: Call) -> None:
         """Stops the run before a node if a limit is reached."""
-        del call
+        attempt = call.context.delegate
+        # What a resume goes on inside of was counted when it began: else a budget below the depth of graphs in graphs
+        # would never get to a new node.
+        counts = attempt.local_id not in attempt.host.records.begun
         # `begin_node` has stopped the run, with the reason: this only keeps the node from being called.
-        if not self.spending.begin_node():
+        if not self.spending.begin_node(counts):
             raise Stop
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:

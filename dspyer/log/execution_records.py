@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
 from dspyer.events import LMCall, Question
-from dspyer.ids import ids_around, is_within
+from dspyer.ids import full_id, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
 from dspyer.log.reader import newest_rows, own_commit, read_runs
 from dspyer.log.rows import (
@@ -461,6 +461,7 @@ class ExecutionRecords:
         lm_calls: the LM calls that are not written yet; None if none are to be written.
         used_before: what the processes before this one have used that worked on the run.
         totals_before: those of the thread before the run.
+        begun: the executions inside of which earlier processes have committed.
         resumes: how often the run was resumed since its last rerun.
         journal: writes the rows of the run; None for a run that is not stored.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
@@ -479,6 +480,7 @@ class ExecutionRecords:
     lm_calls: LMCallLog | None = None
     used_before: Mapping[str, Any] = field(default_factory=dict)
     totals_before: Totals = Totals()  # noqa: RUF009 - a value
+    begun: set[str] = field(default_factory=set)
     resumes: int = 0
     trace: StoredTrace | None = None
     journal: Journal | None = None
@@ -499,6 +501,8 @@ class ExecutionRecords:
                 head = CommitRow.of(row)
                 self._commits.setdefault(head.scope, []).append(row)
                 self._ended.add(head.execution)
+                if head.scope:
+                    self.begun.add(whole_execution(full_id(*head.scope)))
             elif kind == RowKind.ASK:
                 self._add(QuestionRow.read(row, fetch).question())
             elif kind == RowKind.POST:
@@ -528,6 +532,12 @@ class ExecutionRecords:
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
+
+    def patches_inside(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what earlier processes have written besides the commits of the run's own graph."""
+        yield from (post.patch for posts in self.posts.values() for post in posts.values())
+        for scope, rows in self._commits.items():
+            yield from patches_in(rows if scope else (), *self.fetch_and_decode)
 
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
@@ -632,6 +642,15 @@ class ExecutionRecords:
             except IndexError:  # another thread has taken the last one since the check
                 break
         return rows
+
+
+def patches_in(rows: Iterable[Row], fetch: Fetch, decode: DecodeValue) -> Iterator[Mapping[str, Any]]:
+    """Yield the patches of the rows that have one; what cannot be read is left out, since it is shown nowhere."""
+    for row in rows:
+        if row.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
+            with suppress(Exception):
+                record: Any = RECORDS[row.kind].read(row, fetch, decode)
+                yield record.patch or {}
 
 
 def check_row(row: Row, fetch: Fetch, decode: DecodeValue) -> None:

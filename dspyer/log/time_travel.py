@@ -8,7 +8,6 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, cast
@@ -17,7 +16,7 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id
-from dspyer.log.execution_records import ExecutionRecords
+from dspyer.log.execution_records import ExecutionRecords, patches_in
 from dspyer.log.history import (
     CommitListing,
     History,
@@ -42,8 +41,6 @@ from dspyer.log.reader import (
     read_runs,
 )
 from dspyer.log.rows import (
-    COMMITS,
-    RECORDS,
     CommitRow,
     EndRow,
     ResumeRow,
@@ -454,6 +451,7 @@ class PageReader:
             end = last if first is None else min(first, last)
             begin = max(end - count + 1, floor)
         found: list[Commit] = []
+        known = set[str]()
         lowest = 2**63
         for span in runs_back(self._reader.store, head, root):
             if span.first < lowest and (span.first <= end or (newest and first is None)):
@@ -463,16 +461,16 @@ class PageReader:
                 part = part_around(self._reader, span, root, start, span.at.seq + 1 if whole else end - start + 1)
                 if part is None:
                     return None
-                listed = list(part.commits)
-                while found and listed and (listed[-1].version is None or listed[-1].version >= lowest):
-                    listed.pop()  # the part behind begins inside of its run
+                # The part behind may begin inside of this run, also between the commits of its open fork.
+                listed = [one for one in zip(part.commits, part.runs, strict=True) if one[0].id not in known]
                 inside = (
                     index
-                    for index, commit in enumerate(listed)
-                    if (part.runs[index] == part.heads[0] if commit.version is None else commit.version >= begin)
+                    for index, (commit, run) in enumerate(listed)
+                    if (run == part.heads[0] if commit.version is None else commit.version >= begin)
                 )
                 before = 0 if begin < part.first else next(inside, len(listed))
-                found, lowest = listed[before:] + found, part.first
+                found, lowest = [commit for commit, _ in listed[before:]] + found, part.first
+                known.update(commit.id for commit, _ in listed[before:])
             if min(span.first, lowest) <= begin:
                 return cut_page(found, first, count, newest)
         return None
@@ -539,11 +537,8 @@ def thread_redactor(
         return None
     redactor = Redactor(redaction, dict(load().raw_items()))
     for run in read_runs(reader.store, [row.head], row.root):
-        for written in run.rows:
-            if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
-                with suppress(Exception):  # what cannot be read is shown nowhere
-                    record: Any = RECORDS[written.kind].read(written, reader.fetch, reader.decode)
-                    redactor.learn_patch(record.patch or {})
+        for patch in patches_in(run.rows, reader.fetch, reader.decode):
+            redactor.learn_patch(patch)
     return redactor
 
 

@@ -274,6 +274,7 @@ class RunReader:
         self._damaged: dict[str, str] = {}
         self._items: list[Row] = []
         self._end: Row | None = None
+        self._is_ended = False  # also by a row that cannot be read
         self._used: Mapping[str, Mapping[str, Any]] = {}
         self._recorded: dict[tuple[Point, str | None], Record] = {}
         self._questions: dict[tuple[str, str], StepQuestion] = {}
@@ -334,7 +335,9 @@ class RunReader:
 
     def _ending(self, status: str | None) -> RunEnding:
         if self._end is None:
-            return RunEnding(status or "crashed", usage=self._used, damaged=self._damaged)
+            # The end may have been pruned with the thread of the run: what a copy keeps has none.
+            known = status if status == "running" or self._is_ended else None
+            return RunEnding(known or "crashed", usage=self._used, damaged=self._damaged)
         found = RunEnding(status or EndRow.of(self._end).status, usage=self._used, damaged=self._damaged)
         try:
             end = EndRow.read(self._end, self._reader.fetch)
@@ -388,8 +391,8 @@ class RunReader:
         if self._folded is not None:
             self._read_own_commits(self._folded)
         for row in rows:
-            if row.kind in COMMITS or row.kind == RowKind.RESUME:
-                self._end = None
+            if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
+                self._end, self._is_ended = None, row.kind == RowKind.END
             if not is_readable(row):
                 if row.kind not in COMMITS or row.header.get("scope"):  # else the commit says what is wrong with it
                     self._damage(row, _reason(row))

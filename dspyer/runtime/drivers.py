@@ -319,7 +319,7 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
 
 def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
     """Tell if the write failed or the run was stopped; then the executions are left open, and must not be called."""
-    if written and not session.stopped:
+    if written and (not session.stopped or session.only_begins):
         return False
     for execution in started:
         session.leave_open(execution)

@@ -383,7 +383,15 @@ class Session(AttemptHost):
             return False
         if self.stop_signal.reason is None:
             return True
-        return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
+        return self.only_begins or (isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run))
+
+    @property
+    def only_begins(self) -> bool:
+        """Return whether the first commit of a run inside of a node is due, although a stop lets nodes finish.
+
+        It calls no node, and by it a resume knows that the node had begun.
+        """
+        return bool(self.ids.scope) and not len(self.run.log) and isinstance(self.stop_signal.error, RunStoppedError)
 
     @property
     def outermost(self) -> StopSignal:

@@ -47,6 +47,14 @@ def test_the_lm_calls_of_what_failed(cli: Command) -> None:
         assert "LM call 1, response:\n  [[ ## reply ## ]]\n  back\\x1b[2J\n" in texts
 
 
+def test_an_item_by_its_id(cli: Command) -> None:
+    """That of one which failed its map is the id of the map; any other one is a step of its own."""
+    graph = Graph(name="Parts").add_map("part", lambda n: 6 // n, over="items", item="n", into="found")
+    graph.add_path(START, "part", END).compile(store="runs.db").thread("t").run({"items": [2, 0]})
+    shown = [cli("show", "t", f"trunk:1[{index}]", "--json").record["execution"] for index in range(2)]
+    assert shown == ["t.1/trunk:1[0]", "t.1/trunk:1"]
+
+
 @pytest.mark.parametrize(("recorded", "settings"), [("usage", {}), ("full", {"redact": ["reply"]})])
 def test_without_texts(cli: Command, recorded: Recorded, settings: dict[str, Any]) -> None:
     make_failed(recorded, **settings)

@@ -176,6 +176,15 @@ def pruned(thread: Thread) -> None:
     thread.run({"q": "c"}).raise_error()
 
 
+def pruned_beside(thread: Thread) -> None:
+    """A copy that is pruned leaves a snapshot at the end of the open fork."""
+    ends_in_a_fork(thread)
+    twin = thread.copy(to="twin")
+    twin.run({"q": "there"}, abandon=True).raise_error()
+    twin.prune(before="twin.1/trunk:0")
+    thread.run({"q": "next"}, abandon=True).raise_error()
+
+
 def merged(thread: Thread) -> None:
     twin = thread.copy(to="twin")
     twin.update({"left": 70})
@@ -196,6 +205,7 @@ CHANGES = (
     made_in_the_name_of_a_node,
     rerun,
     pruned,
+    pruned_beside,
     merged,
     without_snapshots,
 )

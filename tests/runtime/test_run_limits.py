@@ -113,6 +113,31 @@ def test_of_a_fork_no_more_nodes_are_called_than_the_budget_says(mode: str) -> N
 
 
 @MODES
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_budget_below_the_depth_of_nested_graphs_comes_further_with_each_resume(mode: str, most: int) -> None:
+    calls: list[int] = []
+
+    def leaf(n: int) -> dict[str, int]:
+        calls.append(n)
+        return {"n": n + 1}
+
+    def called(part: Any, n: int, ctx: Context) -> dict[str, int]:
+        return {"n": ctx.call(part, {"n": n}).n}
+
+    inner = Graph(inputs=["n"]).add_node("leaf", leaf, writes=["n"]).add_path(START, "leaf", END)
+    inner = Graph(inputs=["n"]).add_node("deep", inner).add_path(START, "deep", END)
+    inner = Graph(inputs=["n"]).add_node("call", called, modules={"part": inner}, writes=["n"])
+    graph = Graph().add_map("each", inner.add_path(START, "call", END), over="items", item="n", into="found")
+    thread = graph.add_path(START, "each", END).compile(store=":memory:", budget=Budget(node_calls=most)).thread("t")
+    run(thread, mode, {"items": [1, 2]})
+    for _ in range(9):
+        if thread.status == "stopped":
+            resume(thread, mode)
+    assert (thread.status, sorted(calls)) == ("completed", [1, 2])
+    assert thread.state["found"] == [2, 3]
+
+
+@MODES
 def test_a_node_that_fails_or_asks_after_a_refusal_is_stopped(mode: str) -> None:
     """What it makes of the refusal is neither its failure nor its question."""
 

@@ -40,7 +40,9 @@ def test_a_record_of_a_run_that_a_copy_shares_with_a_pruned_thread(caplog: pytes
     thread.run({"n": 1})
     copy = thread.copy("copy", at="t.1/trunk:0")
     thread.prune(before="t.2/trunk:0")
-    assert [(step.node, step.status) for step in copy.record("t.1").steps] == [("START", "done")]
+    record = copy.record("t.1")
+    assert record.status == "crashed", "its end was pruned"
+    assert [(step.node, step.status) for step in record.steps] == [("START", "done"), ("add", "stopped")]
     assert not caplog.records
 
 

@@ -73,12 +73,15 @@ def test_a_value_is_hidden_as_soon_as_it_is_committed(inside: bool) -> None:
     assert emitted == [f"the token is {HIDDEN}"]
 
 
-def test_a_resumed_run_hides_what_an_earlier_process_has_committed() -> None:
-    def ask(token: str, ctx: Context) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_resumed_run_hides_what_an_earlier_process_has_committed(inside: bool) -> None:
+    def ask(ctx: Context) -> None:
         ctx.interrupt("go", "Go on?")
-        raise ValueError(f"the token is {token}")
+        raise ValueError(f"the token is {SECRET}")
 
     graph = Graph(State, inputs=["q"]).add_node("sign", lambda q: {"token": SECRET}, writes=["token"])
+    if inside:
+        graph = Graph(State, inputs=["q"]).add_node("sign", graph.add_path(START, "sign", END), writes=["q"])
     graph.add_node("ask", ask, writes=[]).add_path(START, "sign", "ask", END)
     store = Memory()
     graph.compile(store=store, redact=["token"]).thread("t").run({"q": ""})
