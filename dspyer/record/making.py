@@ -166,6 +166,7 @@ class Branches:
         behind = [
             (parent, came_from(self._by_id[parent], commit)) for parent in commit.parents if parent in self._by_id
         ]
+        # What a commit follows is taken from the ways that are open: those that are left at the end are active.
         goals = [self._ways.pop(way) for way in behind if way in self._ways]
         route = commit.route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
         paths = children_of(commit) or (commit.branch,)
@@ -380,6 +381,7 @@ class RunSteps:
 
     def make(self, ending: RunEnding) -> tuple[RecordStep, ...]:
         """The steps of the run, each before those inside of it, in canonical order."""
+        # Both those that it has said something of until now, and those of which it does now, are made again.
         self._changed |= dict.fromkeys(self.ending)
         self.ending = {}
         for failure in ending.failed:

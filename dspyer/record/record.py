@@ -150,6 +150,7 @@ class Record:
         step = self.step(id)
         if step.status == "unreadable":
             raise StoreError(step.reason or "")
+        # The stored state, with what is hidden: `fields` has it as it may be shown.
         if step._state is not None:
             return step._state
         if step.parent is not None:
@@ -292,6 +293,7 @@ class _Writer:
 
     def _value(self, value: Any) -> str | None:
         """The id of a frozen value; None for no value."""
+        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
         if value is DELETE:
             return None
         known = self._known.get(id(value))
@@ -300,6 +302,7 @@ class _Writer:
         return known[1]
 
     def _add(self, plain_value: Any) -> str:
+        # Sorted: values that are equal have one id, whatever order their keys came in.
         text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
         name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._values.setdefault(name, plain_value)

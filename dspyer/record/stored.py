@@ -206,6 +206,7 @@ class FollowedRecords:
         """The record of a run, as `record_of` gives it."""
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
         name, root = listed.run.id, listed.thread.root
+        # One at a time: two that read the same new rows would add them twice.
         with self._lock:
             known, found = self._runs.pop(name, (None, None))
             if found is None or known != root or not found.read_on(listed):
@@ -302,6 +303,7 @@ class RunReader:
     def read_on(self, listed: ListedRun) -> bool:
         """Read what was written since; return whether that can be done."""
         last, folded = self._last, self._folded
+        # A thread that was deleted and made again by the same key has a run of the same id: its times tell.
         if listed.run != self._rows.run or listed.last < last.seq or last.run != listed.run.id:
             return False
         if listed.last == last.seq:
@@ -312,6 +314,7 @@ class RunReader:
         found = rows_through(self._reader.store, last.run, last.seq + 1, listed.last)
         rows = with_map_results(found, lambda: self._items)
         self._last = Point(last.run, listed.last)
+        # Commits before the rest: a call, a post or an answer may belong to one of them.
         folded.grow(rows, self._last)
         self._read_rows(rows)
         return True
