@@ -389,7 +389,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("lm.tap", "'/' in lm.model"): "provider/model",
     ("lm.tap", "lm.model.split('/', 1)"): "provider/model",
     ("lm.source", "':' in text"): "the source of a lambda",
-    ("graph.checks", "'trunk:1'"): "an example",
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import dspy
 
-from dspyer.errors import GraphError, NodeOutputError, StateError, is_always_raised, list_names, suggestion
+from dspyer.errors import GraphError, is_always_raised, list_names, suggestion
 from dspyer.failure import Failure
 from dspyer.graph.spec import Exit, checked_edge_ends
 from dspyer.layers.attempts import check_on
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
+from dspyer.nodes.callables import members
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.interrupt import InterruptOptions
@@ -30,8 +31,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import is_program
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
-from dspyer.schema.type_fit import shown_type, value_type
-from dspyer.state import ImmutableState
+from dspyer.schema.type_fit import shown_type, update_type, value_type
 from dspyer.values.scalars import flag_problems, is_whole_number
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def finished_fix(built: Built, check: CheckOptions, of: Node) -> Built:
     own = {name: field for name, field in sources.items() if taken is None or name in taken}
     # The sent value hides the field, so the field need not be set.
     optional = (node.optional | set(own.values())) - set(node.reads.values())
-    return built._replace(node=replace(node, reads={**own, **node.reads}, optional=frozenset(optional)))
+    # A check sends all that the fix may need, which may be more than it takes.
+    return built._replace(node=replace(node, reads={**own, **node.reads}, optional=frozenset(optional), takes=None))
 
 
 def _writes_of_module(module: Any, named: FieldNames, who: str) -> FieldNames:
@@ -361,11 +362,6 @@ def _targets(way: Exit) -> tuple[str, ...]:
 # --- error edges: their declaration, and the checks of `compile()`
 
 
-_SAMPLE = Failure(node="node", execution="trunk:1", type="Exception")
-_PAIR = ("node", _SAMPLE.node)
-"""In what pydantic makes of a `Failure` for a list or set of anything: of its names and values."""
-
-
 def error_edges(source: object, target: object, on: object, into: object) -> list[ErrorEdge]:
     """The edges of one call of `add_error_edge`, one for each source; a wrong form is a `GraphError`."""
     given: Any = source
@@ -456,16 +452,10 @@ def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:
     if name in schema.live_fields:
         yield f"{edge.who}: into={name!r} is a live field, to which only nodes post: name a field of its own"
         return
-    if field.reads_other_fields or (field.reducer is not None and field.reducer.update_type is None):
-        return  # only a value with the whole state around it could be checked
-    try:
-        # A sample is committed, since no rule over annotations knows what validators and reducers make of a failure.
-        _, after = schema.commit(ImmutableState(), {name: _SAMPLE}, node=edge.source, commit_id="", whole_values=True)
-        found: Any = after[name]
-        fits = not isinstance(found, Collection) or isinstance(found, str) or _PAIR not in found
-    except (NodeOutputError, StateError):
-        fits = False
-    if not fits:
+    # A failure is iterable, and pydantic makes a list of anything of its fields: only its class or a base holds it.
+    kinds = members(update_type(schema, name))
+    held = Any in kinds or any(isinstance(kind, type) and issubclass(Failure, kind) for kind in kinds)
+    if not held or field.inputs_only:
         kind = f"is {shown_type(field.annotation)}"
         if field.reducer is not None:
             kind += f" with the reducer {field.reducer.name!r}"

@@ -138,7 +138,7 @@ def compile_graph(
         keep=options.keep,
         conversations=conversations,
         condensers=parts.condensers,
-        takes={name: _taken(node, exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
+        takes={name: _taken(node, exits[name]) for name, node in parts.nodes.items()},
         named=options.named,
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
@@ -272,10 +272,6 @@ class GraphParts:
             if name not in sent
             for text in texts
         ]
-
-    def brought(self) -> dict[str, None]:
-        """For `GraphSpec.takes`: None, any name, for the fixes of checks, which may get more than they take."""
-        return {node.fix: None for node in checks_of(self.nodes).values() if node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:
         """The program's attributes of the nodes whose option `frozen` is this, and those that always are."""

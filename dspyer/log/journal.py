@@ -431,19 +431,25 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - a store that stays broken fails the next write of the run
             logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
 
-    def was_stopped(self) -> bool:
-        """Return whether another one has ended the run as stopped (`t.stop()`), and nothing has continued it since."""
+    def stopped_at(self) -> int | None:
+        """Return the number of the row with which another one (`t.stop()`) ends the run; None if nothing stopped it.
+
+        It is not the next number of this journal, which has given numbers to rows that the fence has refused.
+        """
         try:
             thread = self.store.thread(self.thread)
             head = None if thread is None else thread.head
-            if thread is not None and thread.owner is not None and thread.owner.token.startswith(STOPPING):
-                return True  # it has fenced this run off, and writes the end now
+            owner = None if thread is None else thread.owner
+            # It has fenced this run off, and writes the end now.
+            stopping = owner is not None and owner.token.startswith(STOPPING)
             if head is None or head.run != self.run:
-                return False
+                return self.seq if stopping else None
+            if stopping:
+                return head.seq + 1
             (last,) = self.store.rows(self.run, head.seq, head.seq)
         except DspyerError:
-            return False  # the run has failed already, and raises that error
-        return last.kind == RowKind.END and EndRow.of(last).status == "stopped"
+            return None  # the run has failed already, and raises that error
+        return head.seq if last.kind == RowKind.END and EndRow.of(last).status == "stopped" else None
 
     def release(self) -> None:
         """Release the thread. A failure is only logged: another error is being raised already, and the lease ends."""

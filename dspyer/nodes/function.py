@@ -100,20 +100,8 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
     return {writes[name]: value for name, value in values.items()}
 
 
-class DeclaredResult(NamedTuple):
-    """The writes and targets that a return annotation declares.
-
-    Attributes:
-        writes: the names that are written; None for unknown.
-        goto: the targets of a `Command`.
-    """
-
-    writes: tuple[str, ...] | None = None
-    goto: tuple[str, ...] = ()
-
-
-def declared_result(annotation: Any, schema: Schema) -> DeclaredResult:
-    """The facts that a return annotation declares about writes and targets."""
+def declared_result(annotation: Any, schema: Schema) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The names that a return annotation says are written, None for unknown, and the targets of its `Command`."""
     writes: dict[str, None] | None = {}
     goto: list[str] = []
     for member in members(annotation):
@@ -129,7 +117,7 @@ def declared_result(annotation: Any, schema: Schema) -> DeclaredResult:
             writes.update(dict.fromkeys(kind.model_fields))
         else:
             writes = None
-    return DeclaredResult(None if writes is None else tuple(writes), tuple(dict.fromkeys(goto)))
+    return None if writes is None else tuple(writes), tuple(dict.fromkeys(goto))
 
 
 def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple[Goto, ...] | None:
@@ -332,14 +320,14 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     found = Flaws(options.who)
     signature = read_signature(fn, options.who)
     binding = plan_binding(signature, options, found)
-    declared = declared_result(signature.returns, options.schema)
-    writes = _writes(options, declared.writes, bool(binding.contexts), found)
+    declared, targets = declared_result(signature.returns, options.schema)
+    writes = _writes(options, declared, bool(binding.contexts), found)
     found.problems += module_problems(options.modules, options.who)
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
     found.problems += hidden_problems(fn, options.who, fix)
     templates = plan_templates(options.modules.values(), options, binding.reading()[0], found)
-    goto = tuple(dict.fromkeys((*options.goto, *declared.goto)))
+    goto = tuple(dict.fromkeys((*options.goto, *targets)))
     node = FunctionNode(
         name=options.name,
         **binding.facts(templates),

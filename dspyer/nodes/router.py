@@ -56,15 +56,6 @@ class Router(BoundNode):
                 found.setdefault(target, []).append(str(label))
         return {target: ", ".join(labels) for target, labels in found.items() if labels != [target]}
 
-    def call(self, call: Call) -> Decision:
-        """The targets of a router without a module, which is sync and cheap, given the state after the node."""
-        raise NotImplementedError
-
-    def script(self, call: Call) -> Script[Decision]:
-        """The same for any router."""
-        yield from ()
-        return self.call(call)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FunctionRouter(Router):
@@ -72,8 +63,9 @@ class FunctionRouter(Router):
 
     fn: Callable[..., object]
 
-    def call(self, call: Call) -> Decision:
-        """The targets that the function returns."""
+    def script(self, call: Call) -> Script[Decision]:
+        """The targets that the function returns, which is sync and cheap: it is called here, in no step."""
+        yield from ()
         arguments = self.binding.bind(call)
         try:
             result = self.fn(**arguments)

@@ -42,7 +42,7 @@ from dspyer.nodes.binding import Binding
 from dspyer.nodes.context import Context
 from dspyer.nodes.function import FunctionNode, folded, given
 from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.node import Call, Decision, Node, Output, Reply, Runner, Send, StartRule
+from dspyer.nodes.node import Call, Node, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.router import FunctionRouter
 from dspyer.nodes.steps import Script, acall_function, acall_module, call_function, call_module, failure_or_questions
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
@@ -385,8 +385,8 @@ def _route(
             goto.append(exit_)
             continue
         routed = call._replace(state=state)
-        inline = exit_.module_name is None
-        decision: Decision = exit_.call(routed) if inline else (yield from of_part(routed, "route", exit_.script))
+        inline = exit_.module_name is None  # a function: no attempts of its own
+        decision = yield from (exit_.script(routed) if inline else of_part(routed, "route", exit_.script))
         goto += decision.targets
         if decision.reason:
             reasons.append(decision.reason)

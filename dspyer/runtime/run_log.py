@@ -88,7 +88,7 @@ class RunLog:
         events: the events to publish after the next write.
         error: that of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
-        stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
+        stopped_at: the number of the row with which `t.stop()` has ended the run; None if it has not.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RunLog:
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self.end_written = False
-        self.stopped_by_thread = False
+        self.stopped_at: int | None = None
         self._records = records
         self._inside = bool(ids.scope)
         self._prefixes = start.id_prefixes, ids.prefix
@@ -180,7 +180,7 @@ class RunLog:
         if self._records.lm_calls is not None:
             self._records.lm_calls.put_back(self._lm_calls)
         if isinstance(error, ConcurrentRunError) and not self._inside:
-            self.stopped_by_thread = self.journal.was_stopped()
+            self.stopped_at = self.journal.stopped_at()
         self.written(self.run)  # drops the events: what they report was not stored
         return self.run
 

@@ -40,8 +40,8 @@ class RunSource(NamedTuple):
             return None
         if log is None or log.end_written or journal.epoch == 0:
             at = Point(journal.run, journal.seq - 1)
-        elif log.stopped_by_thread:
-            at = Point(journal.run, journal.seq)
+        elif log.stopped_at is not None:
+            at = Point(journal.run, log.stopped_at)
         else:
             return None
         shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)

@@ -568,7 +568,7 @@ class Session(AttemptHost):
     def ending(self) -> tuple[str, BaseException | None, tuple[Question, ...]]:
         """The status of the run when it ends, why it is not completed, and the questions that it waits for."""
         run, log = self.run, self.log
-        if log is not None and log.stopped_by_thread:
+        if log is not None and log.stopped_at is not None:
             return "stopped", RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME), ()
         if log is not None and log.error is not None:
             return "failed", log.error, ()

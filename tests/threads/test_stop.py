@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -82,6 +83,23 @@ def test_stop_ends_the_run_and_a_resume_continues_it(kind: str) -> None:
     assert t.resume().state["log"] == ["first", "slow", "late"]
     assert stage.calls == ["first", "slow", "slow"]
     assert t.replay() == t.state
+
+
+def test_the_record_of_a_run_whose_items_were_writing_when_it_was_stopped(tmp_path: Path) -> None:
+    """Rows that the stop has refused have numbers, too."""
+    threads: list[Any] = []
+
+    def work(n: int) -> int:
+        if n == 2:
+            threads[0].stop()
+        return n
+
+    graph = Graph().add_map("each", work, over="items", item="n", into="found").add_path(START, "each", END)
+    for number in range(4):
+        threads[:] = [graph.compile(store=str(tmp_path / "runs.db")).thread(f"t{number}")]
+        run = threads[0].run({"items": [1, 2, 3, 4]})
+        assert run.status == "stopped"
+        assert run.record().to_dict() == threads[0].record().to_dict()
 
 
 def post_one(ctx: Any) -> dict[str, Any]:
