@@ -528,8 +528,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="end_of_run_not_flushed",
         file="dspyer/runtime/drivers.py",
-        old="        log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)",
-        new="        log.journal.write(rows, log.snapshot_state(session.run, rows), release=True)",
+        old="        log.journal.write(NewRows(rows, log.snapshot_state(session.run, rows), flush=True, release=True))",
+        new="        log.journal.write(NewRows(rows, log.snapshot_state(session.run, rows), release=True))",
         loss="a run that was reported as finished can be lost by a power cut",
         tests=("tests/log/test_durability.py", "tests/log"),
     ),

@@ -211,6 +211,7 @@ class Archive:
         found: list[tuple[RunPlace, RunInfo]] = []
         for listed in self._listed(query, status, text):
             info = run_info(self._reader, listed)
+            # Of a run without an end the status is known only here, and it may have ended since the list was read.
             if status is None or info.status == status:
                 found.append((listed.place, info))
             if len(found) > query.limit:  # one more than the page has: there is a next one
@@ -219,8 +220,11 @@ class Archive:
 
     def _listed(self, query: RunQuery, status: str | None, text: str | None) -> Iterator[ListedRun]:
         """The runs that may be on a page, in its order, read in batches."""
+        # A store knows how runs have ended, and not whether the owner of one without an end is alive: it has one status
+        # for those that run and those that have crashed.
         if status is not None:
             query = query._replace(statuses=frozenset([status if status in ENDED else ""]))
+        # What the store chooses alone fills the page at once; of the rest a batch is read, since few may be wanted.
         chosen_by_store = text is None and (status is None or status in ENDED)
         query = query._replace(limit=query.limit + 1 if chosen_by_store else max(BATCH, query.limit + 1))
         while True:

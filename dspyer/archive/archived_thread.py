@@ -266,10 +266,11 @@ class NewCommits:
         self._version = 0
         self._seen: set[str] = set()
         if after is not None:
-            last = thread._thread_reader.entry(after).commit
+            last = thread._thread_reader.commits_around(after)
+            name = last.commits[last.index_of(after)].id
             for commit in thread.history():
                 self._seen.add(commit.id)
-                if commit.id == last.id:
+                if commit.id == name:
                     break
 
     def read(self) -> list[Commit]:

@@ -39,6 +39,8 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
 
 def is_encrypted(store: Store) -> bool:
     """Return whether the contents of the newest run are encrypted."""
+    # Lists read headers alone, which encryption leaves as they are. The first row with a content says how it is stored;
+    # a store is encrypted as a whole, so the newest run speaks for all.
     for listed in store.list_runs(RunQuery(limit=1)):
         for row in store.rows(listed.run.id, 0, 1):
             if row.content is not None and row.content.is_encoded:

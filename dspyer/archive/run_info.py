@@ -111,6 +111,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     thread, run, started, ending, last, _ = listed
     at = Point(run.id, last)
     row = listed.end
+    # Of an end that cannot be read its status is known all the same: stores list runs by it.
     ended = None if row is None else read(lambda: EndRow.of(row), None)
     end = ended or EndRow(ending)
     usage = sum_usage((end.usage,))
@@ -120,6 +121,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         questions = read(lambda: questions_at(reader, at), questions)
     found: tuple[Failure, ...] = ()
     found = read(lambda: failures_of_run(store, listed), found)
+    # Its own failures first: why the run failed says more than what could not be read of it.
     failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
     return RunInfo(
         thread.name,

@@ -32,6 +32,7 @@ from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutp
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
 from dspyer.ids import Address
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.log.journal import NewRows
 from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
@@ -470,7 +471,7 @@ class LivePosts(Layer):
             how = "replace" if reducer is None else reducer.name
             post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
-                run.records.journal.write([post.row()])
+                run.records.journal.write(NewRows([post.row()]))
             update = buffer.add(post)
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)

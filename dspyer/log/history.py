@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
-from dspyer.events import Commit, MergedConflict
+from dspyer.events import Commit
 from dspyer.ids import FIRST, Address, commit_name, full_id, is_within, outermost_execution
 from dspyer.log.reader import (
     EVERY,
@@ -63,16 +63,6 @@ from dspyer.values.persistent import PersistentMap
 from dspyer.values.scalars import KeyPath
 
 # --- One log
-
-
-class LoggedCommit(NamedTuple):
-    """A commit with the states before and after it (before a join, that of its first branch), and what it sends."""
-
-    commit: Commit
-    before: ImmutableState
-    after: ImmutableState
-    conflicts: tuple[MergedConflict, ...]
-    sends: tuple[FrozenDict[str, Any] | None, ...] = ()
 
 
 class LoggedRun(NamedTuple):
@@ -461,6 +451,7 @@ def scoped_logs(
         header = CommitRow.of(row) if row.kind in COMMITS else None
         if header is None or not wanted(header.scope):
             continue
+        # Rows without parents follow the one before them in their scope, whatever was written between the two.
         log = logs.setdefault(header.scope, [])
         before = (len(log) - 1,) if log else ()
         parents = before if header.parents is None else header.parents
@@ -584,12 +575,6 @@ class CommitListing:
         if isinstance(patch, UnreadablePatch):
             raise StoreError(patch.error)
         return self.history.log[self.log_indexes[index]].state
-
-    def entry(self, index: int) -> LoggedCommit:
-        """Return a commit with the states before and after it; raise `StoreError` if it cannot be read."""
-        entry = self.history.log[self.log_indexes[index]]
-        before = self.history.state(entry.parents[0] if entry.parents else None)
-        return LoggedCommit(self.commits[index], before, self.state(index), entry.conflicts, entry.sends)
 
     def by_version(self, version: int) -> tuple[LogEntry, frozenset[str]]:
         """Return a commit with versions for log indexes, and the fingerprints of the graphs that made its run."""

@@ -24,6 +24,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -206,6 +207,26 @@ STOPPING = "stop-"
 """Begins the token of an owner that has acquired the thread only to end its run."""
 
 
+@dataclass(slots=True)
+class NewRows:
+    """Rows that are written as one transaction.
+
+    Attributes:
+        rows: the rows, in order.
+        state: the state at the last of them, if a snapshot is to be taken.
+        flush: whether they must be on the disk when the write returns.
+        release: whether the run releases the thread in the same transaction.
+        accepted: set once they have their numbers. If the write then raises no `DspyerError` but Ctrl-C, the next write
+            stores them, so they must not be given again.
+    """
+
+    rows: Sequence[DraftRow]
+    state: SnapshotState | None = None
+    flush: bool = False
+    release: bool = False
+    accepted: bool = False
+
+
 class Journal:
     """Writes the rows of one run. May be used from any thread.
 
@@ -278,24 +299,8 @@ class Journal:
         if self.broken is not None:
             raise self.broken
 
-    def write(
-        self,
-        new_rows: Sequence[DraftRow],
-        state: SnapshotState | None = None,
-        *,
-        flush: bool = False,
-        release: bool = False,
-        accepted: list[bool] | None = None,
-    ) -> None:
+    def write(self, new: NewRows) -> None:
         """Write rows as one transaction.
-
-        Args:
-            new_rows: the rows, in order.
-            state: the state at the last of them, if a snapshot is to be taken.
-            flush: whether they must be on the disk when this returns.
-            release: whether the run releases the thread in the same transaction.
-            accepted: gets an entry once the rows have their numbers. If this then raises no `DspyerError` but Ctrl-C,
-                the next write stores them, so they must not be given again.
 
         Raises:
             StoreError: if the store fails, with its exception as the cause.
@@ -303,27 +308,19 @@ class Journal:
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
-            self._accept(new_rows, state, flush, release, accepted)
+            self._accept(new)
             self._send(self.store.write)
 
-    async def awrite(
-        self,
-        new_rows: Sequence[DraftRow],
-        state: SnapshotState | None = None,
-        *,
-        flush: bool = False,
-        release: bool = False,
-        accepted: list[bool] | None = None,
-    ) -> None:
+    async def awrite(self, new: NewRows) -> None:
         """Write rows without blocking the event loop.
 
         A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.worker_threads`.
         """
         if not self._lock.acquire(blocking=False):
-            await run_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release, accepted=accepted))
+            await run_in_thread(lambda: self.write(new))
             return
         try:
-            self._accept(new_rows, state, flush, release, accepted)
+            self._accept(new)
             end = self.seq
             done = self._send(self.store.write_now)
         finally:
@@ -331,25 +328,18 @@ class Journal:
         if not done:
             await run_in_thread(lambda: self._send_up_to(end))
 
-    def _accept(
-        self,
-        new_rows: Sequence[DraftRow],
-        state: SnapshotState | None,
-        flush: bool,
-        release: bool,
-        accepted: list[bool] | None,
-    ) -> None:
+    def _accept(self, new: NewRows) -> None:
         """Number rows and add them to the pending change. The lock is held."""
         self.raise_if_broken()
-        rows = self._numbered(new_rows)
+        rows, flush, release = self._numbered(new.rows), new.flush, new.release
         self._check(rows)
         self.seq += len(rows)
         self.tail = self.tail.with_rows(rows)
         if self._encodes:
             self._digest.add(rows)
         snapshot = None
-        if state is not None and rows:
-            snapshot, size = Snapshot(Point(self.run, self.seq - 1), snapshot_content(state)), 0
+        if new.state is not None and rows:
+            snapshot, size = Snapshot(Point(self.run, self.seq - 1), snapshot_content(new.state)), 0
             if self._encodes:
                 try:
                     size = len(snapshot.content.data)
@@ -368,8 +358,7 @@ class Journal:
         head = Point(self.run, rows[-1].seq) if rows else None
         # By position: keywords cost 1 µs more, and this is done for every commit.
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
-        if accepted is not None:
-            accepted.append(True)
+        new.accepted = True
 
     def _numbered(self, new_rows: Sequence[DraftRow]) -> list[Row]:
         return [row.numbered(seq) for seq, row in enumerate(new_rows, self.seq)]

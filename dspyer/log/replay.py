@@ -86,6 +86,8 @@ def replay(
         elif kind == RowKind.UPDATE:
             run = _replay_update(run, CommitRow.read(row, fetch, decode))
         elif kind == RowKind.END and EndRow.of(row).status == "completed":
+            # The step to `END` makes no commit, so the row of the end stands for it. Rows of other ends say nothing of
+            # where the run is: their branches wait where their commits have led.
             ready = [index for index, group in enumerate(plan(run)) if group.position[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
@@ -95,11 +97,13 @@ def _replay_commit(run: RunState, record: CommitRow, opening: InputsAndState) ->
     run, execution = _execution_of(run, record)
     if execution is None or execution.node != record.node:
         raise _impossible(record)
+    # The patch of the first commit is in the open row, which was written before any node ran.
     if record.patch is None:
         patch, state = opening
     else:
         state = run.topology.schema.replay(execution.branch.state, record.patch, record.made)
         patch = record.patch
+    # The route is taken from the row: routers are functions of users, and may decide otherwise today.
     allowed = run.topology.targets(record.node)
     gone = [name for name in record.route if name not in allowed]
     if gone:
@@ -129,6 +133,7 @@ def _execution_of(run: RunState, record: CommitRow) -> tuple[RunState, Execution
 def _replay_join(run: RunState, record: CommitRow) -> RunState:
     parents, node = record.parents or (), record.node.removeprefix("join:")
 
+    # By heads, not by name alone: in a loop a node is joined again, for other branches each time.
     def joins(group: Group) -> bool:
         heads = {branch.head for branch in group.branches}
         return len(group.branches) > 1 and group.position[0] == node and heads == set(parents)
@@ -139,6 +144,7 @@ def _replay_join(run: RunState, record: CommitRow) -> RunState:
     log = run.log
     counts = joined_counts(log, *merge_base(log, parents))
     winners = record.winner_indexes(len(log), lambda at: log[at].commit.id)
+    # What the join made is stored, from its first parent on: no merge policy is called again.
     state = apply(log[parents[0]].state, record.made)
     return begin(run, index, JoinResult(state, record.patch or {}, record.plain_conflicts(), winners, counts))[0]
 

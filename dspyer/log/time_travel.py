@@ -13,14 +13,13 @@ from threading import Lock
 from typing import Any, cast
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import BranchPath, Commit, Question
+from dspyer.events import Commit, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id
 from dspyer.log.execution_records import ExecutionRecords, patches_in
 from dspyer.log.history import (
     CommitListing,
     History,
-    LoggedCommit,
     commit_row,
     inner_commits,
     part_around,
@@ -50,15 +49,11 @@ from dspyer.log.rows import (
 from dspyer.patch import DELETE
 from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import (
-    NOTHING_SENT,
-    is_manual,
-    sent_along,
     touches,
 )
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store, ThreadRow
 from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenDict
 from dspyer.values.scalars import KeyPath
 
 Moment = int | str | Mapping[str, Any]
@@ -125,28 +120,15 @@ class ThreadReader:
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""
-        return self.entry(version).after
+        version = commit_name(version)
+        listed = self.pages.around(version) or self.commits_around(version)
+        return listed.state(listed.index_of(version))
 
     def state_of(self, moment: Moment) -> ImmutableState:
         """The state after a commit, or the given one."""
         if isinstance(moment, int | str):
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
-
-    def entry(self, version: int | str) -> LoggedCommit:
-        """A commit with the states before and after it."""
-        version = commit_name(version)
-        listed = self.pages.around(version) or self.commits_around(version)
-        return listed.entry(listed.index_of(version))
-
-    def sent_to(self, parents: Sequence[str], path: BranchPath) -> FrozenDict[str, Any]:
-        """Return what a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
-        if len(parents) != 1:
-            return NOTHING_SENT
-        found = self.entry(parents[0])
-        while is_manual(found.commit) and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
-            found = self.entry(found.commit.parents[0])
-        return sent_along(found.commit, found.sends, path)
 
     def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
         """The commit that last wrote a path, up to the head or to the commit `at`."""
@@ -268,11 +250,6 @@ class ThreadReader:
             if outer.run in run.labels.values():
                 found += inner_commits(self._reader, run, outer.inside)
         return found
-
-    def runs(self) -> list[RunRows]:
-        """The rows of all runs in the history of the thread."""
-        row = self._reader.store.thread(self._thread)
-        return [] if row is None or row.head is None else read_runs(self._reader.store, [row.head], row.root)
 
     def id_of(self, commit: int | str) -> str:
         """The id of a commit, by its version or id."""

@@ -49,6 +49,7 @@ from dspyer.ids import id_prefix, part_id, whole_execution
 from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
+from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
 from dspyer.nodes.field_access import (
@@ -354,7 +355,8 @@ class Attempt:
             frozen, row = self._effect_row(place, result)
             # The row before the record: a result that the store does not have must not count as recorded.
             if self.host.records.journal is not None:
-                self.host.records.journal.write([*self.host.records.lm_call_rows(place.execution), row], flush=True)
+                rows = [*self.host.records.lm_call_rows(place.execution), row]
+                self.host.records.journal.write(NewRows(rows, flush=True))
             # A copy is returned, as a later attempt gets it: a node that changed its result would otherwise differ
             # after a resume.
             self.host.records.effects[place] = frozen
@@ -375,9 +377,8 @@ class Attempt:
             # would make the effect again.
             before = cancellation_count()
             if self.host.records.journal is not None:
-                await self.host.records.journal.awrite(
-                    [*self.host.records.lm_call_rows(place.execution), row], flush=True
-                )
+                rows = [*self.host.records.lm_call_rows(place.execution), row]
+                await self.host.records.journal.awrite(NewRows(rows, flush=True))
             self.host.records.effects[place] = frozen
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it came during the write, which was finished first

@@ -21,7 +21,7 @@ from dspyer.failure import Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
-from dspyer.log.journal import Journal
+from dspyer.log.journal import Journal, NewRows
 from dspyer.log.rows import DraftRow, ItemRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
@@ -199,11 +199,11 @@ class _Write(NamedTuple):
 
     def call(self, call: Call) -> None:
         del call
-        self.journal.write(self.rows)
+        self.journal.write(NewRows(self.rows))
 
     async def acall(self, call: Call) -> None:
         del call
-        await self.journal.awrite(self.rows)
+        await self.journal.awrite(NewRows(self.rows))
 
 
 class FailedItem:

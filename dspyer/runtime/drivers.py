@@ -50,6 +50,7 @@ from dspyer.lm.tracing import (
     recording,
 )
 from dspyer.log.execution_records import no_answer
+from dspyer.log.journal import NewRows
 from dspyer.log.replay import replay
 from dspyer.nodes.attempt import first_of
 from dspyer.nodes.binding import check_resources
@@ -139,18 +140,19 @@ def _write(session: Session, log: RunLog) -> bool:
 
     A run in a node that timed out and was left running writes nothing: `writing` raises.
     """
-    accepted: list[bool] = []
+    new: NewRows | None = None
     try:
         with nullcontext() if session.limit is None else session.limit.writing():
             rows = log.new_rows(session.run)
             if rows:
-                log.journal.write(rows, log.snapshot_state(session.run, rows), accepted=accepted)
+                new = NewRows(rows, log.snapshot_state(session.run, rows))
+                log.journal.write(new)
             log.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
         session.write_failed(log, error)
         return False
     except BaseException:  # the handler of a signal
-        if accepted:
+        if new is not None and new.accepted:
             session.written(log)
         raise
     session.written(log)
@@ -163,7 +165,7 @@ def _write_end(session: Session, log: RunLog) -> None:
         return  # a run inside another one ends with the commit of its node
     try:
         rows = session.end_rows(log)
-        log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
+        log.journal.write(NewRows(rows, log.snapshot_state(session.run, rows), flush=True, release=True))
         log.ended(session.run, rows[-1])
         if gives_up():  # nodes may be left running: nothing that they do counts any more
             log.journal.broken = RunStoppedError("", INTERRUPTED).told(session.graph.name, "Its end is written")
@@ -269,16 +271,17 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
 
 
 async def _awrite(session: Session, log: RunLog) -> bool:
-    accepted: list[bool] = []
+    new: NewRows | None = None
     try:
         rows = log.new_rows(session.run)
         if rows:
-            await log.journal.awrite(rows, log.snapshot_state(session.run, rows), accepted=accepted)
+            new = NewRows(rows, log.snapshot_state(session.run, rows))
+            await log.journal.awrite(new)
     except DspyerError as error:
         session.write_failed(log, error)
         return False
     except BaseException:  # Ctrl-C, while the store wrote on the event loop
-        if accepted:
+        if new is not None and new.accepted:
             session.written(log)
         raise
     session.written(log)
@@ -290,7 +293,7 @@ async def _awrite_end(session: Session, log: RunLog) -> None:
         return
     try:
         rows = session.end_rows(log)
-        await log.journal.awrite(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
+        await log.journal.awrite(NewRows(rows, log.snapshot_state(session.run, rows), flush=True, release=True))
         log.ended(session.run, rows[-1])
     except DspyerError as error:
         session.write_failed(log, error)
@@ -312,8 +315,6 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
         raise error
     if steps and error is None:
         transition = transition._replace(calls=count_calls(steps))
-    if session.layers.writes and error is None:
-        error = session.add_rows(execution, transition)
     session.finish(execution, transition if error is None else error, steps)
 
 

@@ -72,6 +72,7 @@ from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunSt
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.schedule import (
+    Advanced,
     Branch,
     Execution,
     FailedBranch,
@@ -286,15 +287,23 @@ class Session(AttemptHost):
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
 
-    def add_rows(self, execution: Execution, transition: Transition) -> Exception | None:
-        """Keeps what the layers add to the commit that comes of a transition; returns what one raised: it fails it."""
-        commit = advance(self.run, execution.id, transition, heard=False)[0].log[-1].commit  # a value: nothing is done
+    def _with_rows(
+        self, execution: Execution, outcome: Transition | BaseException
+    ) -> tuple[Transition | BaseException, Advanced | None]:
+        """Keeps what the layers add to the commit of a transition; what one raises is the outcome in its place.
+
+        Returns the outcome with what follows of it, a value: nothing is noted before the layers have been asked.
+        """
+        if not isinstance(outcome, Transition):
+            return outcome, None
+        made = advance(self.run, execution.id, outcome, heard=bool(self.events.heard))
+        commit = made[0].log[-1].commit
         place = self.ids.local_id(commit.id)
         try:
             self.records.with_commit[place] = self.layers.rows(commit, place)
         except Exception as error:  # noqa: BLE001 - of a layer
-            return error
-        return None
+            return error, None
+        return outcome, made
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
@@ -305,6 +314,7 @@ class Session(AttemptHost):
             # An effect or a post was refused, as the commit would have been: no failure.
             self.write_failed(self.log, outcome)
             return
+        outcome, made = self._with_rows(execution, outcome) if self.layers.writes else (outcome, None)
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
             lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
             self.notes.lost.setdefault(execution.id, []).append(lost)
@@ -329,7 +339,7 @@ class Session(AttemptHost):
         if self.records.lm_calls is not None and isinstance(outcome, BaseException):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
-        self.run, events = advance(self.run, execution.id, found, failed, bool(self.events.heard))
+        self.run, events = made or advance(self.run, execution.id, found, failed, bool(self.events.heard))
         if events:
             self.events.publish_once_written(events)
 

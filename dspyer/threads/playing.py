@@ -28,7 +28,7 @@ import anyio
 
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
-from dspyer.log.journal import LEASE, STOPPING, Journal, is_alive, leases, new_owner
+from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import end_row
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
@@ -326,7 +326,7 @@ class Play:
                     assert start is not None
                     steps = len(start.run.log)
                     end = end_row("stopped", None, (), records.used_before, steps, records.totals_before)
-                    journal.write([end], flush=True, release=True)
+                    journal.write(NewRows([end], flush=True, release=True))
             if not self._has_ended():
                 journal.release()
         finally:

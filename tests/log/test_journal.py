@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dspyer.errors import StoreError
-from dspyer.log.journal import CheckedStore, Journal
+from dspyer.log.journal import CheckedStore, Journal, NewRows
 from dspyer.log.reader import rows_through
 from dspyer.log.rows import DraftRow
 from dspyer.stores import Memory, Store
@@ -31,10 +31,10 @@ def test_nothing_is_written_after_a_write_has_failed() -> None:
     journal = Journal(store, "t", row.epoch, row.head.run, row.head.seq + 1)
     store.fails = True
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([DraftRow("note", {})])
+        journal.write(NewRows([DraftRow("note", {})]))
     store.fails = False
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([DraftRow("note", {})])
+        journal.write(NewRows([DraftRow("note", {})]))
     assert store.rows(row.head.run)[-1].kind == "end"
 
 
@@ -55,12 +55,12 @@ def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(m
             work(*args)
 
         monkeypatch.setattr("dspyer.log.journal.run_in_thread", in_order)
-        first = asyncio.create_task(journal.awrite([DraftRow("commit", {"id": "a"})]))
+        first = asyncio.create_task(journal.awrite(NewRows([DraftRow("commit", {"id": "a"})])))
         await asked.wait()
-        await journal.awrite([DraftRow("commit", {"id": "b"})])
+        await journal.awrite(NewRows([DraftRow("commit", {"id": "b"})]))
         store.arm(disk_full, 1, after=False)
         with pytest.raises(StoreError):
-            journal.write([DraftRow("commit", {"id": "c"})])
+            journal.write(NewRows([DraftRow("commit", {"id": "c"})]))
         go_on.set()
         await first
 

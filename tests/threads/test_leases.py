@@ -21,7 +21,7 @@ import pytest
 
 from dspyer import END, START, Graph, Thread
 from dspyer.errors import ConcurrentRunError, ThreadError
-from dspyer.log.journal import STOPPING, Journal, Leases, leases
+from dspyer.log.journal import STOPPING, Journal, Leases, NewRows, leases
 from dspyer.log.rows import end_row
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores import Memory, SQLite
@@ -256,7 +256,7 @@ def test_a_lease_is_renewed_while_a_write_of_its_run_is_slow() -> None:
         return slow(change) if change.rows else StoreWithSlowRenewal.write(store, change)
 
     journal.store.store.write = write  # type: ignore[method-assign]
-    writing = threading.Thread(target=journal.write, args=([end_row("stopped", None, ())],))
+    writing = threading.Thread(target=journal.write, args=(NewRows([end_row("stopped", None, ())]),))
     writing.start()
     assert inside.wait(20)
     journal.renew(30.0)
