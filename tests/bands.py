@@ -125,8 +125,7 @@ NOT_YET: dict[str, str] = {
         "publish_start read_signature recorded resets shown_type step_count take_steps without_class"
     ),
     "serve.agui_events": (
-        "FrozenList Redactor Session THOUGHT call_text is_within last_of_refusal last_of_run redacted "
-        "whole_execution"
+        "FrozenList Redactor Session THOUGHT call_text is_within last_of_refusal last_of_run redacted whole_execution"
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
