@@ -760,22 +760,6 @@ def annotate(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
-def without_traceback(error: DspyerError) -> DspyerError:
-    """Return a copy of an error without traceback, cause and notes, for an object that stores it to raise it again.
-
-    A traceback refers to the frames of the method that raised, and so to the object: with it the object and the error
-    would form a cycle that only the garbage collector frees.
-
-    Example:
-        >>> error = without_traceback(InputError("missing inputs: 'question'"))
-        >>> error, error.__traceback__
-        (InputError("missing inputs: 'question'"), None)
-    """
-    found = copy(error)
-    vars(found).pop("__notes__", None)  # the list would be that of the error itself
-    return found
-
-
 def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of an exception and of those that led to it, in place.
 

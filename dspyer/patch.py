@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
@@ -232,7 +232,7 @@ def apply(
     try:
         return _apply(value, patch, path, MAX_DEPTH, net)
     except TooDeepError:
-        refuse_depth(patch, path, PatchError)
+        refuse_depth(path, PatchError)
 
 
 def _apply(
@@ -312,7 +312,7 @@ def apply_value(old: Any, update: Any, path: KeyPath = ()) -> Any:
     try:
         return _updated(_ABSENT if old is DELETE else old, update, path, MAX_DEPTH, None)
     except TooDeepError:
-        refuse_depth(update, path, PatchError)
+        refuse_depth(path, PatchError)
 
 
 # --- the patch between two values
@@ -407,20 +407,6 @@ def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:
     return any(
         value is None or (isinstance(value, FrozenDict) and _holds_none(value)) for _, value in frozen.raw_items()
     )
-
-
-def written_paths(update: object, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the paths that an update of `path` writes: its leaves, including those that it deletes or replaces.
-
-    Example:
-        >>> list(written_paths({"user": {"theme": "dark", "age": DELETE}, "tags": ["a"]}))
-        [('user', 'theme'), ('user', 'age'), ('tags',)]
-    """
-    if isinstance(update, Mapping) and update:
-        for key, below in update.items():
-            yield from written_paths(below, (*path, key))
-    else:
-        yield path
 
 
 # --- the JSON form

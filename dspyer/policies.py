@@ -11,10 +11,11 @@ of branches, never time.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -584,7 +585,9 @@ class Pattern(NamedTuple):
             >>> Pattern.of("notes.**.text").matches(("notes", "a", 1, "text"))
             True
         """
-        return self.segments == path if self.literal else len(self.segments) in self._positions_after(path)
+        if self.literal:
+            return self.segments == path
+        return _expression(self.segments, False).fullmatch(_text_of(path)) is not None
 
     def holds_at(self, path: KeyPath) -> bool:
         """Return whether a merge policy of the pattern holds at a path: it matches it, or ends with a key above it.
@@ -609,7 +612,9 @@ class Pattern(NamedTuple):
             >>> Pattern.of("draft.title").covers(("draft",))
             True
         """
-        return self.segments[: len(path)] == path if self.literal else bool(self._positions_after(path))
+        if self.literal:
+            return self.segments[: len(path)] == path
+        return _expression(self.segments, True).fullmatch(_text_of(path)) is not None
 
     @property
     def field(self) -> Any:
@@ -626,27 +631,17 @@ class Pattern(NamedTuple):
         prefix = wild.index(True) if True in wild else len(wild)
         return prefix, len(wild) - sum(wild), -self.segments.count(MANY), len(wild)
 
-    # The segments are matched as a nondeterministic automaton: a position is the number of segments matched so far.
 
-    def _positions_after(self, path: KeyPath) -> set[int]:
-        """The positions after all keys of a path; none if the pattern can match neither the path nor one below it."""
-        positions = self._with_skips({0})
-        for key in path:
-            positions = self._with_skips({after for at in positions for after in self._step(at, str(key))})
-        return positions
+_WILDCARDS = {ONE: "[^\0]*\0", MANY: "(?:[^\0]*\0)*"}
 
-    def _with_skips(self, positions: set[int]) -> set[int]:
-        """Adds the positions behind each `**`, which may match no key at all."""
-        result = set(positions)
-        for at, segment in enumerate(self.segments):
-            if at in result and segment == MANY:
-                result.add(at + 1)
-        return result
 
-    def _step(self, at: int, key: str) -> tuple[int, ...]:
-        """The positions after one more key."""
-        if at == len(self.segments):
-            return ()
-        if self.segments[at] == MANY:
-            return (at,)
-        return (at + 1,) if self.segments[at] in (ONE, key) else ()
+def _text_of(path: Iterable[Any]) -> str:
+    """A path as text for `_expression`: each key ends with a character that is in none."""
+    return "".join([str(key).replace("\0", "\1") + "\0" for key in path])
+
+
+@lru_cache(maxsize=1024)
+def _expression(segments: KeyPath, below: bool) -> re.Pattern[str]:
+    """The expression for the paths that some segments match; with `below`, for all that begin such a path."""
+    parts = [_WILDCARDS.get(segment) or re.escape(_text_of([segment])) for segment in segments]
+    return re.compile("".join([f"(?:{part}" for part in parts]) + ")?" * len(parts) if below else "".join(parts))

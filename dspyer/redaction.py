@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -78,16 +79,6 @@ def _with_parts(value: Any, part: Callable[[Any, Any], Any]) -> Any:
 # --- values with a path
 
 
-@dataclass(frozen=True, slots=True)
-class _PatternRedaction:
-    """The function that patterns stand for: hides every value whose path one of them matches."""
-
-    patterns: tuple[Pattern, ...]
-
-    def __call__(self, path: KeyPath, value: Any) -> Any:
-        return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
-
-
 class Redaction:
     """Hides values by their path.
 
@@ -98,9 +89,9 @@ class Redaction:
     """
 
     def __init__(
-        self, decide: RedactValue, patterns: tuple[Pattern, ...] = (), lists: Collection[str] = frozenset()
+        self, decide: RedactValue | None, patterns: tuple[Pattern, ...] = (), lists: Collection[str] = frozenset()
     ) -> None:
-        self._decide = decide
+        self._decide = decide or self._by_pattern
         self.patterns = patterns
         self._lists = lists
 
@@ -110,7 +101,10 @@ class Redaction:
         if spec is None or callable(spec):
             return None if spec is None else cls(spec, lists=lists)
         patterns = tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])
-        return cls(_PatternRedaction(patterns), patterns, lists)
+        return cls(None, patterns, lists)
+
+    def _by_pattern(self, path: KeyPath, value: Any) -> Any:
+        return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
 
     def _shown(self, path: KeyPath, value: Any, appended: bool) -> Any:
         """The form of a value itself: by its path, and by the others under which a pattern may know it."""
@@ -287,8 +281,7 @@ class Redactor:
         # First characters -> lengths of the texts that begin with them, longest first: a text is found by one lookup
         # per length, however many there are.
         self._starts: dict[str, tuple[int, ...]] = {}
-        self._by_start: dict[str, list[str]] = {}  # the texts
-        self._beginnings: set[str] = set()  # of the first characters
+        self._sorted: list[str] = []
         self._pattern = 0, re.compile("")  # for so many beginnings
         for name in state:
             self.learn_value((name,), state[name])
@@ -354,8 +347,7 @@ class Redactor:
         if text not in self._texts:
             self._texts.add(text)
             start = text[:SHORTEST]
-            self._by_start.setdefault(start, []).append(text)
-            self._beginnings.update(start[:length] for length in range(1, SHORTEST))
+            insort(self._sorted, text)  # at once: no other thread comes between
             lengths = {*self._starts.get(start, ()), len(text)}
             self._starts[start] = tuple(sorted(lengths, reverse=True))
 
@@ -412,15 +404,12 @@ class Redactor:
         at = 0
         while at < len(text):
             rest = text[at:]
-            if len(rest) < SHORTEST:
-                if rest in self._beginnings:
-                    return at
-                at += 1
-                continue
-            known = self._by_start.get(rest[:SHORTEST], ())
-            if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):
+            # Of the hidden texts that come after it in their order, the first one begins with it, or none does.
+            after = bisect_right(self._sorted, rest)
+            if "".join(self._sorted[after : after + 1]).startswith(rest):
                 return at
-            at += max((len(hidden) for hidden in known if rest.startswith(hidden)), default=1)
+            lengths = self._starts.get(rest[:SHORTEST], ())  # the longest first
+            at += next((length for length in lengths if rest[:length] in self._texts), 1)
         return at
 
     def _text(self, text: str) -> str:

@@ -129,13 +129,13 @@ NOT_YET: dict[str, str] = {
     ),
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
-    "testing": "FakeClock",
+    "testing.fake_clock": "Clock Kind current set_clock",
     "testing.store_conformance": "Content blob_id json same",
     "testing.store_processes": "blob_id",
     "testing.store_samples": "Content MAX_INLINE",
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Built FakeClock Fields FieldsOrigin PersistentMap PriorHistory Router "
-        "RunViews Schema answer_source build_node check_resources check_send condensed executing_here fake_clock "
+        "Answers Attempt AttemptHost Branch Built Fields FieldsOrigin PersistentMap PriorHistory Router "
+        "RunViews Schema answer_source build_node check_resources check_send condensed executing_here "
         "first_of given giving node_options plain_patch resources_of run_script signature_of"
     ),
     "tracing.spans": "FIRST Redacted RunState StoredTrace path_text redacted whole_execution",

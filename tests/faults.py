@@ -416,8 +416,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="beginning_of_a_secret_streamed",
         file="dspyer/redaction.py",
-        old="if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):",
-        new="if any(len(hidden) > len(rest) + 1 and hidden.startswith(rest) for hidden in known):",
+        old='if "".join(self._sorted[after : after + 1]).startswith(rest):',
+        new='if "".join(self._sorted[after : after + 1])[:-2].startswith(rest):',
         loss="a streamed secret is shown but for its last character if an LM sends that one in a chunk of its own",
         tests=("tests/runtime/test_tokens.py",),
     ),

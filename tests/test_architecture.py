@@ -307,6 +307,7 @@ def test_no_file_stem_is_there_twice() -> None:
 
 # A class in another file than its only subclass -> why it is not a part of that class.
 ONE_SUBCLASS: dict[str, str] = {
+    "clock.Clock": "a process has the real one; the subclass is that of tests",
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
     "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",

@@ -8,11 +8,12 @@ any type that is not known here, fits.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from uuid import UUID
 
@@ -24,6 +25,8 @@ from dspyer.hints import UNIONS
 from dspyer.policies import MANY, ONE, Pattern
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
+
+ItemCheck = Callable[[object, int], None]
 
 LISTS = ("list", "tuple", "set", "frozenset")
 NUMBERS = ("int", "float", "bool")
@@ -163,35 +166,23 @@ def _has_no_validators(metadata: Any) -> bool:
 def item_check(schema: Schema, name: str, author: str, advice: str = "") -> ItemCheck | None:
     """Return the check for single items of a list field; None if only the whole list can be validated.
 
-    `advice` ends the text of its error.
+    It gets an item and its index, and raises `NodeOutputError` if the field accepts no such list of `author`, a map;
+    `advice` ends the text.
     """
     field = schema.fields.get(name)
     if field is None or field.validate_item is None or (field.reducer is not None and field.reducer.name != "extend"):
         return None
-    return ItemCheck(schema, name, author, advice)
+    return partial(_check_item, schema, name, author, advice)  # not a function inside of this one: it is pickled
 
 
-@dataclass(frozen=True, slots=True)
-class ItemCheck:
-    """Validates the items of a list one by one: `author`, a map, makes a list for the field `name` of `schema`."""
-
-    schema: Schema
-    name: str
-    author: str
-    advice: str = ""
-
-    def __call__(self, item: object, index: int) -> None:
-        """Raise `NodeOutputError` if the field accepts no list with this item at this index."""
-        validate = self.schema.fields[self.name].validate_item
-        if validate is None:
-            return
-        try:
-            validate(item)
-        except ValidationError as refusal:
-            shown = self.schema.show_value((self.name, index), item)
-            why = refusal_text(refusal, self.name)
-            text = f"{self.author} gives {shown} for {self.name}[{index}], which is refused: {why}"
-            raise NodeOutputError(text + self.advice) from None
+def _check_item(schema: Schema, name: str, author: str, advice: str, item: object, index: int) -> None:
+    validate = schema.fields[name].validate_item
+    assert validate is not None  # else there is no check
+    try:
+        validate(item)
+    except ValidationError as refusal:
+        shown, why = schema.show_value((name, index), item), refusal_text(refusal, name)
+        raise NodeOutputError(f"{author} gives {shown} for {name}[{index}], which is refused: {why}{advice}") from None
 
 
 # Which paths lead into a value of a declared type, so that a pattern of `compile(redact=...)` that misses is refused.

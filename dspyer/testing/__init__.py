@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dspyer.clock import FakeClock
+from dspyer.testing.fake_clock import FakeClock, clock, no_pauses
 from dspyer.testing.nearest import NearestLM
 from dspyer.testing.prompt import Prompt
 from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
-from dspyer.testing.units import call_node, clock, no_pauses, route, stub
+from dspyer.testing.units import call_node, route, stub
 
 __all__ = [
     "Asks",

@@ -515,7 +515,7 @@ def freeze(value: object, path: KeyPath = ()) -> Any:
     try:
         return freeze_within(value, path, MAX_DEPTH)
     except TooDeepError:
-        refuse_depth(value, path, UnsupportedValueError)
+        refuse_depth(path, UnsupportedValueError)
 
 
 def freeze_within(value: Any, path: KeyPath, levels_left: int) -> Any:

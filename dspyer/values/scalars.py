@@ -6,7 +6,7 @@ import io
 import sys
 import types
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -103,53 +103,12 @@ def refuse_change(what: str, advice: str) -> NoReturn:
     raise ImmutableError(f"{what} cannot be changed in place: {advice}")
 
 
-def refuse_depth(value: object, path: KeyPath, error: type[StateError]) -> NoReturn:
-    """Raise `error` for a value with more than `MAX_DEPTH` levels; the text differs if the value contains itself."""
-    cycle = _find_cycle(value)
-    if cycle is not None:
-        raise error(
-            f"{_place('value', path)} contains itself, at {show_path(cycle)!r}: a state holds trees; store an id "
-            f"instead of the reference"
-        )
+def refuse_depth(path: KeyPath, error: type[StateError]) -> NoReturn:
+    """Raise `error` for a value with more than `MAX_DEPTH` levels, as one that contains itself has, too."""
     raise error(
-        f"{_place('value', path)} is nested deeper than {MAX_DEPTH} levels: store the deep part as text or bytes, or "
-        f"as a flat list with the ids of parents"
+        f"{_place('value', path)} is nested deeper than {MAX_DEPTH} levels, or contains itself: store the deep part as "
+        f"text or bytes, or as a flat list with the ids of parents"
     )
-
-
-def _find_cycle(value: object) -> KeyPath | None:
-    """Return the path at which a container contains itself; None if the value is a tree.
-
-    A depth-first search with its own stack, since Python's would overflow on such values.
-    """
-    ancestors: set[int] = set()  # ids of the containers on the path from the root to the current one
-    done: set[int] = set()  # ids of containers that were searched completely: each is searched once
-    stack: list[tuple[Any, KeyPath, bool]] = [(value, (), False)]
-    while stack:
-        item, path, leaving = stack.pop()
-        if leaving:
-            ancestors.discard(id(item))
-            done.add(id(item))
-            continue
-        if id(item) in ancestors:
-            return path
-        if id(item) in done:
-            continue
-        parts = _parts(item)
-        if parts:
-            ancestors.add(id(item))
-            stack.append((item, path, True))
-            # Paths are for the message, which shortens them: longer ones would only cost memory.
-            stack.extend((part, (*path, key) if len(path) < 20 else path, False) for key, part in parts)
-    return None
-
-
-def _parts(item: Any) -> list[tuple[Any, Any]]:
-    if isinstance(item, Mapping):
-        return list(item.items())
-    if isinstance(item, list | tuple):
-        return list(enumerate(item))
-    return list(getattr(item, "__dict__", {}).items()) if not callable(item) else []
 
 
 def _name(cls: type) -> str:

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from tenacity import wait_fixed
 
 from dspyer import END, START, Graph, Retry, clock
-from dspyer.clock import TimeLimit, current_limit, fake_clock
+from dspyer.clock import TimeLimit, current_limit
 from dspyer.errors import AttemptOverError
 from dspyer.lms import reliable
 from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.testing import no_pauses
+from dspyer.testing.fake_clock import fake_clock
 from tests.budget import deep
 from tests.http_faults import Cut, DateIn, Drop, Fault, Hold, Html, Status
 from tests.openai_server import OpenAIServer, prompt_of, text_of

@@ -540,7 +540,7 @@ def test_a_value_that_contains_itself_is_refused(kind: str) -> None:
         holder.append(value)
     else:
         setattr(holder, "child" if kind == "dataclass" else "data", value)
-    with pytest.raises(UnsupportedValueError, match=r"contains itself, at 'a\.\w+': a state holds trees"):
+    with pytest.raises(UnsupportedValueError, match="deeper than 100 levels, or contains itself"):
         freeze(value)
 
 
