@@ -22,6 +22,7 @@ from dspyer.log.reader import (
     HistoryReader,
     RunRows,
     latest_snapshot,
+    load_run,
     read_run,
     read_runs,
     rows_through,
@@ -75,7 +76,10 @@ def run_of(store: Store, name: str, run: str | None = None) -> ListedRun:
     if listed is not None:
         return listed
     if run is None:
-        raise ThreadError(f"the thread {name!r} has no run")
+        if thread.head is None:
+            raise ThreadError(f"the thread {name!r} has no run")
+        # No list can place it, since its row is damaged. Its entries say, too, how it ended.
+        return listed_run(thread, load_run(store, thread.head.run), store.rows(thread.head.run, 0, thread.head.seq))
     found, at = next((one for one in _runs_back(store, thread) if run in (one[0].id, run_label(one[0]))), (None, None))
     if found is None:
         labels = ", ".join(dict.fromkeys(run_label(one) for one in store.runs(name)[-3:]))

@@ -374,7 +374,8 @@ class SQLStore(Store):
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         keys = [encode_blob_id(name) for name in ids if BLOB_ID.fullmatch(name)]
         statement = "SELECT id, body FROM {s}.blob WHERE id IN (KEYS)"
-        return {key.hex(): body for key, body in self._read(lambda session: session.of_keys(statement, keys))}
+        found = self._read(lambda session: session.of_keys(statement, keys))
+        return {key.hex(): body for key, body in found if isinstance(body, bytes)}  # text, if SQLite was given it
 
     def snapshot(self, at: Point) -> Snapshot | None:
         return self._read(lambda session: read_snapshot(session, at))

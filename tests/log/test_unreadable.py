@@ -314,7 +314,7 @@ def test_whoever_looks_is_shown_all_but_the_damaged_row(
                 there.blame("made", at=history[-1].id)
 
 
-@pytest.mark.parametrize("sql", ["UPDATE blob SET body = x'1234'", "DELETE FROM blob"])
+@pytest.mark.parametrize("sql", ["UPDATE blob SET body = x'1234'", "UPDATE blob SET body = 'text'", "DELETE FROM blob"])
 def test_a_damaged_large_value_is_a_lost_one(sql: str, all_kinds: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(all_kinds, tmp_path))
     with closing(sqlite3.connect(path)) as file, file:
@@ -426,10 +426,27 @@ def test_a_damaged_row_of_a_run_is_named_and_lists_have_the_others(
         for listed in (archive.runs(), archive.runs(limit=1), archive.threads()):
             assert [info.thread for info in listed] == ["u"]
             assert f"left out: {named}" in caplog.text
+        thread = graph(store).thread("t")
         if column in ("header", "parents"):
-            with pytest.raises(StoreError, match=f"{named}.*Restore the store from a backup"):
-                graph(store).thread("t").history()
+            for read in (thread.history, thread.record, archive.thread("t").record):
+                with pytest.raises(StoreError, match=f"{named}.*Restore the store from a backup"):
+                    read()
+        else:  # only lists need it
+            assert thread.record().status == archive.thread("t").info().status == "completed"
         assert len(archive.thread("u").history()) == 4
+
+
+def test_a_row_of_a_run_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        graph(store).thread("t").run({"q": "t"})
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DELETE FROM run")
+    with SQLite(path) as store:
+        thread = graph(store).thread("t")
+        for read in (thread.history, thread.record, Archive(store).thread("t").info):
+            with pytest.raises(StoreError, match=r"has no run .* rows were removed by hand"):
+                read()
 
 
 def test_a_damaged_row_of_a_thread_is_named(tmp_path: Path) -> None:
