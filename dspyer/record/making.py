@@ -183,7 +183,7 @@ class Branches:
     def stops(
         self, scope: str, status: str, failures: Iterable[Failure] = (), committed: Container[str] = ()
     ) -> Iterator[BranchStop]:
-        """Where the branches of a graph were when it stopped, or where they are.
+        """The executions at which the branches of a graph have stopped, or are.
 
         Args:
             scope: the execution in which the graph runs; "" for that of the run.
@@ -230,7 +230,7 @@ class BranchStop(NamedTuple):
 
 
 class RunEnding(NamedTuple):
-    """How a run has ended, as far as it has.
+    """The end of a run, as far as it has one.
 
     Attributes:
         status: `"running"` or `"crashed"` for a run without an end.
@@ -251,7 +251,7 @@ class RunEnding(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """What one execution of the run's own graph has left besides its commit, with all that ran inside of it.
+    """The traces of one execution of the run's own graph besides its commit, with all that ran inside of it.
 
     Ids are those within the run.
 
@@ -281,7 +281,7 @@ Order = tuple[int, int, BranchPath, Any]
 
 
 class RunSteps:
-    """What is known of a run, and the steps made of it. More may be added at any time, from rows or from a process.
+    """The facts of a run, and the steps made of them. More may be added at any time, from rows or from a process.
 
     The executions of the run's own graph are independent of each other: steps are made again only of those of which
     something new is known. So what a follower pays for a change does not grow with the run.
