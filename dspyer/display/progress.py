@@ -409,7 +409,7 @@ class Display:
         self._runs = RunningRuns(time.monotonic())
         self._stop = Flag()
         self._over = False
-        self._watching = watching(self.see, lambda run_id, *spent: self.see(run_id, spent))
+        self._watching = watching(self.see)
         self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
 
     def see(self, run_id: str, event: Event | Spending) -> None:

@@ -192,7 +192,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
         if call.wants_texts:
-            stack.enter_context(record_lm_calls(_Texts()))
+            stack.enter_context(record_lm_calls(keeps_texts=True))
         stack.enter_context(using(*call.layers))
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.options.keeps_events and call.caller[0]:
@@ -217,9 +217,9 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         error,
         steps,
         dict(tracker.usage_data),
-        recorder.with_texts if call.wants_texts else tuple(recorder.usages),
+        tuple([kept if call.wants_texts else usage for usage, _, kept in recorder.made]),
         failures,
-        _nodes(run) if recorder.usages and run is not None else {},
+        _nodes(run) if recorder.made and run is not None else {},
         [one[before:] for one, before in zip(again, asked_before, strict=True)],
         sum([len(layer.called) for layer in call.options.layers if isinstance(layer, NodeCalls)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
@@ -283,16 +283,6 @@ def _nodes(run: Run) -> dict[str, str]:
     """The node of each execution of a run that has ended."""
     failed = {failure.execution: failure.node for failure in run.failures}
     return failed | {commit.id: commit.node for commit in run.commits}
-
-
-class _Texts:
-    """Asks for the messages and responses of LM calls, and keeps none."""
-
-    wants_texts = True
-
-    def add(self, call: LMCall) -> LMCall:
-        """Takes a call, and returns it as it is."""
-        return call
 
 
 # --- the result as bytes

@@ -105,7 +105,7 @@ def compile_graph(
         options.policies,
         declared.join_policies,
         max_steps,
-        Rounds.of((START, *parts.names, END), repaired_edges(edges, parts.names)),
+        Rounds((START, *parts.names, END), repaired_edges(edges, parts.names)),
     )
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.
     _check(parts, topology)

@@ -31,7 +31,7 @@ import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -183,17 +183,6 @@ class Flight(Future[None]):
         self.entry: bytes | None = None
         self._place = place
 
-    @contextmanager
-    def leading(self, loop: object) -> Iterator[None]:
-        """The block in which the leader looks up and makes the entry."""
-        self.loop = loop
-        try:
-            yield
-        except BaseException as error:
-            self.end(isinstance(error, Exception))
-            raise
-        self.end(True)
-
     def end(self, has_outcome: bool) -> None:
         """End, unless it has ended: a leader that was abandoned may still come to its end in a thread left running."""
         with _lock:
@@ -207,7 +196,7 @@ class Flight(Future[None]):
             self.cancel()
 
 
-def on_disk(work: Callable[..., T], *args: Any) -> Future[T]:
+def on_disk(work: Callable[[], T]) -> Future[T]:
     """Read or write in one of a few threads that stay: diskcache opens a connection in each thread that it is used in,
     and leaves closing it to the cyclic garbage collector.
     """
@@ -216,10 +205,10 @@ def on_disk(work: Callable[..., T], *args: Any) -> Future[T]:
         if _threads is None:
             _threads = ThreadPoolExecutor(4, "dspyer_cache")
         try:
-            return _threads.submit(work, *args)
+            return _threads.submit(work)
         except RuntimeError:  # the interpreter shuts down
             done: Future[T] = Future()
-    done.set_result(work(*args))
+    done.set_result(work())
     return done
 
 
@@ -227,26 +216,12 @@ T = TypeVar("T")
 _threads: ThreadPoolExecutor | None = None
 _lock = Lock()
 _flights: dict[_Place, Flight] = {}
-_caches: dict[str, PatchCache] = {}
 
 
-def join_flight(cache: PatchCache, key: str, ttl: float | None) -> tuple[Flight, bool]:
-    """Return the flight of a key, and whether the caller leads it: then it must enter `leading` or `end` it."""
-    place = (cache.folder, key, ttl)
-    with _lock:
-        found = _flights.get(place)
-        if found is not None:
-            return found, False
-        found = _flights[place] = Flight(place)
-        return found, True
-
-
+@cache
 def cache_in(folder: str) -> PatchCache:
     """Return the cache of a folder, the same for all programs of this process."""
-    with _lock:
-        if folder not in _caches:
-            _caches[folder] = PatchCache(folder)
-        return _caches[folder]
+    return PatchCache(folder)
 
 
 def _after_fork() -> None:
@@ -254,7 +229,7 @@ def _after_fork() -> None:
     global _lock, _threads
     _lock, _threads = Lock(), None
     _flights.clear()
-    _caches.clear()
+    cache_in.cache_clear()
 
 
 at_fork(_after_fork)
@@ -435,24 +410,22 @@ def _led() -> tuple[Flight, ...]:
     return found
 
 
-class DiskStep:
+class DiskStep(NamedTuple):
     """Does something with the entries of a `PatchCache`, which is one of its methods with its arguments."""
 
-    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
-        self._work = work
-        self._args = args
+    work: Callable[[], Any]
 
     def call(self, call: Call) -> Any:
         del call
-        return on_disk(self._work, *self._args).result()
+        return on_disk(self.work).result()
 
     async def acall(self, call: Call) -> Any:
         del call
-        return await asyncio.wrap_future(on_disk(self._work, *self._args))
+        return await asyncio.wrap_future(on_disk(self.work))
 
 
 class Lead(NamedTuple):
-    """Runs the script of a leader as one step: its flight ends when it does, also if the task is cancelled."""
+    """Runs the script of a leader as one step, which knows what it leads."""
 
     flight: Flight
     script: Script[Any]
@@ -477,8 +450,8 @@ class Lead(NamedTuple):
                 stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.end(False)))
                 limit = limit.around
             stack.enter_context(dspy.context(**{_LED: (*_led(), self.flight)}))
-            with self.flight.leading(loop):
-                yield
+            self.flight.loop = loop
+            yield
 
 
 class Follow(NamedTuple):
@@ -547,12 +520,18 @@ class NodeCache(Layer):
         ttl, folder = self._policy.ttl, self._policy.folder
         look = _Look(self, cache_in(default_folder() if folder is None else str(folder)), key, ttl, call)
         while True:
-            flight, leads = join_flight(look.cache, key, ttl)
+            place = (look.cache.folder, key, ttl)
+            with _lock:
+                flight = _flights.get(place)
+                if leads := flight is None:
+                    flight = _flights[place] = Flight(place)
             if leads:
                 try:
                     found: Output = yield Lead(flight, look.leading(flight, inner)), call
-                finally:
-                    flight.end(False)  # no follower waits for a script that is closed before its step
+                except BaseException as error:  # also if the script is closed before its step, or its task is cancelled
+                    flight.end(isinstance(error, Exception))
+                    raise
+                flight.end(True)
                 return found
             has_outcome: bool = yield Follow(flight), call
             if has_outcome:
@@ -607,7 +586,7 @@ class _Look:
     def leading(self, flight: Flight, inner: Inner) -> Script[Output]:
         """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
         call = self.call
-        entry: bytes | None = yield DiskStep(self.cache.read, self._key, self._ttl), call
+        entry: bytes | None = yield DiskStep(partial(self.cache.read, self._key, self._ttl)), call
         found = None if entry is None else self.used(entry)
         if found is not None:
             flight.entry = entry
@@ -620,7 +599,7 @@ class _Look:
             )
         elif self.entry is not None:
             flight.entry = self.entry
-            yield DiskStep(self.cache.write, self._key, self.entry, self._ttl), call
+            yield DiskStep(partial(self.cache.write, self._key, self.entry, self._ttl)), call
         return output
 
     def _capture(self, reply: Reply) -> Reply:

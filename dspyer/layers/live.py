@@ -19,18 +19,16 @@ works or waits. The locks of the journal and of a time limit are taken inside of
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from dataclasses import field as made
 from hashlib import blake2b
 from typing import Any, ClassVar
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
-from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
-from dspyer.ids import Address
+from dspyer.events import BranchPath, Exchange, Heard, LiveConflict, Posted
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
 from dspyer.log.rows import PostRow
@@ -40,6 +38,7 @@ from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
+from dspyer.scheduler.lineage import Log
 from dspyer.scheduler.provenance import unattributed_parts
 from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, WaitingReader, contains_commit, plan
 from dspyer.scheduler.topology import START
@@ -348,7 +347,7 @@ class LivePosts(Layer):
         waiters: the executions that wait for an entry.
     """
 
-    __slots__ = ("_held", "_node_reads", "_noted", "_parked", "buffer", "lock", "schema", "waiters")
+    __slots__ = ("_held", "_parked", "_read", "buffer", "lock", "schema", "waiters")
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
@@ -362,8 +361,7 @@ class LivePosts(Layer):
             run.kept.posts = self.buffer.recorded  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
         self.waiters = LiveWaiters(run.together.slots, ReleaseOrder(graph.topology, writes), self._parked)
-        self._node_reads: dict[str, NodeReads] = {}  # by node
-        self._noted = 0  # how many commits are in `_node_reads`
+        self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
         run.together.each_round.append(self._look)
@@ -396,8 +394,12 @@ class LivePosts(Layer):
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
         attempt = output.call.context.delegate
         posts = self.buffer.of_commit(attempt.outer_execution)
-        # What a node has read that has failed counts for nothing.
-        reads = {} if output.targets is not None or attempt.live_cursor is None else attempt.live_cursor.reads
+        if not posts and attempt.live_cursor is None:
+            return None
+        with self.lock:
+            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field,
+            # the reads are those of earlier visits, since the next visit looks no further back than here.
+            reads = {} if output.targets is not None else self._cursor(attempt).reads
         if not posts and not reads:
             return None
         return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
@@ -525,14 +527,32 @@ class LivePosts(Layer):
             )
         cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
-            for index in range(self._noted, len(run.log)):
-                commit = run.log[index].commit
-                self._node_reads.setdefault(commit.node, NodeReads()).add(commit)
-            self._noted = len(run.log)
-            branch, reads = attempt.position, self._node_reads.get(attempt.node)
-            before = {} if branch is None or reads is None else reads.before(branch)
+            branch = attempt.position
+            before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
             cursor = attempt.live_cursor = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
         return cursor
+
+    def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
+        """The entries that the visits of a node in the lineage of a commit have read."""
+        known = self._read.get(node)
+        if known is not None and known[0] == head:  # all branches of a fork have the same
+            return known[1]
+        found: dict[str, int] = {}
+        stack, seen = [head], set[int]()
+        while stack:
+            at = stack.pop()
+            if at < 0 or at in seen:
+                continue
+            seen.add(at)
+            commit = log[at].commit
+            if commit.node == node and commit.live is not None and (commit.live.reads or commit.failure is None):
+                # It has what the visits before it have read. Several visits are the last ones where branches joined.
+                for field, seq in commit.live.reads.items():
+                    found[field] = max(seq, found.get(field, 0))
+            else:
+                stack += log[at].parents
+        self._read[node] = head, found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,45 +684,6 @@ class LiveWaiters:
     def _out(self, execution: str) -> Waiter:
         del self._parked[execution]
         return self._waiting.pop(execution)
-
-
-@dataclass(slots=True)
-class NodeReads:
-    """The entries that the commits of one node have read, by the path of their branch.
-
-    Attributes:
-        commits: the indexes of its commits on each path, ascending.
-        reads: for each of these commits the number of the last post read, by field, earlier commits included.
-        latest: a cache: the head of the last branch for which `before` was computed, and the result.
-    """
-
-    commits: dict[BranchPath, list[int]] = made(default_factory=dict)
-    reads: dict[BranchPath, list[Mapping[str, int]]] = made(default_factory=dict)
-    latest: tuple[int, Mapping[str, int]] = (-1, {})
-
-    def add(self, commit: Commit) -> None:
-        """Adds a commit of the node."""
-        if commit.live is not None and commit.live.reads:
-            reads = self.reads.setdefault(commit.branch, [])
-            self.commits.setdefault(commit.branch, []).append(Address.parse(commit.id).index)
-            reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
-
-    def before(self, branch: Branch) -> Mapping[str, int]:
-        """The entries that the commits in the lineage of a branch have read. All branches of a fork have the same."""
-        head, found = self.latest
-        if head != branch.head:
-            found = {}
-            for path, commits in self.commits.items():
-                count = bisect_left(commits, branch.counts.get(path, 0))
-                if count:
-                    found = _later(found, self.reads[path][count - 1])
-            self.latest = branch.head, found
-        return found
-
-
-def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
-    """The higher number of each field."""
-    return {**one, **{field: max(seq, one.get(field, 0)) for field, seq in two.items()}}
 
 
 def _latest(value: Any) -> Any:

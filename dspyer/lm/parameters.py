@@ -11,7 +11,7 @@ import copyreg
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import dspy
 from dspy import AdapterParseError, SignatureMeta
@@ -151,11 +151,7 @@ def enable_warnings(module: dspy.Module) -> list[str]:
 
     Returns the paths of those that cannot, see `can_convert`.
     """
-    found = list(predictors_in(module))
-    for _, predictor in found:
-        if can_convert(predictor):
-            _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
+    return _convert_all(list(predictors_in(module)))
 
 
 def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
@@ -169,11 +165,7 @@ def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
         for path, predictor in predictors_in(module, graphs=True)
         if _history_fields(predictor) and "demo_turns" not in vars(predictor)
     ]
-    for _, predictor in found:
-        if can_convert(predictor):
-            vars(predictor)["demo_turns"] = turns
-            _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
+    return _convert_all(found, demo_turns=turns)
 
 
 def check_template(predictor: object) -> None:
@@ -181,6 +173,15 @@ def check_template(predictor: object) -> None:
     known: Any = predictor
     if isinstance(predictor, dspy.Predict) and "template" in vars(predictor):
         known.template.check(known.signature.instructions)
+
+
+def _convert_all(found: list[tuple[str, Any]], **attributes: object) -> list[str]:
+    """Prepares predictors, and sets attributes of them; returns the paths of those that cannot be prepared."""
+    for _, predictor in found:
+        if can_convert(predictor):
+            vars(predictor).update(attributes)
+            _convert(predictor)
+    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
 
 
 def _convert(predictor: Any) -> None:
@@ -202,24 +203,12 @@ def template_class(base: Any) -> Any:
     """The subclass of `dspy.Predict`, or of a subclass with the same `forward` and `aforward`, that fills templates."""
 
     def forward(self: Any, **kwargs: Any) -> Any:
-        call = _PredictorCall(self, kwargs)
-        try:
-            prediction = base.forward(self, **kwargs)
-        except AdapterParseError as error:
-            call.restore_signature(error)
-            raise
-        call.add_values_to_trace(prediction)
-        return prediction
+        with _PredictorCall(self, kwargs) as call:
+            return call.traced(base.forward(self, **kwargs))
 
     async def aforward(self: Any, **kwargs: Any) -> Any:
-        call = _PredictorCall(self, kwargs)
-        try:
-            prediction = await base.aforward(self, **kwargs)
-        except AdapterParseError as error:
-            call.restore_signature(error)
-            raise
-        call.add_values_to_trace(prediction)
-        return prediction
+        with _PredictorCall(self, kwargs) as call:
+            return call.traced(await base.aforward(self, **kwargs))
 
     def reduce(self: Any, _protocol: Any) -> tuple[Any, ...]:
         return _new_instance, (base,), self.__getstate__()  # the class has no name that pickle could import
@@ -235,7 +224,7 @@ def _new_instance(base: Any) -> Any:
 
 
 class _PredictorCall:
-    """One call of a prepared predictor: changes its `kwargs` in place before the call, and the trace after it."""
+    """The block of a call of a prepared predictor: changes its `kwargs` in place before it, and the trace after it."""
 
     def __init__(self, predictor: Any, kwargs: dict[str, Any]) -> None:
         self.signature = kwargs.get("signature", predictor.signature)
@@ -275,20 +264,22 @@ class _PredictorCall:
         self.values = {name: values.plain(name) for name in named if name not in signature.fields}
         return signature.with_instructions(filled)
 
-    def restore_signature(self, error: AdapterParseError) -> None:
-        """Puts the signature with the template into an error: optimizers find the predictor by it."""
-        error.signature = self.signature
+    def __enter__(self) -> Self:
+        return self
 
-    def add_values_to_trace(self, prediction: Any) -> None:
-        """Adds the values to the inputs in the trace, so that an optimizer that reads it sees more than their names."""
-        trace = dspy.settings.get(TRACE)
-        if not trace or not self.values:
-            return
-        for index in range(len(trace) - 1, -1, -1):
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, AdapterParseError):
+            error.signature = self.signature  # that with the template: optimizers find the predictor by it
+
+    def traced(self, prediction: Any) -> Any:
+        """The prediction, in whose step the inputs have the values: an optimizer that reads it sees more than names."""
+        trace: Any = dspy.settings.get(TRACE) if self.values else ()
+        for index in reversed(range(len(trace or ()))):
             predictor, inputs, traced = trace[index]
             if traced is prediction:
                 trace[index] = (predictor, {**inputs, **self.values}, traced)
-                return
+                break
+        return prediction
 
 
 def _shortened(demo: Any, names: list[str], turns: int) -> Any:

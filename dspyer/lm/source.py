@@ -17,7 +17,7 @@ import textwrap
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -57,6 +57,10 @@ class SourceText:
             self._write = None  # only now: another thread may ask meanwhile
         return self._text
 
+    def get_source(self, _module: str) -> str:
+        """The text, as of a module loader: `linecache` asks for it whenever its cache was cleared."""
+        return str(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceText, (None, self.key, str(self))
 
@@ -75,13 +79,13 @@ def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> t
             'a -> b'
         <BLANKLINE>
     """
-    name = class_name(name)
-    key = base, name, text if isinstance(text, str) else text.key
+    name, text = class_name(name), SourceText(None, text, text) if isinstance(text, str) else text
+    key = base, name, text.key
     with _classes_lock:
         known = _classes.get(key)
         if known is not None:
             return known
-        module = _text_module(base, name, text, key[2])
+        module = _text_module(base, name, text)
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
         new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
@@ -103,27 +107,17 @@ def class_name(name: str) -> str:
     return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
 
 
-def _new_instance(base: type[dspy.Module], name: str, text: str | SourceText) -> dspy.Module:
+def _new_instance(base: type[dspy.Module], name: str, text: SourceText) -> dspy.Module:
     kind: Any = source_class(name, base, text)
     return kind.__new__(kind)
 
 
-class _TextLoader:
-    """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
-
-    def __init__(self, text: str | SourceText) -> None:
-        self.text = text
-
-    def get_source(self, _module: str) -> str:
-        return str(self.text)
-
-
-def _text_module(base: type, name: str, text: str | SourceText, key: str) -> types.ModuleType:
-    identity = f"{base.__module__}.{base.__qualname__}\n{key}"
+def _text_module(base: type, name: str, text: SourceText) -> types.ModuleType:
+    identity = f"{base.__module__}.{base.__qualname__}\n{text.key}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
-    module.__loader__ = _TextLoader(text)  # type: ignore[assignment]  # only `get_source` of a loader is called
+    module.__loader__ = text  # type: ignore[assignment]  # only `get_source` of a loader is called
     return module
 
 
@@ -252,39 +246,35 @@ def _check_whole(text: str) -> None:
 
 
 def _lambda_text(function: Callable[..., object]) -> str:
-    """The lambda alone, without the statement around it, if only one lambda there has its parameters."""
-    names = list(signature_of(function).parameters)
+    """The lambda alone, without the statement around it."""
+    return f"lambda {', '.join(signature_of(function).parameters)}: {_body_of(function)}"
+
+
+def _body_of(function: Any) -> str:
+    """The expression of a lambda, by the places that its instructions come from; "..." without its source.
+
+    Places tell one lambda from another in the same line. Those of a lambda include no parenthesis around its body.
+    """
+    places = [
+        ((line, column), (end, end_column))
+        for line, end, column, end_column in function.__code__.co_positions()
+        # Some instructions stand for nothing in the text: what begins the function, and all of them if Python is told
+        # to keep no columns.
+        if None not in (line, end, column, end_column) and (line, column) != (end, end_column)
+    ]
     try:
-        text = textwrap.dedent(source_of(function)).strip()
-    except (OSError, TypeError):
-        text = ""
-    found = {shown for parameters, shown in _lambdas(text) if parameters == names}
-    return found.pop() if len(found) == 1 else f"lambda {', '.join(names)}: ..."
+        (first, begin), (last, stop) = min(one for one, _ in places), max(one for _, one in places)
+        lines = [line.encode() for line in linecache.getlines(function.__code__.co_filename, function.__globals__)]
+        lines[last - 1] = lines[last - 1][:stop]  # columns count bytes; the end first, since both may be one line
+        lines[first - 1] = lines[first - 1][begin:]
+        return _on_one_line(b"".join(lines[first - 1 : last]).decode())
+    except (ValueError, IndexError, SyntaxError):  # no places, no such file, or a file that has changed since
+        return "..."
 
 
 @functools.lru_cache(maxsize=256)
-def _lambdas(text: str) -> list[tuple[list[str], str]]:
-    """The parameters and the text of each lambda in a piece of text that need not be a whole statement.
-
-    A lambda is the longest expression that parses.
-    """
-    found = []
-    for start in (match.start() for match in re.finditer(r"\blambda\b", text)):
-        for end in range(len(text), start, -1):
-            try:
-                tree = parsed(f"({text[start:end]}\n)", mode="eval")
-            except SyntaxError:
-                continue
-            if isinstance(tree.body, ast.Lambda):
-                found.append(([*_argument_names(tree.body.args)], ast.unparse(tree.body)))
-                break
-    return found
-
-
-def _argument_names(arguments: ast.arguments) -> Iterator[str]:
-    for argument in [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]:
-        if argument is not None:
-            yield argument.arg
+def _on_one_line(expression: str) -> str:
+    return ast.unparse(parsed(f"({expression}\n)", mode="eval"))
 
 
 # --- source text and syntax trees in programs of several threads

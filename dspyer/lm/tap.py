@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from threading import Lock
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import dspy
 
@@ -43,6 +42,7 @@ from dspyer.lm.not_public import (
 )
 from dspyer.lm.parameters import parameter_names
 from dspyer.lm.tracing import Executing, executing, executing_copy
+from dspyer.log.execution_records import LMCallLog, usage_alone
 from dspyer.log.rows import LMUsage, add_tokens, usage_of_calls
 
 # --- what an LM call has cost: by given prices, by DSPy's figure, or by the prices that DSPy knows
@@ -432,17 +432,6 @@ FALLBACK = "fallback"
 """The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
 
 
-class CallLog(Protocol):
-    """A log that gets the calls that are to be stored."""
-
-    @property
-    def wants_texts(self) -> bool:
-        """Return whether it wants messages and responses."""
-
-    def add(self, call: LMCall) -> LMCall:
-        """Take a call to be written; return it as the run shows it."""
-
-
 class LMRecorder(Subscriber):
     """Records the LM calls of a run. May be used from several threads.
 
@@ -451,24 +440,22 @@ class LMRecorder(Subscriber):
         keeps_texts: whether to keep messages and responses for the run around this one, whose log wants them.
 
     Attributes:
-        usages: the calls in the order in which they ended, without messages and responses.
-        calls: the same as the run shows them.
+        made: the calls in the order in which they ended, each without messages and responses, as the run shows it, and
+            as the run around this one gets it.
         tracker: DSPy's usage tracker of the run.
     """
 
-    def __init__(self, log: CallLog | None = None, *, keeps_texts: bool = False) -> None:
+    def __init__(self, log: LMCallLog | None = None, *, keeps_texts: bool = False) -> None:
         self.log = log
-        self.usages: list[LMCall] = []
-        self.calls: list[LMCall] = []
-        self._kept: list[LMCall] | None = [] if keeps_texts else None
+        self.made: list[tuple[LMCall, LMCall, LMCall]] = []  # one list: an append is atomic, three would need a lock
+        self._keeps_texts = keeps_texts
         self.tracker = RunUsage()
         self._names: dict[int, tuple[Any, dict[int, str]]] = {}  # of predictors, by id of their program, which is kept
-        self._lock = Lock()
 
     @property
     def wants_texts(self) -> bool:
         """Return whether the log, or that of a run around this one, wants messages and responses."""
-        return self._kept is not None or (self.log is not None and self.log.wants_texts)
+        return self._keeps_texts or (self.log is not None and self.log.wants_texts)
 
     def ended(self, call: TappedCall) -> None:
         """Records a call that has ended."""
@@ -491,30 +478,25 @@ class LMRecorder(Subscriber):
             requests=call.requests,
             fallback=bool(entry.get(FALLBACK) or (error is None and getattr(call.lm, FALLBACK, False))),
         )
-        whole = made
-        if self.wants_texts:
-            whole = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
-            if error is not None:
-                whole = replace(whole, failed=f"{made.failed}: {error_text(error)}", response=None)
-        self._add(made, whole)
+        if self.wants_texts and error is not None:
+            made = replace(made, messages=_messages(call), failed=f"{made.failed}: {error_text(error)}")
+        elif self.wants_texts:
+            made = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
+        self._add(made)
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Adds the calls that a worker of an executor has made."""
         del program, nodes
-        for whole in calls:
-            self._add(replace(whole, messages=None, response=None), whole)
+        for call in calls:
+            self._add(call)
 
-    def _add(self, call: LMCall, whole: LMCall) -> None:
-        """Add a call, which is `whole` with messages and response; log, run and the run around it get what they may."""
-        log, shown = self.log, call
-        if log is not None:
+    def _add(self, whole: LMCall) -> None:
+        """Add a call, with its texts if they are wanted; log, run and the run around it get what they may."""
+        shown = call = usage_alone(whole) if self.wants_texts else whole
+        if (log := self.log) is not None:
             logged = log.add(whole if log.wants_texts else call)
             shown = logged if log.wants_texts else call
-        with self._lock:
-            self.usages.append(call)
-            self.calls.append(shown)
-            if self._kept is not None:
-                self._kept.append(whole)
+        self.made.append((call, shown, whole if self._keeps_texts else call))
 
     def _name(self, call: TappedCall) -> str:
         """The name of the predictor in its program; of one that the program does not have, that of its class."""
@@ -531,20 +513,12 @@ class LMRecorder(Subscriber):
     def counted(self) -> Counted:
         """The numbers from which the usage so far is computed: a node that was left running may add some meanwhile."""
         data = self.tracker.usage_data
-        return tuple(self.usages), {name: list(entries) for name, entries in list(data.items())}
-
-    @property
-    def with_texts(self) -> tuple[LMCall, ...]:
-        """The calls with messages and responses, if the run around this one wants them."""
-        return tuple(self.usages if self._kept is None else self._kept)
+        return tuple([call for call, _, _ in self.made]), {name: list(entries) for name, entries in list(data.items())}
 
     def add_inner(self, inner: LMRecorder, here: Executing) -> None:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
-        # A node that was left running may add some meanwhile.
-        calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
-        for both in calls:
-            call, whole = [replace(one, execution=here.id, node=here.node, attempt=here.attempt) for one in both]
-            self._add(call, whole)
+        for *_, whole in tuple(inner.made):  # a node that was left running may add some meanwhile
+            self._add(replace(whole, execution=here.id, node=here.node, attempt=here.attempt))
 
 
 Counted = tuple[Sequence[LMCall], Mapping[str, list[Any]]]
@@ -565,21 +539,25 @@ def usage_of(calls: Sequence[LMCall], data: Mapping[str, list[Any]]) -> dict[str
     return found
 
 
-class LMWatcher(Subscriber):
-    """Passes on what each LM call has used, tokens and US dollars (None if no price is known), and keeps nothing."""
+Spent = tuple[int, float | None]
+"""What an LM call has used: tokens, and US dollars (None if no price is known)."""
 
-    def __init__(self, note: Callable[[int, float | None], object]) -> None:
+
+class LMWatcher(Subscriber):
+    """Passes on what each LM call has used, and keeps nothing."""
+
+    def __init__(self, note: Callable[[Spent], object]) -> None:
         self._note = note
 
     def ended(self, call: TappedCall) -> None:
         """Pass on what a call has used; a response from a cache costs nothing."""
-        self._note(sum(one.total for one in call.counts), call.cost)
+        self._note((sum(one.total for one in call.counts), call.cost))
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Pass on what the calls that a worker has made have used."""
         del program, nodes
         for call in calls:
-            self._note(call.tokens, call.cost)
+            self._note((call.tokens, call.cost))
 
 
 class RunUsage(UsageTracker):
@@ -591,10 +569,10 @@ class RunUsage(UsageTracker):
 
 
 @contextmanager
-def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
+def record_lm_calls(log: LMCallLog | None = None, *, keeps_texts: bool = False) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     tracker, around, before = dspy.settings.get(TRACKER), subscriber(LMRecorder), executing.get()
-    recorder = LMRecorder(log, keeps_texts=around is not None and around.wants_texts)
+    recorder = LMRecorder(log, keeps_texts=keeps_texts or (around is not None and around.wants_texts))
     place = executing_copy()
     executing.set(Executing())
     try:

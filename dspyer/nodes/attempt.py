@@ -135,7 +135,11 @@ class AttemptHost:
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
         together: what its executions know of each other.
+        first_trial_error: the error of the first trial of a search, the cause if all trials fail; None if an earlier
+            process made it.
     """
+
+    first_trial_error: Exception | None = None
 
     def __init__(
         self,
@@ -171,11 +175,6 @@ class AttemptHost:
         """The fields as views show them, and the permissions of the nodes."""
         return self._views
 
-    @property
-    def first_trial_error(self) -> Exception | None:
-        """The error of the first trial, the cause if all trials fail; None if an earlier process made it."""
-        return None
-
     def publish(self, event: Event) -> None:
         """Adds an event to the stream."""
 
@@ -192,9 +191,6 @@ class AttemptHost:
 
     def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
         """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
-
-    def hold_error(self, trial: int, error: Exception) -> None:
-        """Keeps what a trial has raised, by its number."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -107,8 +107,9 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
         if session.events.queue is not None and not session.stopped:
             session.events.queue.wait_for_room()
         started = session.start_ready()
-        if session.log is not None and _must_not_start(session, started, _write(session, session.log)):
-            started = []
+        if session.log is not None:
+            _write(session, session.log)
+            started = _that_may_be_called(session, session.log, started)
         if len(started) == 1 and not threads.busy and not session.more_to_start:
             if not session.ids.called_in:
                 here.enter(session.ids.around + started[0].id, started[0].node)
@@ -135,8 +136,8 @@ def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) 
         cancel(reason)
 
 
-def _write(session: Session, log: RunLog) -> bool:
-    """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded.
+def _write(session: Session, log: RunLog) -> None:
+    """Writes the rows of everything since the last write, and publishes their events; stops the run if it fails.
 
     A run in a node that timed out and was left running writes nothing: `writing` raises.
     """
@@ -150,13 +151,12 @@ def _write(session: Session, log: RunLog) -> bool:
             log.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
         session.write_failed(log, error)
-        return False
     except BaseException:  # the handler of a signal
         if new is not None and new.accepted:
             session.written(log)
         raise
-    session.written(log)
-    return True
+    else:
+        session.written(log)
 
 
 def _write_end(session: Session, log: RunLog) -> None:
@@ -237,12 +237,11 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             await session.events.queue.room()
         started = session.start_ready()
         if session.log is not None:
-            written = await _awrite(session, session.log)
+            await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
                 session.stop(CANCELLED)
-            if _must_not_start(session, started, written):
-                started = []
+            started = _that_may_be_called(session, session.log, started)
             if held_back:
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
@@ -270,7 +269,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             _settle(session, *await tasks.next())
 
 
-async def _awrite(session: Session, log: RunLog) -> bool:
+async def _awrite(session: Session, log: RunLog) -> None:
     new: NewRows | None = None
     try:
         rows = log.new_rows(session.run)
@@ -279,13 +278,12 @@ async def _awrite(session: Session, log: RunLog) -> bool:
             await log.journal.awrite(new)
     except DspyerError as error:
         session.write_failed(log, error)
-        return False
     except BaseException:  # Ctrl-C, while the store wrote on the event loop
         if new is not None and new.accepted:
             session.written(log)
         raise
-    session.written(log)
-    return True
+    else:
+        session.written(log)
 
 
 async def _awrite_end(session: Session, log: RunLog) -> None:
@@ -318,13 +316,13 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
     session.finish(execution, transition if error is None else error, steps)
 
 
-def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
-    """Tell if the write failed or the run was stopped; then the executions are left open, and must not be called."""
-    if written and (not session.stopped or session.only_begins):
-        return False
+def _that_may_be_called(session: Session, log: RunLog, started: list[Execution]) -> list[Execution]:
+    """The executions that have begun; none if the write failed or the run was stopped: then they are left open."""
+    if not session.stopped or (session.only_begins and log.error is None):
+        return started
     for execution in started:
         session.leave_open(execution)
-    return True
+    return []
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -512,13 +510,19 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
         raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
     state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs
     if outputs is None:
-        outputs = tuple([name for name, value in state.items() if name not in inputs or _differ(value, inputs[name])])
+        # What is the same object is not compared: most inputs are.
+        changed = [
+            name
+            for name, value in state.items()
+            if name not in inputs or (value is not inputs[name] and not same(value, inputs[name]))
+        ]
+        outputs = tuple(changed)
     prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
     vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
     vars(prediction)[LINK] = link
-    outcome.predicted(session.ids.run_id, prediction)
+    outcome.predictions[session.ids.run_id] = prediction
     return prediction
 
 
@@ -526,10 +530,6 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
     """A run whose first commit sets the inputs."""
     patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
     return RunStart(start(topology), seal(patch), state, new_run_id(), label)
-
-
-def _differ(value: Any, before: Any) -> bool:
-    return value is not before and not same(value, before)
 
 
 def _completions(session: Session, outputs: dspy.Prediction) -> Any:

@@ -770,14 +770,10 @@ def _reader(binding: Binding) -> Read:
                 found[name] = value
             else:
                 return found
-        return binding.bind(_straight_call(session, state, overlay))
+        # What reads fields alone needs no context.
+        return binding.bind(Call(state, cast("Any", None), session.program, overlay))
 
     return read
-
-
-def _straight_call(session: Session, state: ImmutableState, overlay: Overlay) -> Call:
-    """A call for what reads fields alone, and so no context."""
-    return Call(state, cast("Any", None), session.program, overlay)
 
 
 # --- the way out

@@ -194,6 +194,8 @@ class Outcome:
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
         spending: the account of what all runs of the request have spent; None for no budget.
         queue: where the events of the outermost run wait for their reader; None for no reader.
+        predictions: the results of completed runs, by run: a wrapper may call the program in several threads, and the
+            last that ends may have failed.
     """
 
     def __init__(self, queue: EventQueue[Event] | None = None) -> None:
@@ -204,18 +206,13 @@ class Outcome:
         self.lost: list[Steps] = []
         self.cut_off: Run | None = None
         self.spending: Spending | None = None
-        # By run: a wrapper may call the program in several threads, and the last that ends may have failed.
-        self._predictions: dict[str, dspy.Prediction] = {}
-
-    def predicted(self, run_id: str, prediction: dspy.Prediction) -> None:
-        """Keeps the result of a completed run."""
-        self._predictions[run_id] = prediction
+        self.predictions: dict[str, dspy.Prediction] = {}
 
     def take(self) -> tuple[SessionEnd, dspy.Prediction | None]:
         """Removes the end of the last session, and returns it with its result."""
         ended, self.ended = self.ended, None
         assert ended is not None
-        return ended, self._predictions.get(ended.session.run_id)
+        return ended, self.predictions.get(ended.session.run_id)
 
     @property
     def error(self) -> BaseException | None:

@@ -31,7 +31,7 @@ from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_record import RunSource, record_of_run
+from dspyer.runtime.run_record import record_of_run
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
@@ -49,15 +49,12 @@ from dspyer.views import ViewRead, estimate_tokens
 ATTRIBUTE = "_dspyer_run"
 """The attribute of a prediction with its link. It is no field: DSPy keeps fields in a store of their own."""
 
-MakeRun = Callable[[dspy.Prediction], Any]
-"""Makes the `Run` of a prediction (a module of its own, which imports this one)."""
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class RunLink:
     """The run of a prediction, made when it is first asked for. Copies of the prediction share it."""
 
-    _make: MakeRun | None = None
+    _make: Callable[[dspy.Prediction], Any] | None = None
     _run: Any = None
     _lock: Any = field(default_factory=RLock)  # a run that is made sets itself
 
@@ -90,7 +87,8 @@ class KeptPrediction:
     __slots__ = ("_made", "_parts")
 
     def __init__(self, prediction: dspy.Prediction) -> None:
-        self._parts = _without_link(prediction)
+        self._parts: dict[str, Any] = vars(prediction).copy()  # at once: another thread may set attributes
+        self._parts.pop(ATTRIBUTE, None)
         self._made = weakref.ref(prediction)
 
     def of(self, run: Any) -> dspy.Prediction:
@@ -104,12 +102,6 @@ class KeptPrediction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptPrediction, (_prediction_of(self._parts),)
-
-
-def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
-    parts: dict[str, Any] = vars(prediction).copy()
-    parts.pop(ATTRIBUTE, None)
-    return parts
 
 
 def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
@@ -174,7 +166,7 @@ class Run:
         self.trace_steps = tuple(session.trace_steps(run))
         # What usage is computed from, and not the recorder, which code that was left running still adds to.
         self._counted: Counted = ((), {}) if recorder is None else recorder.counted()
-        self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
+        self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple([shown for _, shown, _ in recorder.made])
         self.duration = ended.duration
         self._ended = session.began[0] + ended.duration
         self._recorded = recorder is not None
@@ -194,7 +186,7 @@ class Run:
         self._failures = run.failures
         self._depth = len(session.ids.scope)
         records = session.records
-        self._source = None if records.journal is None else RunSource.of(session)
+        self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
         self._kept = (records.items, records.questions, records.answers) if records.items or records.questions else None
         self._read_sources: ReadSources | None = None
@@ -677,7 +669,8 @@ class Run:
         return Fields(self._origin)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_origin": self._origin.copied()}  # which may refer to a store that no copy has
+        # A copy in another process has no store: it knows what this process knew of the run.
+        return {**vars(self), "_origin": self._origin.copied(), "_source": None}
 
     @cached_property
     def _writers(self) -> Writers:

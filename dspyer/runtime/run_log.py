@@ -7,6 +7,8 @@ node continues with what this one has committed, whether the run is stored or no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
@@ -16,7 +18,7 @@ from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
 from dspyer.log.journal import Head, Journal
-from dspyer.log.reader import SnapshotState, rows_of_part
+from dspyer.log.reader import HistoryReader, SnapshotState, rows_of_part
 from dspyer.log.rows import (
     COMMITS,
     NO_BLOBS,
@@ -27,56 +29,54 @@ from dspyer.log.rows import (
     commit_row,
     counted,
     end_row,
+    fingerprint_id,
     sum_usage,
 )
 from dspyer.nodes.node import Node
 from dspyer.runtime.request import Inside, RunIds, RunStart
 from dspyer.scheduler.schedule import RunState
+from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
 
 
-class CommitRows:
-    """Makes the rows of the commits of a run."""
+def _commit_rows(
+    first_patch: Mapping[str, Any],
+    records: ExecutionRecords,
+    ids: RunIds,
+    nodes: Mapping[str, Node],
+    first: int,
+    run: RunState,
+    lm_calls: LMCallLog | None = None,
+    packed: list[LMCall] | None = None,
+) -> list[DraftRow]:
+    """The rows of the commits of a run from an index on.
 
-    __slots__ = ("_first_patch", "_ids", "_nodes", "_records")
-
-    def __init__(self, start: RunStart, records: ExecutionRecords, ids: RunIds, nodes: Mapping[str, Node]) -> None:
-        self._first_patch = start.patch
-        self._records = records
-        self._ids = ids
-        self._nodes = nodes
-
-    def since(
-        self, first: int, run: RunState, lm_calls: LMCallLog | None = None, packed: list[LMCall] | None = None
-    ) -> list[DraftRow]:
-        """The rows of the commits of a run from an index on.
-
-        `lm_calls` has the LM calls that go with the commits; those in the rows are added to `packed`.
-        """
-        found: list[DraftRow] = []
-        packed = [] if packed is None else packed
-        for index in range(first, len(run.log)):
-            entry = run.log[index]
-            commit = entry.commit
-            execution = self._ids.local_id(commit.id)
-            calls: StoredCalls = (), NO_BLOBS
-            if lm_calls is not None and lm_calls.waits:
-                # Before the commit: whatever keeps the commit keeps these, too.
-                found += lm_calls.rows_inside(execution, packed)
-                calls = lm_calls.calls_of(execution, packed)
-            if self._records.with_commit:  # before it, as these
-                found += [row.row() for row in self._records.with_commit.get(execution, ())]
-            is_first = commit.patch is self._first_patch  # the row of its start has it already
-            made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
-            if joined or (schema.user_folded and entry.parents):
-                before, written = run.log[entry.parents[0]].state, None if joined else commit.patch
-                made = schema.made(before, entry.state, written)
-            winners = {path: run.log[winner].commit.id for path, winner in entry.winners.items()}
-            items = _item_results(commit, self._nodes.get(commit.node), self._records, execution)
-            found.append(commit_row(entry, index, self._ids.scope, made, winners, is_first, items, *calls))
-        return found
+    `lm_calls` has the LM calls that go with the commits; those in the rows are added to `packed`.
+    """
+    found: list[DraftRow] = []
+    packed = [] if packed is None else packed
+    for index in range(first, len(run.log)):
+        entry = run.log[index]
+        commit = entry.commit
+        execution = ids.local_id(commit.id)
+        calls: StoredCalls = (), NO_BLOBS
+        if lm_calls is not None and lm_calls.waits:
+            # Before the commit: whatever keeps the commit keeps these, too.
+            found += lm_calls.rows_inside(execution, packed)
+            calls = lm_calls.calls_of(execution, packed)
+        if records.with_commit:  # before it, as these
+            found += [row.row() for row in records.with_commit.get(execution, ())]
+        is_first = commit.patch is first_patch  # the row of its start has it already
+        made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
+        if joined or (schema.user_folded and entry.parents):
+            before, written = run.log[entry.parents[0]].state, None if joined else commit.patch
+            made = schema.made(before, entry.state, written)
+        winners = {path: run.log[winner].commit.id for path, winner in entry.winners.items()}
+        items = _item_results(commit, nodes.get(commit.node), records, execution)
+        found.append(commit_row(entry, index, ids.scope, made, winners, is_first, items, *calls))
+    return found
 
 
 class RunLog:
@@ -103,7 +103,7 @@ class RunLog:
         self._records = records
         self._inside = bool(ids.scope)
         self._prefixes = start.id_prefixes, ids.prefix
-        self._commits = CommitRows(start, records, ids, nodes)
+        self._rows_since = partial(_commit_rows, start.patch, records, ids, nodes)
         self._lm_calls: list[LMCall] = []  # those in the rows of the commits
 
     @property
@@ -120,7 +120,7 @@ class RunLog:
         """The rows of everything since the last write."""
         if (error := self.lm_call_error()) is not None:
             raise error
-        commits = self._commits.since(len(self.run.log), run, self._records.lm_calls, self._lm_calls)
+        commits = self._rows_since(len(self.run.log), run, self._records.lm_calls, self._lm_calls)
         return [*commits, *self._records.take_unwritten()]
 
     def failures(self) -> list[tuple[Failure, BaseException]]:
@@ -168,6 +168,23 @@ class RunLog:
             head = Head(at, journal.epoch, model, last_run, run.trunk_state, next_version, journal.tail)
             journal.store.heads.put(journal.thread, head)
 
+    def source(self, schema: Schema) -> tuple[HistoryReader, str, Point] | None:
+        """The place where the run can be read, up to its last row: none while its end is not written.
+
+        The end is there if this run has written it, `t.stop()` has, or the run was read as it was stored.
+        """
+        journal = self.journal
+        ended = self.end_written or journal.epoch == 0
+        last = journal.seq - 1 if ended else self.stopped_at
+        if self._inside or last is None:
+            return None
+        shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
+        return (
+            HistoryReader(journal.store, schema, self._records.fetch_and_decode[1], shape),
+            journal.thread,
+            Point(journal.run, last),
+        )
+
     def written(self, run: RunState) -> list[Event]:
         """Marks a run as written; returns the events that waited for it."""
         events, self.events, self.run = self.events, [], run
@@ -205,14 +222,14 @@ class KeptCommits:
         self.handed_over = False
         self._before, self._known = start.kept, len(start.run.log)  # what earlier attempts have committed
         self._records, self._inside = records, inside
-        self._commits = CommitRows(start, records, ids, nodes)
+        self._rows_since = partial(_commit_rows, start.patch, records, ids, nodes)
 
     def keep(self, run: RunState, traces: Mapping[str, Steps]) -> None:
         """Keeps what a run has committed."""
         if self.handed_over or not self._inside.keeps_commits:
             return
         # Rows, and not the run: an attempt continues from what it would find after a crash, by the same replay.
-        rows = [row.numbered(seq) for seq, row in enumerate(self._commits.since(self._known, run))]
+        rows = [row.numbered(seq) for seq, row in enumerate(self._rows_since(self._known, run))]
         committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.
         found = {

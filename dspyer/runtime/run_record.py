@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.errors import StoreError
 from dspyer.events import Asked, Committed, Posted
 from dspyer.graph.spec import drawing_facts
 from dspyer.ids import full_id, prefix_at
-from dspyer.log.reader import HistoryReader
-from dspyer.log.rows import fingerprint_id
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record_codec import changed
-from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
-from dspyer.stores.base import Point
-
-
-class RunSource(NamedTuple):
-    """The place where a run is stored: what reads it, its thread, and its last row."""
-
-    reader: HistoryReader
-    thread: str
-    at: Point
-
-    @classmethod
-    def of(cls, session: Any) -> RunSource | None:
-        """That of a stored run whose end is written, by it, by `t.stop()` or before; else None."""
-        records, log = session.records, session.log
-        journal = records.journal
-        if journal is None or session.ids.scope:
-            return None
-        if log is None or log.end_written or journal.epoch == 0:
-            at = Point(journal.run, journal.seq - 1)
-        elif log.stopped_at is not None:
-            at = Point(journal.run, log.stopped_at)
-        else:
-            return None
-        shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
-        reader = HistoryReader(journal.store, session.graph.topology.schema, records.fetch_and_decode[1], shape)
-        return cls(reader, journal.thread, at)
-
-    def record(self, redactor: Callable[[], Redactor | None]) -> Record:
-        """The record of its rows."""
-        return record_at(*self, redactor)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a store cannot be sent to another process
 
 
 def record_of_run(run: Any) -> Record:
@@ -61,8 +25,8 @@ def record_of_run(run: Any) -> Record:
     if run._source is not None:
         # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
         with suppress(StoreError):
-            found: Record = run._source.record(lambda: run._redactor)
-            return found
+            reader, thread, at = run._source
+            return record_at(reader, thread, at, lambda: run._redactor)
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
     drawn = DrawnGraph.of(drawing_facts(graph))
     steps = RunSteps(prefixes[1][:-1], drawn, redactor=run._redactor, keeps_texts=graph.recorded == "function")
@@ -92,7 +56,7 @@ def record_of_run(run: Any) -> Record:
         steps,
         RunEnding(run.status, run._ended, run.usage, run.failures, failed),
         run.run_id,
-        "" if run._source is None else run._source.thread,
+        "" if run._source is None else run._source[1],
         run._ended - run.duration,
         graph.hidden,
         graph.recorded,

@@ -55,7 +55,7 @@ from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import USING, Layer, RunLayers
-from dspyer.lm.tap import LMWatcher
+from dspyer.lm.tap import LMWatcher, Spent
 from dspyer.lm.tracing import Steps, executing_id, is_apart
 from dspyer.log.execution_records import (
     AnswerSource,
@@ -108,19 +108,17 @@ class ExecutionNotes:
         completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
-        trial_error: what the first trial of a search has raised; None if it has not.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
-    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "trial_error", "view_reads")
+    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "view_reads")
 
     def __init__(self, traces: Mapping[str, Steps]) -> None:
         self.traces: dict[str, Steps] = dict(traces)
         self.lost: dict[str, list[LostSteps]] = {}
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
-        self.trial_error: Exception | None = None
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
 
@@ -496,16 +494,6 @@ class Session(AttemptHost):
         if steps:
             self.notes.traces[attempt.execution] = steps
 
-    def hold_error(self, trial: int, error: Exception) -> None:
-        """Keeps what the trial with the number 0 has raised. From any thread: there is one such trial."""
-        if not trial:
-            self.notes.trial_error = error
-
-    @property
-    def first_trial_error(self) -> Exception | None:
-        """The error of the trial with the number 0; None without one, or if an earlier process made it."""
-        return self.notes.trial_error
-
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
         together, own = self.together, attempt.outer_execution
@@ -570,7 +558,7 @@ class Session(AttemptHost):
         if status != "completed":
             error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
-        self.notes.trial_error = None
+        vars(self).pop("first_trial_error", None)  # its traceback refers to frames of the run
         self.events.kept = []
         return ended
 
@@ -705,19 +693,12 @@ class SessionEnd(NamedTuple):
 # An event passes through one place, `SessionEvents.publish`: through the layers of the run; then it is kept for
 # `run.events`, and passed to the reader of the stream and to the watchers of the process.
 
-Watch = Callable[[str, Event], object]
-"""Called with the id of an outermost run and one of its events, as its layers show it; from any thread. It must not
-raise."""
-
-WatchLM = Callable[[str, int, float | None], object]
-"""The same with what an LM call has used: tokens, and US dollars (None if no price is known)."""
+Watch = Callable[[str, Event | Spent], object]
+"""Called with the id of an outermost run and one of its events, as its layers show it, or what an LM call of it has
+used; from any thread. It must not raise."""
 
 _watchers: list[Watch] = []
 """Those who see the events of every run in the process. Each change is atomic: runs read it without a lock."""
-
-_lm_watchers: list[WatchLM] = []
-"""Those who see what their LM calls use."""
-
 
 _set = object.__setattr__
 
@@ -729,27 +710,23 @@ _AT_WILL = (Emitted, Doing)
 
 
 @contextmanager
-def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
+def watching(watch: Watch) -> Iterator[None]:
     """A block during which `watch` sees each event of each run in the process, those of runs inside of nodes too.
 
     They have the id of the outermost run and the scope of the event; tokens are among them if the run streams them.
-    `watch_lm` sees the LM calls of the runs that begin in the block.
+    What LM calls use is seen of the runs that begin in the block.
     """
-    own, own_lm = partial(watch), None if watch_lm is None else partial(watch_lm)  # equal to nothing but themselves
+    own = partial(watch)  # equal to nothing but itself
     _watchers.append(own)
-    if own_lm is not None:
-        _lm_watchers.append(own_lm)
     try:
         yield
     finally:
         _watchers.remove(own)
-        if own_lm is not None:
-            _lm_watchers.remove(own_lm)
 
 
 def lm_watchers(run_id: str) -> list[LMWatcher]:
-    """The watcher that passes the LM calls of a run to those who watch them."""
-    return [LMWatcher(partial(watch, run_id)) for watch in tuple(_lm_watchers)] if _lm_watchers else []
+    """The watchers that pass the LM calls of a run to those who watch them."""
+    return [LMWatcher(partial(watch, run_id)) for watch in tuple(_watchers)] if _watchers else []
 
 
 class SessionEvents:

@@ -175,7 +175,7 @@ class Events(Iterator[Event]):
         _dropped.put(partial(_stop, self._request, DROPPED, self._queue))
         # The collector may call this in any thread at any time: in the run's own, which would wait for itself, and in
         # the reader's while that holds a lock which the run needs. So only a reader that drops the stream itself waits.
-        if threading.current_thread() is self._reader and not _collector.is_here():
+        if threading.current_thread() is self._reader and not _dropped.is_collected_here():
             future.exception()
 
 
@@ -561,25 +561,6 @@ def _is_of_other_loop(task: asyncio.Task[Run]) -> bool:
     return not task.done() and task.get_loop() is not asyncio.get_running_loop()
 
 
-class _Collector:
-    """Tells whether the cyclic garbage collector works in this thread. It works in one thread at a time."""
-
-    def __init__(self) -> None:
-        self._thread = 0
-
-    def note(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
-        """Called by the collector before and after its work."""
-        del info
-        self._thread = threading.get_ident() if phase == "start" else 0
-
-    def is_here(self) -> bool:
-        """Return whether it does."""
-        return self._thread == threading.get_ident()
-
-
-_collector = _Collector()
-
-
 class _Dropped:
     """Stops the runs of dropped streams, in a thread of its own, which is started when the first stream begins.
 
@@ -591,6 +572,7 @@ class _Dropped:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._serves = False
+        self._collecting = 0  # the thread in which the cyclic garbage collector works: one at a time
         self.put = self._work.put
 
     def serve(self) -> None:
@@ -599,10 +581,19 @@ class _Dropped:
             return
         with self._lock:
             if not self._serves:
-                if _collector.note not in gc.callbacks:  # it is after a fork
-                    gc.callbacks.append(_collector.note)
+                if self._note_collector not in gc.callbacks:  # it is after a fork
+                    gc.callbacks.append(self._note_collector)
                 threading.Thread(target=self._serve, name="dropped-streams", daemon=True).start()
                 self._serves = True
+
+    def _note_collector(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+        """Called by the collector before and after its work."""
+        del info
+        self._collecting = threading.get_ident() if phase == "start" else 0
+
+    def is_collected_here(self) -> bool:
+        """Return whether the collector works in this thread."""
+        return self._collecting == threading.get_ident()
 
     def _serve(self) -> None:
         while True:

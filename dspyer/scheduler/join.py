@@ -21,7 +21,7 @@ stands for branch i.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -295,7 +295,10 @@ class Join:
         unchanged.
         """
         right_last = {key: (item, put) for item in writes for key, put in self._parts_of(field, item)}
-        left_last = self._left_writes(field, right_last, bit)
+        # By key, the last commit that set it in a branch before this one, and that this one does not contain.
+        by_key = self.keys.get(field, {})
+        last = {key: _last_not_in(by_key.get(key, ()), bit) for key in right_last}
+        left_last = {key: item for key, item in last.items() if item is not None}
         base = self._base_value(field, bit) if left_last else DELETE
         value, update = left, {}
         for key, (item, put) in right_last.items():
@@ -321,15 +324,6 @@ class Join:
         shared = [item for item in self.keys.get(field, {}).get(key, ()) if item.mask >> bit & 1]
         self.winners[path] = self._credited(shared[-1], path) if shared else self.index
         self.resolved[path] = value
-
-    def _left_writes(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, ReachableCommit]:
-        """By key, the last commit that set it in a branch before `bit` and that branch `bit` does not contain."""
-        by_key, found = self.keys.get(field, {}), {}
-        for key in keys:
-            last = _last_not_in(by_key.get(key, ()), bit)
-            if last is not None:
-                found[key] = last
-        return found
 
     def _merge_key(
         self,

@@ -216,14 +216,9 @@ LineageCounts = PersistentMap[Any, Any]
 
 They are counted as commits are made. Where branches join, they are added up over the commits after the base."""
 
-CALL_KINDS = ("calls", "tool_calls")
+CALL_KINDS = ("calls", "tool_calls")  # of predictors and of tools; a key is one of them with the name of a node
 REASON_KEY = ("reason",)
 NO_CALLS = (0, 0)
-
-
-def calls_key(kind: str, node: str) -> tuple[str, str]:
-    """The key of how often a node has called predictors (`"calls"`) or tools (`"tool_calls"`)."""
-    return kind, node
 
 
 def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any, Any]:
@@ -234,7 +229,7 @@ def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any,
     found: dict[Any, Any] = {}
     for kind, count in zip(CALL_KINDS, commit.calls, strict=True):
         if count:
-            key = calls_key(kind, commit.node)
+            key = (kind, commit.node)
             found[key] = before(key, 0) + count
     if commit.reason is not None:
         found[REASON_KEY] = commit.reason

@@ -44,7 +44,6 @@ from dspyer.scheduler.lineage import (
     LineageCounts,
     LogEntry,
     ancestry,
-    calls_key,
     extra_counts,
     is_manual,
 )
@@ -312,17 +311,6 @@ class ReadyQueue:
     def __bool__(self) -> bool:
         return self._heap is not None
 
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, ReadyQueue) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # compares by value, and values of groups are not hashable
-
-    def __repr__(self) -> str:
-        return f"ReadyQueue.of({list(self)!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ReadyQueue.of, (list(self),)
-
 
 NOTHING_READY = ReadyQueue()
 
@@ -525,10 +513,6 @@ def _fork(branch: Branch, width: int) -> list[Branch]:
     return children
 
 
-def _position_after(topology: Topology, position: Position, target: Target) -> Position:
-    return target.node, topology.rounds.move(position[0], position[1], target.node)
-
-
 def _arrive(run: RunState, left: Position, moves: Iterable[tuple[Target, Branch]]) -> RunState:
     """Moves branches from the position `left` to their targets, then settles which groups may start."""
     topology, waiting = run.topology, run.waiting
@@ -536,7 +520,7 @@ def _arrive(run: RunState, left: Position, moves: Iterable[tuple[Target, Branch]
     ready: list[Group] = []
     arrived: list[Position] = []
     for target, branch in moves:
-        position = _position_after(topology, left, target)
+        position = target.node, topology.rounds.move(left[0], left[1], target.node)
         if target.overlay is not None:  # a `Send` joins with no other branch, so it waits for none
             positions = positions.set(position, positions.get(position, 0) + 1)
             ready.append(Group(position, (branch,), target.overlay))
@@ -713,7 +697,7 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
     if rest:
         if rest[0] == "visits":
             return int(branch.counts.get(first, 0))
-        return int(branch.counts.get(calls_key(rest[0], first), 0))
+        return int(branch.counts.get((rest[0], first), 0))
     if first == "count":
         return int(sum([branch.counts.get(node, 0) for node in topology.nodes]))
     if first == "remaining":

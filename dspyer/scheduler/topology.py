@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -49,19 +50,11 @@ class Edge(NamedTuple):
     into: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A strongly connected component of the graph.
-
-    Attributes:
-        nodes: its nodes, in the order of declaration.
-        heads: the nodes at which a round begins.
-        entries: the nodes that edges from outside enter.
-    """
+class Loop(NamedTuple):
+    """A strongly connected component of the graph: its nodes in the order of declaration, those that begin a round."""
 
     nodes: tuple[str, ...]
     heads: tuple[str, ...]
-    entries: tuple[str, ...]
 
 
 def components(nodes: Sequence[str], successors: dict[str, list[str]]) -> list[list[str]]:
@@ -122,26 +115,30 @@ def descendants(nodes: Sequence[str], successors: dict[str, list[str]], own: Map
     return found
 
 
-def find_loops(nodes: Sequence[str], edges: Collection[Edge]) -> list[tuple[Loop, int]]:
-    """Finds all loops, outer before inner, each with its depth (0 for an outermost loop)."""
+def _successors(edges: Collection[Edge]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for edge in edges:
+        found.setdefault(edge.source, []).append(edge.target)
+    return found
+
+
+def find_loops(nodes: Sequence[str], edges: Collection[Edge]) -> tuple[Loop, ...]:
+    """Finds all loops, outer before inner."""
     order = {node: i for i, node in enumerate(nodes)}
-    found: list[tuple[Loop, int]] = []
+    found: list[tuple[int, int, Loop]] = []  # with the depth, and the place of the first node
     pending: list[tuple[list[str], list[Edge], int]] = [(list(nodes), list(edges), 0)]
     while pending:
         part, inside, depth = pending.pop()
-        successors: dict[str, list[str]] = {}
-        for edge in inside:
-            successors.setdefault(edge.source, []).append(edge.target)
-        for component in components(part, successors):
+        for component in components(part, _successors(inside)):
             members = set(component)
             within = [edge for edge in inside if edge.source in members and edge.target in members]
             if not within:
                 continue
             loop = _loop(sorted(members, key=order.__getitem__), members, within, edges)
-            found.append((loop, depth))
+            found.append((depth, order[loop.nodes[0]], loop))
             forward = [edge for edge in within if edge.target not in loop.heads]
             pending.append((list(loop.nodes), forward, depth + 1))
-    return sorted(found, key=lambda item: (item[1], order[item[0].nodes[0]]))
+    return tuple([loop for *_, loop in sorted(found)])
 
 
 def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Collection[Edge]) -> Loop:
@@ -151,48 +148,33 @@ def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Colle
     if len(entries) != 1:
         fixed = {edge.target for edge in within if not edge.conditional}
         heads = tuple(node for node in entries if node not in fixed) or (entries or tuple(members))[:1]
-    return Loop(tuple(members), heads, entries)
+    return Loop(tuple(members), heads)
 
 
-@dataclass(slots=True)
 class Rounds:
     """The loops of a graph, and how edges change the rounds of branches.
 
     Built once per graph. Reachability is computed when it is first needed, and kept. For a target outside of loops, a
     bit mask per source is enough; for one inside a loop, the least round in which each source reaches it is needed too.
+
+    Args:
+        nodes: the nodes, in the order of declaration.
+        edges: the edges, in that order.
     """
 
-    nodes: tuple[str, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    loops: tuple[Loop, ...] = ()
-    _around: dict[str, tuple[int, ...]] = dataclasses.field(
-        default_factory=dict
-    )  # the loops around each node, outermost first
-    _moves: dict[tuple[str, str], tuple[int, Round]] = dataclasses.field(default_factory=dict)  # `_move` of each edge
-    _out: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # the targets of each node
-    _reach: dict[str, dict[str, tuple[int, Round]]] = dataclasses.field(
-        default_factory=dict
-    )  # `_least_rounds` of each source
-    _bits: dict[str, int] = dataclasses.field(default_factory=dict)  # the bit of each node
-    _below: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # the bits of each node and of all that it can reach
-
-    @classmethod
-    def of(cls, nodes: Iterable[str], edges: Iterable[Edge]) -> Rounds:
-        """Analyses a graph, given its nodes and edges in the order of declaration."""
-        rounds = cls(tuple(nodes), tuple(edges))
-        found = find_loops(rounds.nodes, rounds.edges)
-        rounds.loops = tuple(loop for loop, _ in found)
-        around: dict[str, list[int]] = {node: [] for node in rounds.nodes}
-        for i, loop in enumerate(rounds.loops):
+    def __init__(self, nodes: Iterable[str], edges: Collection[Edge]) -> None:
+        self.edges = tuple(edges)
+        around: dict[str, list[int]] = {node: [] for node in nodes}
+        self.loops = find_loops([*around], edges)
+        for i, loop in enumerate(self.loops):
             for node in loop.nodes:
                 around[node].append(i)
-        rounds._around = {node: tuple(loops) for node, loops in around.items()}
-        for edge in rounds.edges:
-            rounds._moves[edge.source, edge.target] = rounds._move(edge.source, edge.target)
-            rounds._out.setdefault(edge.source, []).append(edge.target)
-        return rounds
+        self._around = {node: tuple(loops) for node, loops in around.items()}  # the outermost loop first
+        self._moves = {(edge.source, edge.target): self._move(edge.source, edge.target) for edge in edges}
+        self._out = _successors(edges)
+        self._reach: dict[str, dict[str, tuple[int, Round]]] = {}  # `_least_rounds` of each source
+        self._bits: dict[str, int] = {}  # the bit of each node
+        self._below: dict[str, int] = {}  # the bits of each node and of all that it can reach
 
     def _move(self, source: str, target: str) -> tuple[int, Round]:
         """The change of the round along an edge, as (number of counters kept, counters appended).
@@ -268,12 +250,11 @@ class Rounds:
             result[target] = (shared, at[max(shared - 1, 0) :])
         return result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rounds:
-        return self
-
 
 START = "START"
 END = "END"
+
+NO_ROUNDS = Rounds((), ())
 
 ERROR_MARK = "✕"
 """In the label of an edge, what comes before the errors that it takes."""
@@ -301,13 +282,13 @@ class Topology:
     policies: Policies
     join_policies: Mapping[str, Policies] = dataclasses.field(default_factory=dict)
     max_steps: int = 1000
-    rounds: Rounds = dataclasses.field(default_factory=Rounds)
+    rounds: Rounds = dataclasses.field(default=NO_ROUNDS, compare=False)  # those that follow from the edges
     _targets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
     _own_targets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.rounds.nodes:
-            object.__setattr__(self, "rounds", Rounds.of((START, *self.nodes, END), self.edges))
+        if self.rounds is NO_ROUNDS:
+            object.__setattr__(self, "rounds", Rounds((START, *self.nodes, END), self.edges))
         object.__setattr__(self, "_targets", _by_source(self.edges))
         object.__setattr__(self, "_own_targets", _by_source(edge for edge in self.edges if not edge.on_error))
 
@@ -533,9 +514,8 @@ def _bits(nodes: int) -> Iterator[int]:
 
 
 def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    for i, group in enumerate(groups):
-        for other in groups[i + 1 :]:
-            yield from ((a, b) for a in group for b in other if a != b)
+    for group, other in combinations(groups, 2):
+        yield from ((a, b) for a in group for b in other if a != b)
 
 
 def check_reads(facts: GraphFacts) -> Iterator[str]:
@@ -609,13 +589,6 @@ class WritesBefore:
     def wrote(self, node: str, field: str) -> bool:
         """Return whether a node before this one may have written a field."""
         return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
-
-
-def _successors(edges: Collection[Edge]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for edge in edges:
-        found.setdefault(edge.source, []).append(edge.target)
-    return found
 
 
 def _reached(successors: Mapping[str, Collection[str]], work: list[str], found: set[str]) -> set[str]:

@@ -249,7 +249,8 @@ class _Trial:
             raised = unwrap_stop_iteration(error)
             assert isinstance(raised, Exception)
             # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
-            attempt.host.hold_error(self.place.number, raised)
+            if not self.place.number:
+                attempt.host.first_trial_error = raised
             failure = attempt.failure(raised, number)
             del raised
             entry = self._entry(TrialChange({}, {}), None, True) | {"failure": failure}

@@ -237,7 +237,7 @@ def test_the_least_round_decides_whether_a_node_can_still_be_reached() -> None:
     fixed = [Edge(*pair) for pair in (("START", "L"), ("L", "a"), ("L", "b"), ("a", "c"), ("c", "b"))]
     back = [Edge("a", "L", True), Edge("b", "L", True), Edge("b", "END", True)]
     for edges in ([*fixed, *back], [*back, *fixed]):
-        rounds = Rounds.of(("START", "L", "a", "c", "b", "END"), edges)
+        rounds = Rounds(("START", "L", "a", "c", "b", "END"), edges)
         assert rounds.can_reach("a", (0,), "b", (0,))
         assert not rounds.can_reach("b", (0,), "b", (0,))
         assert rounds.can_reach("b", (0,), "b", (1,))
@@ -346,7 +346,7 @@ def test_a_run_is_a_value_that_pickles_at_every_step() -> None:
 def values(state: RunState) -> tuple[Any, ...]:
     return (
         list(state.log),
-        state.ready,
+        list(state.ready),
         dict(state.waiting.items()),
         dict(state.running.items()),
         state.positions.items(),
