@@ -536,6 +536,7 @@ def is_transient(error: BaseException) -> bool:
         return all(map(is_transient, error.exceptions))
     if isinstance(error, NodeOutputError):
         return error.of_module
+    # Two attempts of a node at once would do its effects twice.
     if isinstance(error, NodeTimeoutError):
         return not error.left_running
     dspy_errors: Any = sys.modules.get("dspy")  # without an import: what raised one has imported it
@@ -544,6 +545,7 @@ def is_transient(error: BaseException) -> bool:
             return True  # no LM retries it
         if isinstance(error, dspy_errors.LMStreamAssemblyError):
             return not retries_of_lm(error)  # `dspy.LM` never retries it; `lms.reliable` does before the first token
+        # Retries of both would multiply: three of the LM and three of the node are nine requests.
         if isinstance(error, dspy_errors.LMError):
             return bool(dspy_errors.is_retryable_lm_error(error)) and not retries_of_lm(error)
     return isinstance(error, (ConnectionError, TimeoutError))

@@ -50,6 +50,7 @@ def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
             replaced[position] = message
         else:
             added[position - length] = message  # this update has the id twice: the later message counts
+    # A new list only if an old message changes: adding shares what is there.
     if replaced:
         current = EMPTY.plus([replaced.get(position, message) for position, message in enumerate(current.raw_items())])
     new = current.plus(added)
@@ -70,6 +71,7 @@ def add_new(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any
         position = index.get(key)
         if position is not None and existing is None:
             existing = list(current.raw_items())
+        # Also within the update: a model may send one message twice.
         same_id = new.get(key) if position is None or existing is None else existing[position]
         if same_id is None:
             new[key] = message

@@ -83,10 +83,12 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for place, message in enumerate(found):
         if message["role"] == "tool":
             continue
+        # Providers refuse a call without its result: the result may come in a later turn, or never.
         calls = [call for call in message.get("tool_calls") or () if call["id"] in results[place]]
         content = _chat_content(message)
         if not calls and not content:
             continue
+        # Anthropic refuses a conversation that the user does not begin.
         if not chat and message["role"] != "user":
             chat.append({"role": "user", "content": "..."})
         entry: dict[str, Any] = {"role": message["role"], "content": content or None}
@@ -129,6 +131,7 @@ class _CallIds:
     def of(self, given_id: str) -> str:
         new = given_id
         if not _CALL_ID.fullmatch(given_id) or given_id in self.used:
+            # By the number of calls before it: the same conversation gives the same ids, and so the same cache key.
             numbered = (f"call_{number}" for number in itertools.count(len(self.used)))
             new = next(each for each in numbered if each not in self.used and each not in self.given)
         self.used.add(new)
@@ -224,6 +227,7 @@ def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]])
             taken.update(call.get("id") for call in calls)
     wanted, ids = list(given), list[str]()
     for place, given_id in enumerate(wanted):
+        # Derived, not random: a resumed turn has the ids that its results were stored under.
         numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
         free = (each for each in numbered if each not in taken and each not in wanted)
         ids.append(next(free) if given_id is None or given_id in taken else given_id)

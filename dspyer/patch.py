@@ -187,6 +187,7 @@ def seal(patch: Mapping[Any, Any]) -> SealedPatch:
     """
     if isinstance(patch, SealedPatch):
         return patch
+    # Most patches have no inner ones: they are copied once, without a look at each key.
     for update in patch.values():
         if type(update) is dict:
             return SealedPatch({key: seal(part) if type(part) is dict else part for key, part in patch.items()})

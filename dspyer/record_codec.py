@@ -108,6 +108,7 @@ def short_encoder(cls: Any, omit: tuple[str, ...] = ()) -> Callable[[Any], dict[
         if default is not MISSING:
             lines.append(f"    if value is not _default_{name} and not ({is_of} and value == _default_{name}):")
         lines.append(f"{'' if default is MISSING else '    '}    found[{key!r}] = {converted}")
+    # The text has names of fields and of keys alone, which are those of a class: no data is in it.
     exec("\n".join([*lines, "    return found"]), names)
     made: Callable[[Any], dict[str, Any]] = names["encode"]
     return made
@@ -147,6 +148,7 @@ def decode_fields(
         if key not in known:
             raise ValueError(f"{cls.__name__}: the key {brief(key)} is unknown")
         name, read, plain = known[key]
+        # The most frequent case first, without a call.
         if type(value) is plain:
             given[name] = value
             continue
@@ -283,6 +285,7 @@ def _hints_of(owner: Any) -> dict[str, Any]:
     """Return the types of the fields of a class, or of a function, without those that no import at run time defines."""
     try:
         return get_type_hints(owner, include_extras=True)
+    # One name that no import defines fails all hints of the class at once: each is asked for alone.
     except NameError:
         found: dict[str, Any] = {}
         for base in reversed(getattr(owner, "__mro__", (owner,))):
@@ -424,6 +427,7 @@ def _encode_value(value: Any) -> Any:
     """Encode a value of a state; of an object that no state can hold (`ctx.emit` takes any) its class and text."""
     if value is DELETE:
         return {TAG: "delete"}
+    # An event must never fail for what a node has emitted.
     try:
         return encoding.encode(freeze(value))
     except StateError:

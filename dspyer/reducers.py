@@ -154,6 +154,7 @@ class Reducer:
             >>> extend.fold(freeze(["a"]), freeze(["b"]))
             FrozenList(['a', 'b'])
         """
+        # Without an empty value the first update is the value: there is nothing that `max` could begin with.
         if current is DELETE:
             if self.empty is DELETE:
                 return update
@@ -357,6 +358,7 @@ increment = Reducer("increment", operator.add, 0, _check_increment, _increment_t
 
 
 def _union(current: frozenset[Any], update: Any) -> frozenset[Any]:
+    # The same object if nothing is new: then the state does not change, and nothing is measured or stored.
     new = [item for item in update if item not in current]
     return type(current)([*current, *new]) if new else current
 
@@ -543,6 +545,7 @@ WITH_PARTS = ", ".join([name for name, reducer in BUILT_IN.items() if reducer.pa
 
 def built_in(name: str) -> Reducer | None:
     """Return the reducer of the library with this name, such as `each(append)`; None for that of a function."""
+    # By the name that rows have: a reader may have another schema, or none.
     inner = built_in(name[5:-1]) if name.startswith("each(") else None
     return each(inner) if inner is not None and inner.folds and inner.keyed is None else BUILT_IN.get(name)
 

@@ -391,6 +391,7 @@ def select_parts(
 
 def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
     """The parts that a view without filters selects of a value whose authors are not known."""
+    # Authors are not known here: steps by author were refused when the graph was built.
     found = list(parts)
     for step in view.steps:
         found = _apply_step(step, kind, found, "", None)
@@ -444,6 +445,7 @@ def _of_last_turns(backwards: Iterable[FieldPart], count: int) -> Iterator[Field
     for part in backwards:
         value = part.value
         role = value.raw("role", None) if isinstance(value, FrozenDict) else getattr(value, "role", None)
+        # The user messages before the first turn belong to it: they asked for it.
         if not count and role != "user":
             return
         count -= role == "assistant"
@@ -453,6 +455,7 @@ def _of_last_turns(backwards: Iterable[FieldPart], count: int) -> Iterator[Field
 def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
     """The parts that fit into a number of tokens, the last one first."""
     for part in backwards:
+        # Before the comparison: an entry that does not fit ends the walk, so that no gap is in what is shown.
         budget -= estimate_tokens(_line(kind, part))
         if budget < 0:
             return

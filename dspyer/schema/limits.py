@@ -77,6 +77,7 @@ class Limit:
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
         size = _size_after(current, update, new, reducer)
         most = self.max_bytes
+        # Also of a value that is within the limit: the next update computes its size from this one.
         if size <= most:
             remember_size(new, size)
             return new

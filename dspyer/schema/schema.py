@@ -99,6 +99,7 @@ class Schema:
         }
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
+        # A factory may read the clock or count: its value is made anew for each run, all other defaults once.
         fixed = all(field.info.default_factory is None for field in fields.values())
         self._defaults = self._with_defaults({}) if fixed else None
         self._read_only_class = view
@@ -147,11 +148,13 @@ class Schema:
         if self.model is None:
             return ImmutableState().apply_patch(_as_whole(inputs))
         state = self._with_defaults(valid) if valid or self._defaults is None else self._defaults
+        # What is valid is in the state already: it would be folded a second time.
         if valid:
             inputs = {name: value for name, value in inputs.items() if name not in valid}
         _, state = self._commit_exact(state, inputs) or self._commit(
             state, inputs, FieldWriter(None, commit_id, True, self.show_value)
         )
+        # Inputs come in the order of the caller: prompts and pages show fields in that of the schema.
         names = [name for name in self.fields if name in state._map]
         return state if list(state._map) == names else ImmutableState({name: state.raw(name) for name in names})
 
@@ -183,6 +186,7 @@ class Schema:
             old = state.raw(name, DELETE)
             if old is DELETE or (keep is not None and name not in keep):
                 new = field.default(state)
+                # The patch says only what changes, so that a field which every run resets costs no row.
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
@@ -208,6 +212,7 @@ class Schema:
         """
         for name, update in patch.items():
             old = state.raw(name, DELETE)
+            # What was made is taken as it is: the function of the user may have changed, or be gone.
             plain = name in made or self.reducer(name) is None
             new = apply_value(old, made.get(name, update)) if plain else self.fold(name, old, update)
             state = state.discard(name) if new is DELETE else state.set(name, new)
@@ -221,6 +226,7 @@ class Schema:
         """
         if written is None:
             return diff(before, after, change_between)
+        # Sorted: the order of a set differs between processes, and rows are compared when a write is repeated.
         names = sorted(self.user_folded.intersection(written))
         return {name: change_between(before.raw(name, DELETE), after.raw(name, DELETE)) for name in names}
 
@@ -355,6 +361,7 @@ class Schema:
                 stored, new = update, update
             else:
                 stored, new = write.write(field, old, update, state)
+            # With a reducer the update is stored, not the value: at a join the updates of all branches fold.
             if field.reducer is not None:
                 patch[name] = stored
             elif field.patches_by_key and not write.whole_values:

@@ -703,6 +703,7 @@ def plan_write(change: Change, current: CurrentRows) -> WritePlan | None:
         raise ConcurrentRunError(
             f"run {change.run.id!r} exists already and is another one: nothing was written. Use a new run id"
         )
+    # An equal run is there already if the answer to an earlier try was lost.
     new_run = change.run is not None and current.run is None
     return WritePlan(_next_epoch(change, current.max_deleted_epoch), new_run, _new_rows(change, current))
 
@@ -815,6 +816,7 @@ def _new_rows(change: Change, current: CurrentRows) -> Sequence[Row]:
         if change.run is None or change.run.id != change.rows_of:
             raise ValueError(f"rows for run {change.rows_of!r}, which does not exist: create it with Change(run=...)")
         last = -1
+    # A gap would cut a history in two: nothing could fold what follows it.
     first = change.rows[0].seq
     numbers = [row.seq for row in change.rows]
     if first < 0 or first > last + 1 or numbers != list(range(first, first + len(numbers))):

@@ -99,6 +99,7 @@ class Encrypted(StoreAround):
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for cipher in self._ciphers():
+            # The id depends on the key: a blob of before a change of keys has that of the old one.
             names = {cipher.keyed_id(name): name for name in ids if name not in found}
             for keyed_id, encrypted in self.store.blobs(list(names)).items() if names else ():
                 found[names[keyed_id]] = self._decrypt(encrypted, keyed_id.encode(), "a large value")
@@ -112,6 +113,7 @@ class Encrypted(StoreAround):
         return Snapshot(found.at, self._decrypting(found.content, location))
 
     def _ciphers(self) -> tuple[Cipher, ...]:
+        # Only now: a program with the store can be built, pickled and listed where there is no key.
         if not self._keys:
             self._keys = _keys_of(os.environ.get(VARIABLE, "").split(",") if os.environ.get(VARIABLE) else None)
         if not self._keys:
@@ -125,6 +127,7 @@ class Encrypted(StoreAround):
         if not change.rows and change.snapshot is None:
             return change
         encrypt = partial(_encrypt, cipher=self._ciphers()[0])
+        # Always with the first key: after a change of keys nothing new is written with an old one.
         rows, snapshot = _with_contents(change.rows, change.rows_of, encrypt), change.snapshot
         if snapshot is not None:
             location = _location(snapshot.at.run, snapshot.at.seq, "snapshot")
@@ -148,6 +151,7 @@ class Encrypted(StoreAround):
                 f"{what} in the store {self.address!r} is not encrypted: it was written without Encrypted(...). Read "
                 "it with the store itself; to encrypt it, export its threads and load them into an encrypted store"
             )
+        # Nothing says which key it was: authenticated encryption refuses the wrong ones.
         for cipher in self._ciphers():
             try:
                 return cipher.decrypt(encrypted, location)
@@ -173,6 +177,7 @@ class Cipher:
                 raw = b""
         if isinstance(raw, str) or len(raw) != 32:
             raise ValueError("a key has 32 bytes, raw or as URL-safe base64: make one with Encrypted.new_key()")
+        # Two keys of one: what is learned from ids must say nothing about contents.
         self._siv = AESSIV(_derive_key(raw, b"content"))
         self._id_key = _derive_key(raw, b"id")
 

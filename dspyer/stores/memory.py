@@ -119,6 +119,7 @@ class Memory(Store):
                 self._rows[change.rows_of].update((row.seq, self._kept_row(row)) for row in plan.rows)
             if change.snapshot is not None:
                 at, content = change.snapshot.at, self._kept(change.snapshot.content)
+                # The replaced snapshot may have been the last with a blob: what there is, is found anew when asked for.
                 if at.seq in self._snapshots[at.run]:
                     self._blobs.clear()
                 self._snapshots[at.run][at.seq] = Snapshot(at, content)
@@ -136,6 +137,7 @@ class Memory(Store):
         It goes without a plan and without the limits.
         """
         run, head, known = change.rows_of, appended(change), self._rows.get(change.rows_of)
+        # Whatever is not the plain case goes the general way, which says what is wrong.
         if head is None or head.run != run or change.epoch != thread.epoch or not known:
             return False
         row = change.rows[0]

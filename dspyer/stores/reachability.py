@@ -99,6 +99,7 @@ def reachable_rows(thread: ThreadRow, runs: Mapping[str, RunSummary], made: Iter
         found = spans.setdefault(run, [])
         if first <= last and (first, last) not in found:
             found.append((first, last))
+        # Parents once per run: a history with many merges has more ways to a run than runs.
         if not ends_here and run not in walked:
             walked.add(run)
             waiting.extend(summary.parents)

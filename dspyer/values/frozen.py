@@ -197,6 +197,7 @@ class FrozenDict(NestedContainer, Mapping[K, V_co]):
         if type(value) not in SCALARS:
             value = self._freeze(value, (key,))
             depth = max(depth, 1 + depth_of(value))
+        # Identity costs nothing; a caller that asks for equal values compares them before.
         if self._map.get(key, _ABSENT) is value:
             return self
         return check_depth(self._of(with_key(self._map, key, value), depth))

@@ -122,6 +122,7 @@ def encode(frozen: Any) -> Any:
     if cls is int:
         return frozen if -_LARGE < frozen < _LARGE else _tagged("int", hex(frozen))
     if cls is float:
+        # Infinity and NaN give NaN here: JSON has neither.
         return frozen if frozen - frozen == 0 else _tagged("float", repr(frozen))
     if isinstance(frozen, FrozenDict):
         return _encode_mapping(frozen)
@@ -199,6 +200,7 @@ def _encode_named(frozen: Any) -> Any:
 
 def _as_base(value: Any, base: Any) -> Any:
     """Return the plain scalar of class `base`, through methods of `base` that a subclass cannot override."""
+    # A subclass may override `str()` and `int()`: what it shows is not what it holds.
     if base in (str, bytes):
         return base.__getitem__(value, slice(None))
     return base.__pos__(value) if base in (int, float) else _from_base(base, value)
