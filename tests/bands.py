@@ -28,8 +28,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (
-        "Bounds HistoryReader Moment RecordedCalls ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive record_of run_in_thread run_of"
+        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
+        "is_alive run_in_thread run_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (

@@ -22,7 +22,7 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
-from dspyer.record.stored import RecordedCalls, drawn_graph, record_of, run_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -52,7 +52,7 @@ class ArchivedThread:
         self.name = name
         self._reader = reader
         self._thread_reader = ThreadReader(reader, name)
-        self._calls = RecordedCalls(reader, name)
+        self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
 
     def info(self, run: str | None = None) -> RunInfo:
@@ -66,10 +66,12 @@ class ArchivedThread:
     def record(self, run: str | None = None) -> Record:
         """A run as one value, as `Thread.record` gives it; `run` as in `info`.
 
+        Asked for again, it reads what was written since.
+
         Raises:
             ThreadError: if there is no such run.
         """
-        return record_of(self._reader, self.name, run)
+        return self._records.record(run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""
@@ -162,7 +164,7 @@ class ArchivedThread:
         Raises:
             LookupError: if there is no such commit or execution.
         """
-        return self._calls.of(self._thread_reader.id_of(commit))
+        return self._records.calls(self._thread_reader.id_of(commit))
 
     def _drawn(self, run: str | None) -> Record:
         """The record of a run with its graph; raises if it has none, or one that cannot be read."""

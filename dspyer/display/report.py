@@ -153,7 +153,7 @@ def _summary(record: Record, rows: Sequence[RecordStep]) -> str:
     names = {row.id: row.node for row in rows}
     items: dict[str, Counter[str]] = {}
     for step in record.steps:
-        if step.kind == "item" and step.parent in names:
+        if step.kind in ("item", "trial") and step.parent in names:
             items.setdefault(names[step.parent], Counter())[step.status] += 1
     for node, counts in items.items():
         text = f"{count_of(counts['done'], 'item')} of {node!r}"

@@ -68,7 +68,6 @@ class Reading:
         self._version = version
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
-        self._records: dict[tuple[str, str | None, str], Record] = {}  # by thread, run and position
         self._valued: dict[str, Callable[[Request], Any]] = {
             "run": self._run,
             "commit": self._commit,
@@ -166,17 +165,8 @@ class Reading:
         return {"items": [call.to_dict() for call in self._thread(request).lm_calls(text_of(request, "execution"))]}
 
     def _record(self, request: Request, run: str = "") -> Record:
-        """The record of the run that is asked for; made again once its thread has changed."""
-        thread = self._thread(request)
-        key = thread.name, run or _optional(request, "run"), thread.position()
-        with self._lock:
-            found = self._records.pop(key, None)
-        found = found or thread.record(key[1])
-        with self._lock:
-            self._records[key] = found
-            if len(self._records) > KEPT:
-                del self._records[next(iter(self._records))]
-        return found
+        """The record of the run that is asked for."""
+        return self._thread(request).record(run or _optional(request, "run"))
 
     def _value(self, request: Request) -> Any:
         """A part of a value that another answer has cut: the same question, with the path of the mark."""

@@ -173,8 +173,8 @@ class TrialNode(Node):
 
     @property
     def look(self) -> Look:
-        """The look in pictures."""
-        return Look("map", self.kind)
+        """The look in pictures; by its label, readers of a run know a search."""
+        return Look("map", "trials")
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
