@@ -44,15 +44,12 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import EMPTY, TURN, check_chat
-from dspyer.messages import ARGS
+from dspyer.messages import ARGS, FORCED
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
 
 THOUGHT = "next_thought"
-
-FORCED = "forced"
-"""A key of an assistant message: why it had to submit."""
 
 
 class ShownCall(NamedTuple):

@@ -14,16 +14,18 @@ from typing import Any, ClassVar
 import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
-from dspyer import Retry, Send
+from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.conversation import (
-    FORCED,
     SUBMIT,
     THOUGHT,
     ContextFunction,
     Render,
     Rendering,
+    Shown,
     call_ids,
+    last_turn,
     plan_rendering,
+    shown,
     turns_of_task,
 )
 from dspyer.agents.settle import SETTLE, submitted
@@ -46,7 +48,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
-from dspyer.messages import warning_message
+from dspyer.messages import FORCED, warning_message
 from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.json import with_valid_text
@@ -132,6 +134,13 @@ class ModeNode(Node):
     max_turns: int
     rendering: Rendering
     filled: frozenset[str]
+
+    def told(self, state: ImmutableState) -> dict[str, Any]:
+        """What `dspy.ReActV2` gives besides the outputs: the conversation, and how the last turn came to be."""
+        messages = state.raw("messages")
+        history = shown(messages.raw_items(), Shown(self.rendering.how.text_input)).history
+        reason = "forced_submit" if last_turn(messages).forced else "submit"
+        return {"history": history, "termination_reason": reason}
 
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""
