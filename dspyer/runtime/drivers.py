@@ -517,7 +517,7 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
             if name not in inputs or (value is not inputs[name] and not same(value, inputs[name]))
         ]
         outputs = tuple(changed)
-    prediction = RunPrediction(**{name: thaw(state[name]) for name in outputs if name in state})
+    prediction: dspy.Prediction = RunPrediction(**{name: thaw(state[name]) for name in outputs if name in state})
     vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))

@@ -145,7 +145,7 @@ class KeptPrediction:
         return KeptPrediction, (_prediction_of(self._parts),)
 
 
-def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
+def _prediction_of(parts: Mapping[str, Any]) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
     prediction: dspy.Prediction = object.__new__(RunPrediction)
     vars(prediction).update(parts)

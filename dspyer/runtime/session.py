@@ -122,7 +122,7 @@ class ExecutionNotes:
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
-        self.turns: dict[tuple[str, ...], list[Commit]] = {}
+        self.turns: dict[tuple[str, ...], Sequence[Commit]] = {}
         self.view_reads: list[ViewRead] = []
 
 
