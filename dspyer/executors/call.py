@@ -27,7 +27,7 @@ from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_i
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request
 from dspyer.runtime.run import ATTRIBUTE as LINK
-from dspyer.runtime.run import KeptPrediction, RunLink, RunPrediction
+from dspyer.runtime.run import KeptPrediction, Prediction, RunLink
 from dspyer.waiting import Outcome, end_of, may_raise, result_of, task_signal
 
 SENT_SETTINGS = (
@@ -305,7 +305,7 @@ class ExecutorCall:
             known.extend(asked)
         if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
-            prediction.__class__ = RunPrediction  # it came without its run, as a pickled one does
+            prediction.__class__ = Prediction  # it came without its run, as a pickled one does
         return prediction, error
 
 

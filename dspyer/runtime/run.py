@@ -76,7 +76,7 @@ class RunLink:
         return self
 
 
-class RunPrediction(dspy.Prediction):
+class Prediction(dspy.Prediction):
     """The prediction of a program: its outputs, and as attributes what the run tells besides, which no field shows.
 
     Attributes:
@@ -115,7 +115,7 @@ class RunPrediction(dspy.Prediction):
         if not told or not told["trajectory"]:
             # It has no run any more, and needs no dspyer where it is loaded.
             return object.__new__, (dspy.Prediction,), {ATTRIBUTE: None, **parts}
-        return object.__new__, (RunPrediction,), {ATTRIBUTE: told, **parts}
+        return object.__new__, (Prediction,), {ATTRIBUTE: told, **parts}
 
 
 TOLD = ("trajectory", "history", "termination_reason")
@@ -147,7 +147,7 @@ class KeptPrediction:
 
 def _prediction_of(parts: Mapping[str, Any]) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
-    prediction: dspy.Prediction = object.__new__(RunPrediction)
+    prediction: dspy.Prediction = object.__new__(Prediction)
     vars(prediction).update(parts)
     return prediction
 
