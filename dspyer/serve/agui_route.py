@@ -33,6 +33,7 @@ from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
+from dspyer.threads.start import IfOpen
 
 Name = Callable[[Request, RunAgentInput], str | Awaitable[str]]
 Inputs = Callable[[RunAgentInput], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
@@ -211,8 +212,8 @@ class Served(NamedTuple):
         found = self.inputs(body)
         given = await found if isawaitable(found) else found
         # A run that its client has left, or that failed, is given up for a new message.
-        left = status in ("stopped", "failed", "crashed")
-        return thread.astream(given, key=body.run_id, tokens=True, abandon=left)
+        if_open: IfOpen = "abandon" if status in ("stopped", "failed", "crashed") else "refuse"
+        return thread.astream(given, key=body.run_id, tokens=True, if_open=if_open)
 
 
 def _answers(resume: list[ResumeEntry], questions: tuple[Question, ...]) -> dict[str, Any]:
