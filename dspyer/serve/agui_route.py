@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import anyio
 from ag_ui.core import (
@@ -33,7 +33,6 @@ from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
-from dspyer.threads.start import IfOpen
 
 Name = Callable[[Request, RunAgentInput], str | Awaitable[str]]
 Inputs = Callable[[RunAgentInput], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
@@ -212,7 +211,7 @@ class Served(NamedTuple):
         found = self.inputs(body)
         given = await found if isawaitable(found) else found
         # A run that its client has left, or that failed, is given up for a new message.
-        if_open: IfOpen = "abandon" if status in ("stopped", "failed", "crashed") else "refuse"
+        if_open: Literal["refuse", "abandon"] = "abandon" if status in ("stopped", "failed", "crashed") else "refuse"
         return thread.astream(given, key=body.run_id, tokens=True, if_open=if_open)
 
 
