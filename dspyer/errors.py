@@ -476,7 +476,7 @@ class ChangedGraphError(ThreadError):
 
 
 class PublicError(NamedTuple):
-    """What a customer may read of an error: no name of a node, thread or host is in it, and no value.
+    """A text for a customer about an error: no name of a node, thread or host is in it, and no value.
 
     Attributes:
         code: `"waiting"` for an answer, `"busy"`, `"conflict"`, `"invalid"`, `"unknown"`, `"limit"` or `"failed"`.
@@ -501,7 +501,7 @@ _PUBLIC: dict[str, tuple[int, str]] = {
 
 
 def public(error: BaseException) -> PublicError:
-    """What a customer may read of an error. Its text stays for the log.
+    """Return what a customer may read of an error. Its text stays for the log.
 
     An error that a node has raised is `"failed"`, whatever its class: the customer cannot mend it. Limits of a run and
     answers that do not fit are told in any case.
