@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Kept, Thread, reducers
 from dspyer.errors import ThreadError
 from dspyer.log.history import History
 from dspyer.log.journal import Heads
@@ -125,7 +125,7 @@ def program(store: Store | str = ":memory:", laps: int = 3) -> CompiledGraph:
 
         return work
 
-    graph = Graph(Notes, inputs=["q"])
+    graph = Graph(Notes, inputs=["q"], keep="all")
     for name in ("begin", "left", "right", "more", "meet"):
         own = {"left": ["left"], "right": ["right"], "meet": ["both"]}.get(name, [])
         graph.add_node(name, node(name), writes=["log", *own])
@@ -152,7 +152,7 @@ def resumed(thread: Thread) -> None:
 
 def abandoned(thread: Thread) -> None:
     ends_in_a_fork(thread)
-    thread.run({"q": "next"}, abandon=True).raise_error()
+    thread.run({"q": "next"}, if_open="abandon").raise_error()
 
 
 def by_hand(thread: Thread) -> None:
@@ -180,9 +180,9 @@ def pruned_beside(thread: Thread) -> None:
     """A copy that is pruned leaves a snapshot at the end of the open fork."""
     ends_in_a_fork(thread)
     twin = thread.copy(to="twin")
-    twin.run({"q": "there"}, abandon=True).raise_error()
+    twin.run({"q": "there"}, if_open="abandon").raise_error()
     twin.prune(before="twin.1/trunk:0")
-    thread.run({"q": "next"}, abandon=True).raise_error()
+    thread.run({"q": "next"}, if_open="abandon").raise_error()
 
 
 def merged(thread: Thread) -> None:
@@ -442,7 +442,7 @@ def step(n: int, more: int) -> dict[str, Any]:
 
 def chatting(store: Store | None) -> CompiledGraph:
     """As many rounds as `more` says; each forks in two every other time."""
-    graph = Graph(Chat).add_node(step, writes=["messages", "n"])
+    graph = Graph(Chat, keep="all").add_node(step, writes=["messages", "n"])
     graph.add_node("l", lambda n: {"left": n, "messages": [{"role": "l", "content": str(n)}]})
     graph.add_node("r", lambda n: {"right": n, "messages": [{"role": "r", "content": str(n)}]})
     graph.add_node("join", lambda left, right: {"note": f"{left}{right}"}, writes=["note"])
@@ -489,7 +489,7 @@ def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], t
                     one.drop_snapshots()
                 STEPS.clear()
                 t = program.thread("t")
-                run = t.resume() if resumes and t.status == "failed" else t.run({"more": more}, abandon=True)
+                run = t.resume() if resumes and t.status == "failed" else t.run({"more": more}, if_open="abandon")
                 commits = [(c.id, c.version, c.node, c.route) for c in run.commits]
                 found.append((run.status, STEPS.copy(), run.state.to_dict(), commits, seen(program)))
             assert found[0] == found[1]
@@ -569,13 +569,13 @@ def test_the_limits_keep_the_promise() -> None:
 
 class Book(BaseModel):
     q: str = ""
-    notes: Annotated[list[str], reducers.extend] = []
+    notes: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 def test_who_brought_old_items_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     take_snapshots(monkeypatch, 8)
     store = Counting()
-    built = Graph(Book, keep=["notes"]).add_node("note", lambda q: {"notes": [q]}, writes=["notes"])
+    built = Graph(Book).add_node("note", lambda q: {"notes": [q]}, writes=["notes"])
     thread = built.add_path(START, "note", END).compile(store=store).thread("t")
     for q in map(str, range(40)):
         thread.run({"q": q})

@@ -15,7 +15,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, live, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Kept, Thread, live, reducers
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.extend import Layer, NewRow
@@ -30,8 +30,8 @@ LONG = "long " * 9_000
 
 class State(BaseModel):
     q: str = ""
-    log: Annotated[list[str], reducers.extend] = []
-    long: str = ""
+    log: Kept[Annotated[list[str], reducers.extend]] = []
+    long: Kept[str] = ""
 
 
 def graph(store: Any, schema: type[BaseModel] = State) -> CompiledGraph:
@@ -124,11 +124,11 @@ def test_the_history_is_readable_up_to_the_unreadable_row(spoil: Any, spoiled: C
 
 
 def check_that_a_new_run_can_start_before_it(t: Thread) -> None:
-    with pytest.raises(StoreError, match=r"continue from version 5 with thread.run\(..., abandon=True\)"):
+    with pytest.raises(StoreError, match=r"continue from version 5 with thread.run\(..., if_open='abandon'\)"):
         t.run({"q": "c"})
     twin = t.copy("twin", at=3)
     assert twin.run({"q": "d"}).state["log"] == ["a", "aa", "end", "d", "dd", "end"]
-    run = t.run({"q": "c"}, abandon=True)
+    run = t.run({"q": "c"}, if_open="abandon")
     assert run.state["log"] == ["a", "aa", "end", "b", "c", "cc", "end"]
     assert [commit.version for commit in t.history()] == list(range(10))
     assert t.replay() == t.state
@@ -162,7 +162,7 @@ def counts(current: Any, update: Any) -> Any:
 
 def test_a_field_is_readable_whose_reducer_is_gone(tmp_path: Path) -> None:
     class Before(State):
-        n: Annotated[int, Reducer("counts", counts)] = 0
+        n: Kept[Annotated[int, Reducer("counts", counts)]] = 0
 
     class After(State):
         pass

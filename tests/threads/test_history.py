@@ -11,7 +11,7 @@ import numpy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Replace, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Kept, Replace, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
@@ -21,9 +21,9 @@ from tests.rows import each
 
 class Notes(BaseModel):
     q: str = ""
-    log: Annotated[list[str], reducers.extend] = []
-    answer: str = ""
-    user: dict[str, Any] = {}
+    log: Kept[Annotated[list[str], reducers.extend]] = []
+    answer: Kept[str] = ""
+    user: Kept[dict[str, Any]] = {}
 
 
 def program(store: Store) -> CompiledGraph:
@@ -81,7 +81,7 @@ def test_commits_of_an_unjoined_fork_have_an_id_and_no_version() -> None:
     graph.add_edge(START, ["a", "bad"]).add_edge(["a", "bad"], "j").add_edge("j", END)
     thread = graph.compile(store=Memory()).thread("t")
     thread.run({})
-    thread.run({}, abandon=True)
+    thread.run({}, if_open="abandon")
     assert [(c.version, c.id) for c in thread.history()] == [
         (0, "t.1/trunk:0"),
         (None, "t.1/0:0"),

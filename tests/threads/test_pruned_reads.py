@@ -20,8 +20,8 @@ def test_history_inside_of_a_pruned_thread() -> None:
 
 
 def test_writers_of_a_pruned_thread_whose_fields_are_older() -> None:
-    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-    program = graph.compile(store=":memory:")
+    graph = Graph(inputs=["n"], keep="all").add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+    program = graph.add_path(START, "add", END).compile(store=":memory:")
     thread = program.thread("t")
     thread.run({"n": 1})
     thread.update({"old": 1})
@@ -67,7 +67,7 @@ def test_a_record_of_the_run_at_which_a_loaded_history_begins(tmp_path: Path) ->
     thread.run({"n": 1})
     thread.run({"n": 1})
     assert thread.run({"n": -1}).status == "failed"
-    thread.run({"n": 1}, abandon=True)
+    thread.run({"n": 1}, if_open="abandon")
     whole = thread.copy("whole")
     thread.prune(before=thread.history()[-3].id)
     thread.export(tmp_path / "t.jsonl")
