@@ -463,7 +463,7 @@ def test_a_render_reads_fields_when_a_call_is_shown() -> None:
     """By whatever kind of function."""
 
     def short(call: Any, limit: int) -> Any:
-        return call.value[:limit]
+        return f"<{call.value[:limit]}>"
 
     def upper(call: Any, /) -> Any:
         return call.value.upper()
@@ -476,7 +476,7 @@ def test_a_render_reads_fields_when_a_call_is_shown() -> None:
     with RecordingLM(script) as lm:
         run = program.run({"question": "?"})
     assert run.status == "completed", run.error
-    assert [text in lm.requests[1] for text in ('"wo"', "wordword", "WORD")] == [True] * 3, lm.requests[1]
+    assert [text in lm.requests[1] for text in ("<wo>", "wordword", "WORD")] == [True] * 3, lm.requests[1]
     assert "limit" in (program.graph.nodes["react"].reads or {})
 
 
