@@ -36,9 +36,6 @@ the node that calls the model.
 ARGS = "args"
 """A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
 
-FORCED = "forced"
-"""A key of an assistant message: why it had to submit."""
-
 
 def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a field, from the chat dicts of an LM's API.

@@ -46,7 +46,7 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import EMPTY, TURN, check_chat
-from dspyer.messages import ARGS, FORCED
+from dspyer.messages import ARGS
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -55,6 +55,9 @@ THOUGHT = "next_thought"
 
 PROBLEMS = "problems"
 """A key of a tool's message: what its check has found in the result."""
+
+FORCED = "forced"
+"""A key of an assistant message: why it had to submit."""
 
 
 class ShownCall(NamedTuple):

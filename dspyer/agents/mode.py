@@ -16,6 +16,7 @@ from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
 from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.conversation import (
+    FORCED,
     SUBMIT,
     THOUGHT,
     ContextFunction,
@@ -48,7 +49,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
-from dspyer.messages import FORCED, warning_message
+from dspyer.messages import warning_message
 from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.json import with_valid_text

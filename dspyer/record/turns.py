@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
-from dspyer.messages import ARGS, FORCED
+from dspyer.messages import ARGS
 from dspyer.patch import Replace
 from dspyer.record.making import Branches
 from dspyer.reducers import Updates
@@ -23,8 +23,8 @@ from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 MESSAGES, HANDOFFS = "messages", "handoffs"
 """The fields of an agent with its conversation, and with results that the end of a turn decides about."""
 
-PROBLEMS = "problems"
-"""A key of a tool's message: what its check has found."""
+PROBLEMS, FORCED = "problems", "forced"
+"""Keys of messages: of a result what its check has found, of a turn why it had to submit."""
 
 
 class ToolCall(NamedTuple):

@@ -69,6 +69,11 @@ class RunLink:
         with self._lock:
             self._run, self._make = run, None
 
+    def give(self, prediction: dspy.Prediction) -> None:
+        """Gives the run to a prediction, which may come from another process: then it is a plain one of DSPy."""
+        prediction.__class__ = Prediction
+        prediction.__dict__[ATTRIBUTE] = self
+
     def __copy__(self) -> RunLink:
         return self
 
@@ -101,10 +106,13 @@ class Prediction(dspy.Prediction):
         return found
 
     def __copy__(self) -> dspy.Prediction:
-        return _prediction_of(vars(self))
+        twin: dspy.Prediction = object.__new__(Prediction)
+        vars(twin).update(vars(self))
+        return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dspy.Prediction:
-        memo[id(self)] = twin = _prediction_of({})
+        twin: dspy.Prediction = object.__new__(Prediction)
+        memo[id(self)] = twin
         vars(twin).update(deepcopy(vars(self), memo))
         return twin
 
@@ -137,7 +145,7 @@ class KeptPrediction:
         prediction = self._made()
         if prediction is None:  # it is gone: another one, with the same parts, is as good
             prediction = _prediction_of(self._parts)
-            prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
+            RunLink(None, run).give(prediction)
             self._made = weakref.ref(prediction)
         return prediction
 
@@ -147,7 +155,7 @@ class KeptPrediction:
 
 def _prediction_of(parts: Mapping[str, Any]) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
-    prediction: dspy.Prediction = object.__new__(Prediction)
+    prediction: dspy.Prediction = object.__new__(dspy.Prediction)
     vars(prediction).update(parts)
     return prediction
 
