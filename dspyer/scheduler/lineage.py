@@ -71,7 +71,8 @@ class Log(Protocol):
 
 def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
     """Values that a `Send` brings to the execution that follows some commits on the branch at `path`."""
-    while len(parents) == 1 and is_manual(log[parents[0]].commit):  # it changes the state, and sends nothing
+    # One that changes the state alone sends nothing; one with a route has decided anew.
+    while len(parents) == 1 and is_manual(log[parents[0]].commit) and not log[parents[0]].commit.route:
         parents = log[parents[0]].parents
     return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
 
@@ -265,6 +266,13 @@ UPDATE_AUTHOR = "update"
 def is_manual(commit: Commit) -> bool:
     """Return whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
     return "+" in commit.id and Address.parse(commit.id).change > 0
+
+
+def decided_by(log: Log, head: int) -> LogEntry:
+    """Return the entry of the node behind which manual commits stand: its route is the one that they may change."""
+    while is_manual(log[head].commit):
+        head = log[head].parents[0]
+    return log[head]
 
 
 def lineage_counts(log: Log, head: int) -> LineageCounts:
