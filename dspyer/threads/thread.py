@@ -662,8 +662,8 @@ class Thread:
         router of the last node has read what it changes, the run goes on where that router leads now.
 
         Args:
-            patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a known
-                id replaces the one that has it, and `remove(id)` removes one.
+            patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a
+                known id replaces the one that has it, and `remove(id)` removes one.
             as_node: makes this node the author; the next `resume()` continues along its edges, and asks its routers.
                 An open run is abandoned.
 
