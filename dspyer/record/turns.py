@@ -37,7 +37,7 @@ class ToolCall(NamedTuple):
         value: the result; None as long as there is none.
         error: whether the result says why there is no other; None as long as there is none.
         problems: what the check of the tool has found in the result.
-        answer: the answer to the question about the call; None if nobody was asked, or has answered.
+        answer: the answer to the question about the call; None for no question, or no answer yet.
     """
 
     id: str

@@ -620,7 +620,7 @@ class Run:
 
         Returns:
             The turns, as `dspyer.record.Turn`: `agent`, `mode`, `thought`, `calls` and `reason`. A call has `name`,
-            `args`, `value`, `error`, `problems`, and the `answer` if somebody was asked.
+            `args`, `value`, `error`, `problems`, and the `answer` of a person who was asked.
 
         Raises:
             StoreError: for a resumed run with sub-agents, if the store cannot be read.
