@@ -274,12 +274,11 @@ class StoredThread:
         """The state at the head as this graph reads it, and the patch and the state with which inputs begin a run."""
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
-        keep = self.graph.keep
         check_inputs_by_name(self.graph, inputs)
         # What lasts from the run before needs no input.
-        check_inputs(self.graph, inputs, frozenset(one for one in adapted.state if keep is None or one in keep))
+        check_inputs(self.graph, inputs, [name for name in adapted.state if self.graph.lasts(name)], adapted.state)
         commit_id = full_id(self.next_label(head), FIRST)
-        return adapted, *self.schema.begin(adapted.state, inputs, keep=keep, commit_id=commit_id)
+        return adapted, *self.schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=commit_id)
 
     def amended_run(
         self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, own_part: bool = False
