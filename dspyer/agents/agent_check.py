@@ -42,7 +42,7 @@ from dspyer.patch import apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import FrozenList
-from dspyer.views import text_of
+from dspyer.views import indented, label, text_of
 
 CONVERSATION = "conversation"
 """The input by which a mode that checks its own outputs is shown the conversation."""
@@ -158,7 +158,8 @@ def transcript(messages: FrozenList[Any]) -> str:
         lines = [text_of(message["content"])] if message["content"] else []
         lines += [f"{function['name']}({function['arguments']})" for function in calls.values()]
         author = called.get(message.get("tool_call_id", "")) or message.get("name") or message["role"]
-        parts.append(f"{author}: " + "\n".join(lines))
+        # A paragraph without indentation begins a message: no text can imitate one.
+        parts.append(indented(f"{label(author)}: " + "\n".join(lines)))
     return "\n\n".join(parts)
 
 

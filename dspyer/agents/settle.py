@@ -17,7 +17,7 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
-from dspyer.agents.conversation import SUBMIT
+from dspyer.agents.conversation import READ_RESULT, SUBMIT, Shown, reader
 from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
 from dspyer.extend import Call, Node, Reply, Script, freeze, thaw
@@ -130,7 +130,7 @@ class Submission(NamedTuple):
 
 
 def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
-    """The outputs that a call of `submit` gives."""
+    """The outputs that a call of `submit` gives, or what a call of `read_result` does."""
     try:
         outputs = submit(**args)
     except Exception as error:
@@ -139,7 +139,7 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
         # The arguments are the model's, which is told what is wrong with them.
         # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        text = short_error(told, step=SUBMIT)
+        text = short_error(told, step=submit.name or "")
         return Submission(text, text, error)
     return Submission(outputs, text_of(outputs))
 
@@ -155,12 +155,14 @@ class ModeRules(NamedTuple):
         route: the function that decides before the model; None for none.
         guard: the function that says whether the mode may be entered by a handoff; None for always.
         tools: the tools of the mode that are nodes.
+        shown: how the mode is shown results.
     """
 
     to: tuple[str, ...] = ()
     route: Callable[..., object] | None = None
     guard: Callable[..., object] | None = None
     tools: frozenset[str] = frozenset()
+    shown: Shown = Shown("")
 
     @property
     def may_follow(self) -> tuple[str, ...] | None:
@@ -292,6 +294,10 @@ class SettleNode(Node):
                 found = submitted(self.submit, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
                 outputs = outputs if found.cause is not None else found.value
+            elif one.name == READ_RESULT:
+                read = reader(call.state.raw("messages").raw_items(), self.rules[turn.mode].shown)
+                found = submitted(read, one.args)
+                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
             elif handoff is None:
                 results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
             else:
