@@ -13,11 +13,7 @@ import anyio
 from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display.graph_picture import GraphPicture
-from dspyer.display.graph_svg import RunPath, draw_svg
-from dspyer.display.report import describe_run
-from dspyer.display.run_page import write_page
-from dspyer.display.stats import Stats, count_stats
+from dspyer.display import GraphPicture, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure

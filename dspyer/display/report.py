@@ -17,10 +17,9 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
-from dspyer.extend import thaw
+from dspyer.events import BranchPath, Commit, MergedConflict, Question, is_built_in, told
+from dspyer.extend import Event, path_text, thaw
 from dspyer.failure import Failure
-from dspyer.ids import path_text
 from dspyer.message_list import ROLES
 from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates

@@ -21,20 +21,21 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.cut_values import cut_within, part_of
-from dspyer.display.run_file import RECORD
-from dspyer.display.run_page import (
+from dspyer.display import (
+    RECORD,
     commit_answer,
     commit_row,
     conflicts_of,
+    cut_within,
     execution_answer,
+    part_of,
     posts_of,
     run_answer,
     steps_of,
     stops_of,
 )
 from dspyer.errors import ThreadError, error_text
-from dspyer.ids import Address, full_id
+from dspyer.extend import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record
 

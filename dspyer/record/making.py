@@ -21,7 +21,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
+from dspyer.scheduler.lineage import LogEntry, sent_to
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
@@ -741,7 +741,7 @@ class _Maker:
             fields["kind"] = "start"
         elif node.startswith(JOIN) or (fields.get("commit") and len(fields["after"]) > 1):
             fields["kind"] = "join"
-        elif (commit := fields.get("commit")) and (is_manual(commit) or (not fields["after"] and commit.step == 0)):
+        elif (commit := fields.get("commit")) and (commit.is_manual() or (not fields["after"] and commit.step == 0)):
             fields["kind"] = "edit"
         else:
             fields["kind"] = graph.kind(node)

@@ -50,7 +50,7 @@ from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
-from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
 
@@ -389,7 +389,7 @@ class RunReader:
         behind = [commit for commit in log if steps.labels[commit.id] != steps.label]
         if not behind:
             return None
-        edits = [commit for commit in log[len(behind) : len(behind) + 1] if is_manual(commit)]
+        edits = [commit for commit in log[len(behind) : len(behind) + 1] if commit.is_manual()]
         last = behind[-1].id
         return Origin(steps.labels[last], steps.id_of(last), tuple(edits[0].patch) if edits else ())
 

@@ -174,7 +174,7 @@ def test_the_inputs_of_a_run_that_failed_before_its_first_turn_are_shown() -> No
     thread = agent(store=":memory:").thread("t")
     with ScriptedLM([ValueError("no"), SUBMIT]) as lm:
         assert thread.run({"question": "Refund A-17."}).status == "failed"
-        thread.run({"question": "Hello?"}, abandon=True).raise_error()
+        thread.run({"question": "Hello?"}, if_open="abandon").raise_error()
     assert lm.calls[-1].prompt.inputs["question"] == "Refund A-17.\n\nHello?"
 
 
