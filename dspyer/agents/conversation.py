@@ -584,7 +584,7 @@ class Rendering:
         return messages
 
 
-class Prompt:
+class TurnPrompt:
     """The conversation as a turn shows it to its predictor: shorter each time that it was too long.
 
     Attributes:

@@ -20,9 +20,9 @@ from dspyer.agents.conversation import (
     SUBMIT,
     THOUGHT,
     ContextFunction,
-    Prompt,
     Rendering,
     Shown,
+    TurnPrompt,
     call_ids,
     plan_rendering,
     reader,
@@ -145,7 +145,7 @@ class ModeNode(Node):
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
-        taken, prompt = turns_of_task(messages), Prompt(self.rendering, call)
+        taken, prompt = turns_of_task(messages), TurnPrompt(self.rendering, call)
         # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:
@@ -179,7 +179,7 @@ class ModeNode(Node):
         return self._reply(prediction, calls, reason)
 
     def _predicted(
-        self, call: Call, prompt: Prompt, settings: Mapping[str, Any], warning: str
+        self, call: Call, prompt: TurnPrompt, settings: Mapping[str, Any], warning: str
     ) -> Script[tuple[Any, list[Any]]]:
         """The output of the predictor, and the calls in it. It is asked again by a shorter prompt if one is too long.
 
@@ -203,7 +203,7 @@ class ModeNode(Node):
             set_steps_apart(before)
         return found, calls
 
-    def _tools(self, call: Call, prompt: Prompt) -> list[Tool]:
+    def _tools(self, call: Call, prompt: TurnPrompt) -> list[Tool]:
         """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
         # Only if there is something to read on: other requests are those of `dspy.ReActV2`.
         tools = [*self.tools, READER] if prompt.shown.is_cut else list(self.tools)
