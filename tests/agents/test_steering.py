@@ -11,7 +11,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Graph, Run, agents, search, view
+from dspyer import END, START, Command, Graph, Kept, Run, agents, search, view
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.recording import RecordingLM
 from tests.agents.scripts import submit, turn
@@ -266,7 +266,7 @@ def test_messages_are_templates_that_are_filled_at_each_call() -> None:
 
 
 class Tongue(BaseModel):
-    language: str = "French"
+    language: Kept[str] = "French"
 
 
 class Plan(BaseModel):
