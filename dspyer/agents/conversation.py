@@ -15,6 +15,7 @@ Nothing of this is stored: a conversation is rendered again at each call, from t
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import re
@@ -36,6 +37,7 @@ from dspyer.extend import (
     Flaws,
     FrozenDict,
     FrozenList,
+    FunctionSignature,
     NodeOptions,
     is_async,
     plan_binding,
@@ -55,6 +57,9 @@ READ_RESULT = "read_result"
 """The tool by which a predictor reads on in a result that it is shown cut."""
 
 THOUGHT = "next_thought"
+
+PROBLEMS = "problems"
+"""A key of a tool's message: what its check has found in the result."""
 
 FORCED = "forced"
 """A key of an assistant message: why it had to submit."""
@@ -80,9 +85,9 @@ class ShownCall(NamedTuple):
     mode: str
 
 
-Render = Callable[[ShownCall], Any]
-"""How a tool shows a call: returns the value to show, a `ShownCall` to show other arguments too, or None
-to leave out the call with its result."""
+Render = Callable[..., Any]
+"""How a tool shows a call: it gets a `ShownCall`, and fields by name. It returns the value to show, a `ShownCall` to
+show other arguments too, or None to leave out the call with its result."""
 
 
 class ShownConversation(NamedTuple):
@@ -351,7 +356,7 @@ class CallOfTurn(NamedTuple):
         if self.name not in how.renders:
             return args, result.value
         # A render may change what it gets, and pieces are shared by all turns to come.
-        value = copy.deepcopy(result.value)
+        args, value = copy.deepcopy((args, result.value))
         call = ShownCall(self.name, args, value, result.error, ages.get(self.id, 0), how.mode)
         return _rendered(how.renders[self.name], call)
 
@@ -367,6 +372,7 @@ class Piece:
         value: of a result, its value.
         error: of a result, whether it is an error.
         args: of a result, the arguments of the call if a person has changed them.
+        problems: of a result, what a check has found in it.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
         said: of an assistant's message without a name, such as one of a chat, its content.
         text: of any other message its content, with its author if it is another than the user.
@@ -381,6 +387,7 @@ class Piece:
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
         self.args: dict[str, Any] | None = plain.get(ARGS) if role == "tool" else None
+        self.problems: Sequence[str] = plain.get(PROBLEMS, ()) if role == "tool" else ()
         self.calls = [
             CallOfTurn(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}")
             for call in plain.get("tool_calls") or ()
@@ -424,8 +431,8 @@ class Piece:
             part = how.cut(call, value)
             is_cut = is_cut or part is not value
             calls.append(dspy.ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
-            # The model must be told that another call was made than it has asked for.
-            part = without_blocks(part if result.args is None else edited_text(part))
+            # The model must be told that another call was made than it has asked for, and what a check found.
+            part = without_blocks(noted(part, result.args, result.problems))
             values.append(
                 ToolCallResults.ToolCallResult(call_id=call.id, name=call.name, value=part, is_error=result.error)
             )
@@ -532,6 +539,7 @@ class Rendering:
         view: the view that selects messages; None for another or no selection.
         fn: the function that selects messages; None for another or no selection.
         binding: what the function gets.
+        fields: what each render gets besides the call, by tool.
     """
 
     how: Shown
@@ -539,16 +547,26 @@ class Rendering:
     view: View | None = None
     fn: Callable[..., Any] | None = None
     binding: Binding | None = None
+    fields: Mapping[str, Binding] = FrozenDict()
+
+    def bound(self, call: Call) -> Shown:
+        """How messages are shown at a call."""
+        if not self.fields:
+            return self.how
+        # Read when a call is shown: before that, a field may be unset.
+        renders = self.how.renders
+        bound = {tool: partial(_with_fields, renders[tool], own, call) for tool, own in self.fields.items()}
+        return self.how._replace(renders=bound)
 
     def shown(self, call: Call, shorter: int = 0) -> ShownConversation:
         """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
-        whole = self._whole(call)
+        whole, how = self._whole(call), self.bound(call)
         selects = self.view is not None or self.fn is not None
         # Without a selection no message needs to be compared with others.
         if not selects and not shorter:
-            return shown(whole.raw_items(), self.how)
+            return shown(whole.raw_items(), how)
         selected = self._selected(call) if selects else list(whole.raw_items())
-        how = self.how._replace(shortest=shorter > 0)
+        how = how._replace(shortest=shorter > 0)
         return shown(with_task_and_last_turn(whole, _last_turns(selected, shorter)), how, whole.raw_items())
 
     def _whole(self, call: Call) -> FrozenList[Any]:
@@ -582,6 +600,10 @@ class Rendering:
             annotate(error, f"in the context of {self.who}")
             raise
         return messages
+
+
+def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -> Any:
+    return render(one, **binding.bind(call))
 
 
 class TurnPrompt:
@@ -704,6 +726,33 @@ def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOpt
 
     A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
     """
+    rendering, reads, optional, problems = _plan_context(context, how, options)
+    reads, fields = dict(reads), {}
+    for tool, render in how.renders.items():
+        found = Flaws(f"the render of tool {tool!r}")
+        own = plan_binding(_behind_call(render, found.who), NodeOptions(options.name, options.schema), found)
+        names, _ = own.reading()
+        problems += tuple(found.without_sends())
+        if own.contexts or own.resources or names is None:
+            problems += (f"{found.who} gets values only: name the fields that it reads as its parameters",)
+        # No run needs them before a call of the tool is shown.
+        new = {name: field for name, field in (names or {}).items() if name not in reads}
+        reads, optional, fields[tool] = {**reads, **new}, optional | {*new.values()}, own
+    return PlannedRendering(replace(rendering, fields=fields), reads, optional, problems)
+
+
+def _behind_call(render: Render, who: str) -> FunctionSignature:
+    """The parameters of a render behind the first one, which gets the call."""
+    try:
+        first, *others = inspect.signature(render).parameters
+    except ValueError:  # a function of C has no signature
+        return FunctionSignature()
+    found = read_signature(render, who) if others else FunctionSignature()
+    return replace(found, parameters=tuple([one for one in found.parameters if one.name != first]))
+
+
+def _plan_context(context: ContextFunction | None, how: Shown, options: NodeOptions) -> PlannedRendering:
+    """The selection of the messages to show."""
     rendering = Rendering(how, options.who)
     reads = {MESSAGES: MESSAGES}
     given: Any = options.views.get(CONTEXT, context)
@@ -772,32 +821,44 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_message(
-    call_id: str, name: str, value: Any, error: bool = False, args: Mapping[str, Any] | None = None
+    call_id: str,
+    name: str,
+    value: Any,
+    error: bool = False,
+    args: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The result of a tool call: its value, and the value as text for other readers.
 
-    `args` are the arguments of the call if a person has changed them.
+    `args` are the arguments of the call if a person has changed them, `problems` what a check has found in the value.
 
     Example:
         >>> tool_message("call_0_0", "add", 3)["content"]
         '3'
         >>> tool_message("call_0_0", "add", 3, args={"to": 2})["content"]
         '(A person has changed the arguments of this call.) 3'
+        >>> tool_message("call_0_0", "add", 3, problems=["too small"])["content"]
+        '3\\n(A check of this result has found problems: too small)'
     """
     return {
         "role": "tool",
         "name": name,
         "tool_call_id": call_id,
-        "content": text_of(value) if args is None else edited_text(value),
+        "content": text_of(noted(value, args, problems)),
         "value": value,
         "error": error,
         **({} if args is None else {ARGS: args}),
+        **({PROBLEMS: list(problems)} if problems else {}),
     }
 
 
-def edited_text(value: Any) -> str:
-    """A result as it is shown of a call whose arguments a person has changed."""
-    return f"(A person has changed the arguments of this call.) {text_of(value)}"
+def noted(value: Any, args: Mapping[str, Any] | None, problems: Sequence[str]) -> Any:
+    """A result as it is shown: as text where a person has changed the arguments, or a check has found problems."""
+    if args is not None:
+        value = f"(A person has changed the arguments of this call.) {text_of(value)}"
+    if problems:
+        value = f"{text_of(value)}\n(A check of this result has found problems: {'; '.join(problems)})"
+    return value
 
 
 class RequestedCall(NamedTuple):

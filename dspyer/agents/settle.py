@@ -18,11 +18,14 @@ from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
+    PROBLEMS,
     READ_RESULT,
     SUBMIT,
+    Rendering,
     RequestedCall,
     Shown,
     last_turn,
+    plan_rendering,
     reader,
     task_message,
     tool_message,
@@ -246,7 +249,10 @@ class SettleOptions(KindOptions):
                 if rule is not None:
                     found[mode] = rule
         own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-        reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
+        # What is wrong with a render is said of its mode.
+        planned = {mode: plan_rendering(None, rules.shown, options) for mode, rules in self.rules.items()}
+        shown = [field for one in planned.values() for field in one.reads.values()]
+        reads = _reads([*routes.values(), *guards.values()], ("messages", *own, *shown))
         node = SettleNode(
             name=options.name,
             reads=reads,
@@ -257,6 +263,7 @@ class SettleOptions(KindOptions):
             rules=self.rules,
             routes=routes,
             guards=guards,
+            renderings={mode: one.rendering for mode, one in planned.items()},
             after=self.after,
         )
         return Built(node, None, tuple(problems))
@@ -286,6 +293,7 @@ class SettleNode(Node):
         rules: the modes, each with what may follow it.
         routes: the bound routes, by mode.
         guards: the bound guards, by mode.
+        renderings: how each mode is shown results.
         after: where a branch goes when its outputs are accepted.
     """
 
@@ -293,6 +301,7 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
+    renderings: Mapping[str, Rendering] = field(default_factory=dict)
     after: str = END
 
     def script(self, call: Call) -> Script[Reply]:
@@ -314,7 +323,7 @@ class SettleNode(Node):
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
                 outputs = outputs if found.cause is not None else found.value
             elif one.name == READ_RESULT:
-                read = reader(call.state.raw("messages").raw_items(), self.rules[turn.mode].shown)
+                read = reader(call.state.raw("messages").raw_items(), self.renderings[turn.mode].bound(call))
                 found = submitted(read, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
             elif handoff is None:
@@ -417,7 +426,8 @@ def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None)
         error = True
     elif value is None and handoff.target is not None:
         value = f"The next mode is {handoff.target}."
-    return tool_message(call.id, call.name, value, error, handoff.message.get(ARGS))
+    message = handoff.message
+    return tool_message(call.id, call.name, value, error, message.get(ARGS), message.get(PROBLEMS, ()))
 
 
 def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | None:

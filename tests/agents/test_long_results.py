@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
+from pydantic import BaseModel
 
 from dspyer import agents, view
 from dspyer.errors import AgentError, GraphError
@@ -125,6 +126,18 @@ def test_what_a_render_hides_cannot_be_read() -> None:
         found = results(start(agent(secret, short)))
     assert "no call 'call_0_0' has a result" in found[2][1]
     assert found[3][1].startswith("xxxxxx2 xxxxxx3 ")
+
+
+class Desk(BaseModel):
+    secret: str = "0000002"
+
+
+def test_what_is_read_on_is_rendered_with_fields() -> None:
+    tool = agents.tool(read, render=lambda call, secret: call.value.replace(secret, "*"))
+    script = [turn(("read", {})), turn(("read_result", {"call": "call_0_0", "start": 8})), SUBMIT]
+    with ScriptedLM(script):
+        found = results(start(agent(tool, schema=Desk)))
+    assert found[1][1].startswith("0000001 * 0000003 ")
 
 
 @each(
