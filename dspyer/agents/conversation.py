@@ -550,7 +550,7 @@ class Rendering:
     fields: Mapping[str, Binding] = FrozenDict()
 
     def bound(self, call: Call) -> Shown:
-        """How messages are shown at a call."""
+        """The way in which messages are shown at a call."""
         if not self.fields:
             return self.how
         # Read when a call is shown: before that, a field may be unset.

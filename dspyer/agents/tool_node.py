@@ -381,7 +381,7 @@ def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: Validatio
 
 
 class OfAgent(Enum):
-    """Where the value of an option is that of the agent."""
+    """The value of an option that is that of the agent."""
 
     MAX_RESULT = "max_result"
 
