@@ -19,9 +19,14 @@ from pydantic import TypeAdapter, ValidationError
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
     PROBLEMS,
+    READ_RESULT,
     SUBMIT,
+    Rendering,
     RequestedCall,
+    Shown,
     last_turn,
+    plan_rendering,
+    reader,
     task_message,
     tool_message,
     unanswered_calls,
@@ -185,7 +190,7 @@ class Submission(NamedTuple):
 
 
 def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
-    """The outputs that a call of `submit` gives."""
+    """The outputs that a call of `submit` gives, or what a call of `read_result` does."""
     try:
         outputs = submit(**args)
     except Exception as error:
@@ -194,7 +199,7 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
         # The arguments are the model's, which is told what is wrong with them.
         # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        text = short_error(told, step=SUBMIT)
+        text = short_error(told, step=submit.name or "")
         return Submission(text, text, error)
     return Submission(outputs, text_of(outputs))
 
@@ -210,12 +215,14 @@ class ModeRules(NamedTuple):
         route: the function that decides before the model; None for none.
         guard: the function that says whether the mode may be entered by a handoff; None for always.
         tools: the tools of the mode that are nodes.
+        shown: how the mode is shown results.
     """
 
     to: tuple[str, ...] = ()
     route: Callable[..., object] | None = None
     guard: Callable[..., object] | None = None
     tools: frozenset[str] = frozenset()
+    shown: Shown = Shown("")
 
     @property
     def may_follow(self) -> tuple[str, ...] | None:
@@ -280,7 +287,10 @@ class SettleOptions(KindOptions):
                 if rule is not None:
                     found[mode] = rule
         own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-        reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
+        # What is wrong with a render is said of its mode.
+        planned = {mode: plan_rendering(None, rules.shown, options) for mode, rules in self.rules.items()}
+        shown = [field for one in planned.values() for field in one.reads.values()]
+        reads = _reads([*routes.values(), *guards.values()], ("messages", *own, *shown))
         node = SettleNode(
             name=options.name,
             reads=reads,
@@ -291,6 +301,7 @@ class SettleOptions(KindOptions):
             rules=self.rules,
             routes=routes,
             guards=guards,
+            renderings={mode: one.rendering for mode, one in planned.items()},
             after=self.after,
         )
         return Built(node, None, tuple(problems))
@@ -320,6 +331,7 @@ class SettleNode(Node):
         rules: the modes, each with what may follow it.
         routes: the bound routes, by mode.
         guards: the bound guards, by mode.
+        renderings: how each mode is shown results.
         after: where a branch goes when its outputs are accepted.
     """
 
@@ -327,6 +339,7 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
+    renderings: Mapping[str, Rendering] = field(default_factory=dict)
     after: str = END
 
     def script(self, call: Call) -> Script[Reply]:
@@ -347,6 +360,10 @@ class SettleNode(Node):
                 found = submitted(self.submit, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
                 outputs = outputs if found.cause is not None else found.value
+            elif one.name == READ_RESULT:
+                read = reader(call.state.raw("messages").raw_items(), self.renderings[turn.mode].bound(call))
+                found = submitted(read, one.args)
+                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
             elif handoff is None:
                 results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
             else:
