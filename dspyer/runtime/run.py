@@ -642,7 +642,7 @@ class Run:
 
     @cached_property
     def told(self) -> Mapping[str, Any]:
-        """What its prediction has besides the outputs, by attribute."""
+        """Attributes of its prediction besides the outputs."""
         mode = next((turn.mode for turn in reversed(self.trajectory) if turn.agent == self._graph.name), None)
         node = None if mode is None else self._graph.nodes.get(mode)
         return {"trajectory": self.trajectory, **({} if node is None else node.told(self.state))}
