@@ -141,7 +141,7 @@ class ModeNode(Node):
     filled: frozenset[str]
 
     def told(self, state: ImmutableState) -> dict[str, Any]:
-        """Attributes that `dspy.ReActV2` gives besides the outputs: the conversation, and how the last turn came to be."""
+        """Attributes that `dspy.ReActV2` gives besides the outputs: the conversation, and how it ended."""
         messages = state.raw("messages")
         how = Shown(self.rendering.how.text_input, text_output=self.rendering.how.text_output)
         history = shown(messages.raw_items(), how).history
