@@ -129,14 +129,14 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, json_of
+    from dspyer.cli.store_access import failed_calls, items_in, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info = t.info(run).to_dict()
+        info = {**t.info(run).to_dict(), "items": items_in(t, run)}
         if common.as_json:
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
         else:

@@ -65,6 +65,16 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
+def items_in(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
+    """The JSON form of the items of the maps that a run has reached, without results; of a damaged graph none."""
+    try:
+        graph = t.graph(run)
+    except StoreError:  # the rest of the run is shown, and `dspyer graph` says what is wrong
+        graph = None
+    found = [t.items(name, run) for name in ([] if graph is None else graph.facts.maps)]
+    return [one.to_dict() for one in found if one.total]
+
+
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
     """The JSON form of a commit, or of an execution that failed or asks, and whether it is a commit."""
     if isinstance(name, int):

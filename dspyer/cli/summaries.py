@@ -81,6 +81,7 @@ def print_run(info: Record) -> None:
         ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
         ("steps", f"{info['steps']:,}"),
     ]
+    fields += [("items", _items_text(one)) for one in info.get("items", ())]
     spent = _spent(info)
     write_fields([*fields, *([("cost", spent)] if spent else [])])
     if info["failure"]:
@@ -90,6 +91,12 @@ def print_run(info: Record) -> None:
     command = _next_command(info)
     if command:
         write(f"go on with: {visible(command)}")
+
+
+def _items_text(items: Record) -> str:
+    from dspyer.record import Items  # here: it imports DSPy
+
+    return str(Items(**items, results={}, failures={}))
 
 
 def _next_command(info: Record) -> str:

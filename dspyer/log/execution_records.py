@@ -451,6 +451,7 @@ class ExecutionRecords:
         effects: results of `ctx.once`, frozen.
         in_progress: the effects that have begun, until they are recorded or have failed. Not stored.
         items: results of the items of maps, frozen, by the item's execution.
+        finished: those of a run that is not stored, for readers alone: another attempt calls its items again.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
         with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
@@ -472,6 +473,7 @@ class ExecutionRecords:
     effects: dict[RecordKey, Any] = field(default_factory=dict)
     in_progress: dict[RecordKey, Any] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
+    finished: dict[str, Any] = field(default_factory=dict)
     questions: dict[RecordKey, Question] = field(default_factory=dict)
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
     answers: dict[RecordKey, Any] = field(default_factory=dict)
