@@ -274,6 +274,8 @@ class StoredThread:
         request: Request,
         max_resumes: int,
         allow: AllowChanged,
+        by: str | None = None,
+        comment: str | None = None,
     ) -> FirstWrite | Request:
         """The last run, rebuilt from its log, with answers to its questions.
 
@@ -293,10 +295,11 @@ class StoredThread:
             raise head.broken_error()
         last, names = self.compatibility.allowed(read_run(self.store, at), allow)
         asked = _Asked(self, last)
-        given, records = asked.given(answers or {}), asked.records
+        given, records = asked.given(answers or {}, by, comment), asked.records
         # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
-        records.answers.update(given)
+        for one in given:
+            records.deliver(one)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
@@ -308,7 +311,7 @@ class StoredThread:
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
         blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
-        rows = [AnswerRow(*key, frozen, at=row_time()).row() for key, frozen in given.items()]
+        rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
@@ -551,8 +554,8 @@ class _Asked:
                 return False
         return True
 
-    def given(self, answers: Mapping[str, Any]) -> dict[RecordKey, Any]:
-        """The frozen answers that a resume adds: of the caller, and None for each question that needs no answer.
+    def given(self, answers: Mapping[str, Any], by: str | None, comment: str | None) -> list[Answer]:
+        """The answers that a resume adds, frozen: of the caller, and None for each question that needs no answer.
 
         `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for
         an answer that fits no open question, several, or one that has another answer; `InputError` for one of the
@@ -585,7 +588,8 @@ class _Asked:
         for question in self._open:
             if question.answer is None:
                 given.setdefault(RecordKey(question.execution, question.key), None)
-        return given
+        asked, at = self.records.questions, row_time()
+        return [Answer(asked[key], frozen, by, comment, at) for key, frozen in given.items()]
 
     def _by_name(self, answers: object) -> Mapping[str, Any]:
         if isinstance(answers, Mapping):
@@ -600,8 +604,10 @@ class _Asked:
         answers, key = self.records.answers, RecordKey(question.execution, question.key)
         if key not in answers:
             return False
-        if not same(answers[key], frozen):
-            raise ThreadError(f"question {name!r} was answered already, with {self._shown(answers[key])}")
+        first = answers[key]
+        if not same(first.value, frozen):
+            by = f" by {first.by}" if first.by else ""
+            raise ThreadError(f"question {name!r} was answered already{by}, with {self._shown(first.value)}")
         return True
 
     def _shown(self, answer: Any) -> str:
