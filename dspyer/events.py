@@ -76,6 +76,11 @@ class Commit(JsonRecord):
     failed_attempts: tuple[Failure, ...] = ()
     cached: bool = False
 
+    def is_manual(self) -> bool:
+        """Return whether no node made it: `thread.update` did. Its id is that of the commit before it, with `+1`."""
+        # Few ids are parsed: most have no "+".
+        return "+" in self.id and Address.parse(self.id).change > 0
+
     @property
     def ended(self) -> float:
         """The time at which the node had finished, wall clock."""

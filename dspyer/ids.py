@@ -137,7 +137,12 @@ class Address:
 
 
 def path_text(path: tuple[int, ...]) -> str:
-    """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
+    """A branch path as ids, reports and errors show it.
+
+    Example:
+        >>> path_text(()), path_text((1, 0))
+        ('trunk', '1.0')
+    """
     return ".".join(map(str, path)) if path else "trunk"
 
 
@@ -147,7 +152,12 @@ def execution_id(path: tuple[int, ...], index: int) -> str:
 
 
 def part_id(execution: str, key: object) -> str:
-    """The id of a part of an execution: `"trunk:2[0]"`. In a key, slashes and brackets are escaped."""
+    """The id of a part of an execution. In a key, slashes and brackets are escaped.
+
+    Example:
+        >>> part_id("trunk:2", 0), part_id("trunk:2", "a/b")
+        ('trunk:2[0]', 'trunk:2[a%2Fb]')
+    """
     return f"{execution}[{str(key).translate(_ESCAPES)}]"
 
 
@@ -178,7 +188,12 @@ def label_of(thread: str, number: int | str) -> str:
 
 
 def whole_execution(execution: str) -> str:
-    """The id of the node's execution of which another one may be a part: `"trunk:2"` of `"trunk:2[0]"`."""
+    """The id of the node's execution of which another one may be a part.
+
+    Example:
+        >>> whole_execution("trunk:2[0]"), whole_execution("trunk:2")
+        ('trunk:2', 'trunk:2')
+    """
     return execution.removesuffix(Address.parse(execution).part) if execution.endswith("]") else execution
 
 

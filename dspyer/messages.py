@@ -5,7 +5,8 @@ message of one visit of a node: it has the node's `name` as well, and under `tur
 signature, from which the `dspy.History` of the node's next visit is made.
 
 In the conversation of an agent, the user's message of a task has its inputs under `turn`, that of a mode the thought,
-and the result of a tool has `value` and `error`. `agents.conversation` says how a predictor is shown these messages.
+and the result of a tool has `value` and `error`: `agents.conversation` makes these messages, and shows them to a
+predictor.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from dspyer import reducers
 from dspyer.message_list import TURN, check_chat, valid_message
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import thaw
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
@@ -31,6 +32,9 @@ the node that calls the model.
 """
 
 # --- chat dicts
+
+ARGS = "args"
+"""A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
 
 
 def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -209,152 +213,6 @@ def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], req
     return [{name: value for name, value in turn.items() if not fields or name in fields} for turn in turns]
 
 
-def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The ids of the tool calls of a new turn: those that the model gave, where no call of the conversation has them.
-
-    The others are `call_<turn>_<place>`, as in `dspy.ReActV2`: the number of turns with calls so far, and the place of
-    the call in its turn.
-
-    Example:
-        >>> call_ids([None, "abc"], [])
-        ['call_0_0', 'abc']
-    """
-    taken: set[str | None] = set()
-    turn = 0
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            turn += 1
-            taken.update(call.get("id") for call in calls)
-    wanted, ids = list(given), list[str]()
-    for place, given_id in enumerate(wanted):
-        # Derived, not random: a resumed turn has the ids that its results were stored under.
-        numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
-        free = (each for each in numbered if each not in taken and each not in wanted)
-        ids.append(next(free) if given_id is None or given_id in taken else given_id)
-        taken.add(ids[-1])
-    return ids
-
-
 def warning_message(warning: str) -> dict[str, Any]:
     """The message by which a run warns in its conversation that it comes near a limit."""
     return {"role": "user", "name": "dspyer", "content": warning}
-
-
-# --- the conversation of an agent
-
-
-def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The user message of a task: its inputs as text, and under `turn` by name.
-
-    Example:
-        >>> task_message({"question": "Why?"})
-        {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
-    """
-    texts = {name: text_of(value) for name, value in inputs.items()}
-    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
-    return {"role": "user", "content": text, TURN: dict(inputs)}
-
-
-def tool_message(
-    call_id: str, name: str, value: Any, error: bool = False, args: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The result of a tool call: its value, and the value as text for other readers.
-
-    `args` are the arguments of the call if a person has changed them.
-
-    Example:
-        >>> tool_message("call_0_0", "add", 3)["content"]
-        '3'
-        >>> tool_message("call_0_0", "add", 3, args={"to": 2})["content"]
-        '(A person has changed the arguments of this call.) 3'
-    """
-    return {
-        "role": "tool",
-        "name": name,
-        "tool_call_id": call_id,
-        "content": text_of(value) if args is None else edited_text(value),
-        "value": value,
-        "error": error,
-        **({} if args is None else {ARGS: args}),
-    }
-
-
-ARGS = "args"
-"""A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
-
-
-def edited_text(value: Any) -> str:
-    """A result as it is shown of a call whose arguments a person has changed."""
-    return f"(A person has changed the arguments of this call.) {text_of(value)}"
-
-
-FORCED = "forced"
-"""A key of an assistant message: why it had to submit."""
-
-
-class RequestedCall(NamedTuple):
-    """A call of a tool, as an assistant message has it."""
-
-    id: str
-    name: str
-    args: dict[str, Any]
-
-
-class LastTurn(NamedTuple):
-    """The last turn of a conversation.
-
-    Attributes:
-        mode: the mode that took it.
-        unanswered: its calls without a result, in their order.
-        forced: why it had to be the last one; "" for an ordinary turn.
-    """
-
-    mode: str
-    unanswered: list[RequestedCall]
-    forced: str = ""
-
-
-def last_turn(messages: FrozenList[Any]) -> LastTurn:
-    """The last turn of a conversation that has one."""
-    message, unanswered = _last_turn_message(messages)
-    if message is None:
-        raise ValueError("the conversation has no turn")
-    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""))
-
-
-def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:
-    """The calls of the last turn that have no result; none if there is no turn."""
-    return _last_turn_message(messages)[1]
-
-
-def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[RequestedCall]]:
-    answered = set()
-    for index in range(len(messages) - 1, -1, -1):
-        message = messages.raw(index)
-        role = message.raw("role")
-        if role == "tool":
-            answered.add(message.raw("tool_call_id"))
-        elif role == "assistant" and message.raw("tool_calls", None):
-            return message, [call for call in tool_calls_of(message) if call.id not in answered]
-    return None, []
-
-
-def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:
-    """The tool calls of an assistant message."""
-    found = message.raw("tool_calls", None)
-    return [
-        RequestedCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in (() if found is None else found)
-    ]
-
-
-def turns_of_task(messages: FrozenList[Any]) -> int:
-    """The number of turns since the last user message that brought the inputs of a task."""
-    turns = 0
-    for message in reversed(list(messages.raw_items())):  # reading each by its index takes several times as long
-        role = message.raw("role")
-        if role == "assistant" and message.raw("tool_calls", None):
-            turns += 1
-        elif role == "user" and TURN in message:
-            break
-    return turns

@@ -24,7 +24,7 @@ ON_TOP = {
 }
 PUBLIC = {"errors", "failure", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
 # Where one-line members draw, count and describe a run.
-DRAWN = {"runtime.program", "runtime.run", "threads.thread"}
+DRAWN = {"graph.spec", "runtime.run", "threads.thread"}
 
 # In the core, imports point down only: a module may import from the groups above its own, and from its own group
 # without a cycle. A package is listed by its name and stands for all modules in it.
@@ -67,10 +67,6 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         "graph.builder",
         "dspyer.runtime.program",
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
-    **{
-        ("graph.spec", f"dspyer.display.{module}"): "a program that draws nothing loads no drawings"
-        for module in ("graph_picture", "graph_svg")
-    },
     ("graph.builder", "dspyer.stores"): "a program without a store loads none",
     ("layers.attempts", "tenacity"): "it takes a tenth of the import, and most policies wait as by default",
     ("layers.cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
@@ -397,7 +393,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "header.node.rpartition(':')"): "join:node",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
-    ("scheduler.lineage", "'+' in commit.id"): "so that few ids are parsed: most have none",
+    ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
     ("stores.postgres", "user.partition(':')"): "user:password",
     ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",

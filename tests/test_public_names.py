@@ -131,7 +131,7 @@ def is_record(value: object) -> bool:
         return False
     return (
         inspect.isabstract(value)
-        or issubclass(value, BaseException | dspyer.Context)
+        or issubclass(value, BaseException | dspyer.Context | dspyer.extend.Schema)
         or hasattr(value, "_fields")
         or is_dataclass(value)
     )
@@ -139,6 +139,8 @@ def is_record(value: object) -> bool:
 
 def public_methods(cls: type) -> Iterator[tuple[str, object]]:
     for name, member in vars(cls).items():
+        if getattr(member, "__name__", "") == "_refuse":  # of a frozen value: `append`, `update`, which raise
+            continue
         if not name.startswith("_") and (callable(member) or isinstance(member, property | classmethod | staticmethod)):
             yield name, member
 

@@ -22,10 +22,27 @@ from dspyer import DELETE, END, ImmutableState, to_chat
 from dspyer.agents.settle import BEGIN, MODE, current_mode
 from dspyer.errors import suggestion
 from dspyer.events import Commit
-from dspyer.extend import Call, Node, Reply, Script, thaw
+from dspyer.extend import (
+    Built,
+    Call,
+    Flaws,
+    FrozenList,
+    KindOptions,
+    LogEntry,
+    ModuleStep,
+    Node,
+    NodeOptions,
+    Reply,
+    Schema,
+    Script,
+    apply_value,
+    filled,
+    plan_templates,
+    text_of,
+    thaw,
+)
 from dspyer.lm.tracing import set_apart
 from dspyer.message_list import TURN
-from dspyer.nodes.binding import filled, plan_templates
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     PROBLEMS,
@@ -35,14 +52,6 @@ from dspyer.nodes.check import (
     facts_around,
     into_problems,
 )
-from dspyer.nodes.node import Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import ModuleStep
-from dspyer.patch import apply_value
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.schema.schema import Schema
-from dspyer.values.frozen import FrozenList
-from dspyer.views import text_of
 
 CONVERSATION = "conversation"
 """The input by which a mode that checks its own outputs is shown the conversation."""

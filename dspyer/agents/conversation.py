@@ -26,23 +26,33 @@ from dspy import ToolCallResults
 
 from dspyer import Entry, View
 from dspyer.errors import InputError, NodeOutputError, annotate, brief
-from dspyer.extend import Call, thaw
+from dspyer.extend import (
+    Binding,
+    Call,
+    Flaws,
+    FrozenDict,
+    FrozenList,
+    NodeOptions,
+    indented,
+    is_async,
+    label,
+    plan_binding,
+    read_signature,
+    text_of,
+    thaw,
+)
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.message_list import EMPTY, TURN, check_chat
-from dspyer.messages import ARGS, edited_text
-from dspyer.nodes.binding import Binding, plan_binding
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import NOTHING, Flaws
-from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import is_async
-from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.views import indented, label, text_of
+from dspyer.messages import ARGS
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
 
 THOUGHT = "next_thought"
+
+FORCED = "forced"
+"""A key of an assistant message: why it had to submit."""
 
 
 class ShownCall(NamedTuple):
@@ -490,7 +500,7 @@ def plan_rendering(
     context: ContextFunction | None,
     signature: type[dspy.Signature],
     options: NodeOptions,
-    renders: Mapping[str, Render] = NOTHING,
+    renders: Mapping[str, Render] = FrozenDict(),
 ) -> PlannedRendering:
     """Decide how a mode shows a conversation. `options` are those of its node; `signature` that of its predictor.
 
@@ -520,3 +530,141 @@ def plan_rendering(
         problems.append(f"{who} does not read {MESSAGES!r}: take it as a parameter and return those to show")
     reads |= dict(names or {})
     return PlannedRendering(replace(rendering, fn=given, binding=binding), reads, optional, tuple(problems))
+
+
+# The messages that an agent adds to its conversation, and the turns and calls in it.
+
+
+def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The ids of the tool calls of a new turn: those that the model gave, where no call of the conversation has them.
+
+    The others are `call_<turn>_<place>`, as in `dspy.ReActV2`: the number of turns with calls so far, and the place of
+    the call in its turn.
+
+    Example:
+        >>> call_ids([None, "abc"], [])
+        ['call_0_0', 'abc']
+    """
+    taken: set[str | None] = set()
+    turn = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            turn += 1
+            taken.update(call.get("id") for call in calls)
+    wanted, ids = list(given), list[str]()
+    for place, given_id in enumerate(wanted):
+        # Derived, not random: a resumed turn has the ids that its results were stored under.
+        numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
+        free = (each for each in numbered if each not in taken and each not in wanted)
+        ids.append(next(free) if given_id is None or given_id in taken else given_id)
+        taken.add(ids[-1])
+    return ids
+
+
+def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The user message of a task: its inputs as text, and under `turn` by name.
+
+    Example:
+        >>> task_message({"question": "Why?"})
+        {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
+    """
+    texts = {name: text_of(value) for name, value in inputs.items()}
+    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
+    return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def tool_message(
+    call_id: str, name: str, value: Any, error: bool = False, args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The result of a tool call: its value, and the value as text for other readers.
+
+    `args` are the arguments of the call if a person has changed them.
+
+    Example:
+        >>> tool_message("call_0_0", "add", 3)["content"]
+        '3'
+        >>> tool_message("call_0_0", "add", 3, args={"to": 2})["content"]
+        '(A person has changed the arguments of this call.) 3'
+    """
+    return {
+        "role": "tool",
+        "name": name,
+        "tool_call_id": call_id,
+        "content": text_of(value) if args is None else edited_text(value),
+        "value": value,
+        "error": error,
+        **({} if args is None else {ARGS: args}),
+    }
+
+
+def edited_text(value: Any) -> str:
+    """A result as it is shown of a call whose arguments a person has changed."""
+    return f"(A person has changed the arguments of this call.) {text_of(value)}"
+
+
+class RequestedCall(NamedTuple):
+    """A call of a tool, as an assistant message has it."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class LastTurn(NamedTuple):
+    """The last turn of a conversation.
+
+    Attributes:
+        mode: the mode that took it.
+        unanswered: its calls without a result, in their order.
+        forced: why it had to be the last one; "" for an ordinary turn.
+    """
+
+    mode: str
+    unanswered: list[RequestedCall]
+    forced: str = ""
+
+
+def last_turn(messages: FrozenList[Any]) -> LastTurn:
+    """The last turn of a conversation that has one."""
+    message, unanswered = _last_turn_message(messages)
+    if message is None:
+        raise ValueError("the conversation has no turn")
+    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""))
+
+
+def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:
+    """The calls of the last turn that have no result; none if there is no turn."""
+    return _last_turn_message(messages)[1]
+
+
+def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[RequestedCall]]:
+    answered = set()
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages.raw(index)
+        role = message.raw("role")
+        if role == "tool":
+            answered.add(message.raw("tool_call_id"))
+        elif role == "assistant" and message.raw("tool_calls", None):
+            return message, [call for call in tool_calls_of(message) if call.id not in answered]
+    return None, []
+
+
+def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:
+    """The tool calls of an assistant message."""
+    found = message.raw("tool_calls", None)
+    return [
+        RequestedCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in (() if found is None else found)
+    ]
+
+
+def turns_of_task(messages: FrozenList[Any]) -> int:
+    """The number of turns since the last user message that brought the inputs of a task."""
+    turns = 0
+    for message in reversed(list(messages.raw_items())):  # reading each by its index takes several times as long
+        role = message.raw("role")
+        if role == "assistant" and message.raw("tool_calls", None):
+            turns += 1
+        elif role == "user" and TURN in message:
+            break
+    return turns

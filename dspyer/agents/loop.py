@@ -32,12 +32,11 @@ from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import add_tool, as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
+from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
-from dspyer.nodes.callables import literals, members, read_signature
+from dspyer.nodes.callables import literals, members
 from dspyer.nodes.check import PROBLEMS
-from dspyer.nodes.steps import is_program
 from dspyer.policies import Policies
-from dspyer.values.scalars import flag_problems, is_whole_number
 
 # The graph of an agent, assembled from its modes: fields, nodes and edges, and what is wrong with them.
 #

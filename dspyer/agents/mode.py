@@ -15,20 +15,40 @@ import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
 from dspyer import Retry, Send
-from dspyer.agents.conversation import SUBMIT, THOUGHT, ContextFunction, Render, Rendering, plan_rendering
+from dspyer.agents.conversation import (
+    FORCED,
+    SUBMIT,
+    THOUGHT,
+    ContextFunction,
+    Render,
+    Rendering,
+    call_ids,
+    plan_rendering,
+    turns_of_task,
+)
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
-from dspyer.extend import Call, Look, Node, Reply, Script
+from dspyer.extend import (
+    Built,
+    Call,
+    Flaws,
+    FrozenList,
+    KindOptions,
+    Look,
+    ModuleStep,
+    Node,
+    NodeOptions,
+    Reply,
+    Script,
+    filled,
+    plan_templates,
+)
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
 from dspyer.message_list import TURN
-from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
-from dspyer.nodes.binding import Filler, filled, plan_templates, warning_of
-from dspyer.nodes.node import Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import ModuleStep
+from dspyer.messages import warning_message
+from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
-from dspyer.values.frozen import FrozenList
 from dspyer.values.json import with_valid_text
 
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}

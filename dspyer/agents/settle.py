@@ -17,22 +17,31 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
-from dspyer.agents.conversation import SUBMIT
+from dspyer.agents.conversation import SUBMIT, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
-from dspyer.extend import Call, Node, Reply, Script, freeze, thaw
-from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
-from dspyer.nodes.binding import Binding, plan_binding
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.node import Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import is_async
+from dspyer.extend import (
+    Binding,
+    Built,
+    Call,
+    Flaws,
+    FrozenList,
+    KindOptions,
+    Node,
+    NodeOptions,
+    Reply,
+    Script,
+    freeze,
+    is_async,
+    plan_binding,
+    read_signature,
+    same,
+    text_of,
+    thaw,
+)
+from dspyer.messages import ARGS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
-from dspyer.scheduler.lineage import is_manual
-from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenList
-from dspyer.views import text_of
 
 BEGIN, SETTLE, CHECK = "begin", "settle", "check"
 """The names of the nodes of an agent that are neither modes nor tools."""
@@ -368,7 +377,7 @@ def _lost_updates(call: Call) -> dict[str, str]:
         return {}
     join = session.run.log[position.head]
     # A commit made by hand after the join has no conflicts of its own, and hides none.
-    while is_manual(join.commit) and join.parents:
+    while join.commit.is_manual() and join.parents:
         join = session.run.log[join.parents[0]]
     found: dict[str, list[str]] = {}
     for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL.name]:

@@ -15,19 +15,31 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, Updates, reducers
+from dspyer.agents.conversation import last_turn
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
-from dspyer.extend import Call, Script, freeze, thaw
+from dspyer.extend import (
+    Binding,
+    Call,
+    Flaws,
+    FrozenDict,
+    FrozenList,
+    FunctionStep,
+    ModuleIO,
+    ModuleStep,
+    NodeOptions,
+    Script,
+    Templates,
+    arun_script,
+    check_names,
+    filled,
+    freeze,
+    run_script,
+    thaw,
+)
 from dspyer.lm.not_public import serialize_for_json
-from dspyer.messages import last_turn
-from dspyer.nodes.binding import Binding, filled
-from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import values_of
-from dspyer.nodes.module import ModuleIO, SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import NOTHING, Flaws
-from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import FunctionStep, InsideRun, ModuleStep, ProgramStep, arun_script, run_script
-from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
+from dspyer.nodes.steps import InsideRun, ProgramStep
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -117,12 +129,12 @@ class BuiltAction(NamedTuple):
 
     action: ToolAction
     module: dspy.Module | None = None
-    reads: FieldNames = NOTHING
+    reads: Mapping[str, str] = FrozenDict()
     optional: frozenset[str] = frozenset()
-    resources: Mapping[str, type] = NOTHING
-    templates: Templates = NO_TEMPLATES
+    resources: Mapping[str, type] = FrozenDict()
+    templates: Templates = Templates()
     problems: tuple[str, ...] = ()
-    fields: FieldNames | None = None
+    fields: Mapping[str, str] | None = None
 
 
 class BoundTool(ModelTool):
@@ -391,7 +403,7 @@ def _new_messages(changes: Mapping[str, object]) -> list[Any]:
 def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
     """Decide where the inputs of a program come from, and where its outputs go."""
     graph, schema = program.graph, options.schema
-    hidden = options.reads if options.reads is not None else NOTHING
+    hidden = options.reads if options.reads is not None else FrozenDict()
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
     found = Flaws(who)
@@ -402,7 +414,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
         problems.append(
             f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {list_names(inputs)}"
         )
-    writes = options.writes or NOTHING
+    writes = options.writes or FrozenDict()
     known = graph.writes if graph.outputs is None else graph.outputs
     if known is not None:
         known = tuple(dict.fromkeys((*known, *graph.inputs)))

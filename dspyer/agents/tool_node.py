@@ -31,6 +31,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
+from dspyer.agents.conversation import tool_message
 from dspyer.agents.tool_action import (
     MESSAGES,
     BuiltAction,
@@ -55,22 +56,39 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
-from dspyer.extend import Call, Look, Node, Reply, Script, freeze, thaw
+from dspyer.extend import (
+    Binding,
+    Built,
+    Call,
+    Flaws,
+    FrozenDict,
+    FunctionSignature,
+    KindOptions,
+    Look,
+    Node,
+    NodeOptions,
+    Reply,
+    Schema,
+    Script,
+    check_names,
+    freeze,
+    hidden_problems,
+    is_async,
+    is_program,
+    module_io,
+    plan_binding,
+    plan_templates,
+    read_signature,
+    thaw,
+)
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
-from dspyer.messages import tool_message
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, plan_binding, plan_templates
-from dspyer.nodes.callables import FunctionSignature, giving, hidden_problems, read_signature
+from dspyer.nodes.callables import giving
 from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
-from dspyer.nodes.field_access import FieldNames, check_names
 from dspyer.nodes.function import NodeModules, permitted
-from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Flaws
-from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
-from dspyer.nodes.steps import is_async, is_program
+from dspyer.nodes.options import OfGraph
 from dspyer.schema.fields import refusal_text
-from dspyer.schema.schema import Schema
 
 # The approval of a tool call: who asks, the question, and the answer.
 
@@ -152,7 +170,7 @@ def plan_approval(
         signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
     )
     found = Flaws(name)
-    binding = plan_binding(fields, options._replace(reads=None, views=NOTHING, computed=NOTHING), found)
+    binding = plan_binding(fields, options._replace(reads=None, views=FrozenDict(), computed=FrozenDict()), found)
     problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in found.unknown]
     problems += [*found.problems, *_refusals(approve, binding, name)]
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
@@ -503,7 +521,7 @@ class ToolNode(Node):
     approval: ApprovalRule | None
     check: ToolCheck | None
     readable: frozenset[str]
-    fields: FieldNames
+    fields: Mapping[str, str]
     handoffs: str | None
     contested: frozenset[str]
 
@@ -741,7 +759,9 @@ def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module |
     return source_class(name, NodeModules, modules_text(name, modules))(**modules)
 
 
-def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterator[tuple[FieldNames, frozenset[str]]]:
+def _further_reads(
+    rule: ApprovalRule | None, check: ToolCheck | None
+) -> Iterator[tuple[Mapping[str, str], frozenset[str]]]:
     """The fields that the approval and the check read, and those of them that may be unset."""
     if rule is not None:
         reads, optional = rule.binding.reading()
@@ -751,7 +771,7 @@ def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterat
 
 
 def _write_problems(
-    fields: FieldNames, own: FieldNames, spec: ToolSpec, options: NodeOptions, who: str
+    fields: Mapping[str, str], own: Mapping[str, str], spec: ToolSpec, options: NodeOptions, who: str
 ) -> Iterator[str]:
     """Problems with the fields that a tool may write."""
     names = None

@@ -19,17 +19,23 @@ from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
+from dspyer.extend import (
+    FunctionSignature,
+    Parameter,
+    Schema,
+    flag_problems,
+    is_async,
+    is_program,
+    module_io,
+    read_signature,
+)
 from dspyer.graph.checks import signature_of_module
 from dspyer.graph.spec import check_name
 from dspyer.hints import signature_of
 from dspyer.nodes.binding import is_value_class
-from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
-from dspyer.nodes.module import module_io
+from dspyer.nodes.callables import class_of, own_call
 from dspyer.nodes.options import OfGraph, node_options
-from dspyer.nodes.steps import is_async, is_program
-from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
-from dspyer.values.scalars import flag_problems
 
 
 def tool(

@@ -11,9 +11,9 @@ from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import open_for_reading
 from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info, unreadable
 from dspyer.errors import ThreadError, list_names, suggestion
+from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
-from dspyer.schema.schema import Schema
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding

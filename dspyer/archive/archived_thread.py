@@ -13,11 +13,7 @@ import anyio
 from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display.graph_picture import GraphPicture
-from dspyer.display.graph_svg import RunPath, draw_svg
-from dspyer.display.report import describe_run
-from dspyer.display.run_page import write_page
-from dspyer.display.stats import Stats, count_stats
+from dspyer.display import GraphPicture, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
@@ -26,7 +22,7 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
-from dspyer.record.stored import RecordedCalls, drawn_graph, record_of, run_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -56,7 +52,7 @@ class ArchivedThread:
         self.name = name
         self._reader = reader
         self._thread_reader = ThreadReader(reader, name)
-        self._calls = RecordedCalls(reader, name)
+        self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
 
     def info(self, run: str | None = None) -> RunInfo:
@@ -70,10 +66,12 @@ class ArchivedThread:
     def record(self, run: str | None = None) -> Record:
         """A run as one value, as `Thread.record` gives it; `run` as in `info`.
 
+        Asked for again, it reads what was written since.
+
         Raises:
             ThreadError: if there is no such run.
         """
-        return record_of(self._reader, self.name, run)
+        return self._records.record(run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""
@@ -166,7 +164,7 @@ class ArchivedThread:
         Raises:
             LookupError: if there is no such commit or execution.
         """
-        return self._calls.of(self._thread_reader.id_of(commit))
+        return self._records.calls(self._thread_reader.id_of(commit))
 
     def _drawn(self, run: str | None) -> Record:
         """The record of a run with its graph; raises if it has none, or one that cannot be read."""

@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from dspyer import START
 from dspyer.errors import StoreError
 from dspyer.events import Question
+from dspyer.extend import full_id
 from dspyer.failure import Failure
-from dspyer.ids import full_id
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspyer.display.graph_picture import GraphPicture, draw_mermaid
-from dspyer.display.graph_svg import GraphDrawing, draw_svg, drawing_of
+from dspyer.display import GraphDrawing, GraphPicture, draw_mermaid, draw_svg, drawing_of
 from dspyer.record import DrawnGraph
 
 

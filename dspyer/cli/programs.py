@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer import Archive, Budget, CompiledGraph, Graph, Run, Thread
+from dspyer import Archive, Budget, CompiledGraph, Graph, Run, Thread, progress
 from dspyer.archive.run_info import RunInfo
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
-from dspyer.display.progress import progress
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.extend import freeze
 from dspyer.patch import decode_update

@@ -16,10 +16,10 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display.run_page import commit_answer, execution_answer, stops_of
+from dspyer.display import commit_answer, execution_answer, stops_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
-from dspyer.ids import Address, full_id
+from dspyer.extend import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update

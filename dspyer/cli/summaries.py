@@ -20,8 +20,8 @@ from dspyer.cli.terminal import (
     write_table,
     write_wrapped,
 )
-from dspyer.display.amounts import cost_text, count_of, duration_text
-from dspyer.ids import path_text
+from dspyer.display import cost_text, count_of, duration_text
+from dspyer.extend import path_text
 
 if TYPE_CHECKING:
     from dspyer.cli.programs import Played

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dspyer import END, START
+from dspyer.extend import Schema
 from dspyer.policies import Policies
 from dspyer.record import DrawnGraph
 from dspyer.scheduler.topology import Edge, Topology
-from dspyer.schema.schema import Schema
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 

@@ -33,7 +33,6 @@ from dspyer.events import (
     Committed,
     Doing,
     Emitted,
-    Event,
     Forked,
     Heard,
     ItemFinished,
@@ -49,7 +48,7 @@ from dspyer.events import (
     is_built_in,
     told,
 )
-from dspyer.ids import Address, whole_execution
+from dspyer.extend import Address, Event, whole_execution
 from dspyer.runtime.session import watching
 from dspyer.waiting import at_fork
 

@@ -31,7 +31,7 @@ from dspyer.display.progress import (
     RunningRuns,
     SpentSum,
 )
-from dspyer.ids import path_text
+from dspyer.extend import path_text
 
 # What runs right now, as lines for rich: never more than one screen, and every text of a program as plain text.
 

@@ -17,10 +17,9 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question, is_built_in, told
-from dspyer.extend import thaw
+from dspyer.events import BranchPath, Commit, MergedConflict, Question, is_built_in, told
+from dspyer.extend import Event, path_text, thaw
 from dspyer.failure import Failure
-from dspyer.ids import path_text
 from dspyer.message_list import ROLES
 from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates
@@ -154,7 +153,7 @@ def _summary(record: Record, rows: Sequence[RecordStep]) -> str:
     names = {row.id: row.node for row in rows}
     items: dict[str, Counter[str]] = {}
     for step in record.steps:
-        if step.kind == "item" and step.parent in names:
+        if step.kind in ("item", "trial") and step.parent in names:
             items.setdefault(names[step.parent], Counter())[step.status] += 1
     for node, counts in items.items():
         text = f"{count_of(counts['done'], 'item')} of {node!r}"

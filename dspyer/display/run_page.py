@@ -14,9 +14,8 @@ from typing import Any
 from dspyer import ImmutableState
 from dspyer.display.graph_svg import drawing_of
 from dspyer.display.run_file import RunFile, shown_places
-from dspyer.events import Event, LMCall, is_built_in, path_of_event, told
-from dspyer.extend import freeze
-from dspyer.ids import outermost_execution
+from dspyer.events import LMCall, is_built_in, path_of_event, told
+from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.patch import encode_update
 from dspyer.record import Record, RecordStep
 from dspyer.record_codec import changed

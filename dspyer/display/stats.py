@@ -352,7 +352,7 @@ class VisitCounter:
         for step in record.steps:
             if step.parent is None:
                 own.append(step)
-            elif step.kind == "item":
+            elif step.kind in ("item", "trial"):
                 items.setdefault(step.parent, []).append(step)
         for step in own:
             if step.id not in self._visits:  # runs of a thread may share steps

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dspyer.display.tables import table_lines
-from dspyer.views import label
+from dspyer.extend import label
 
 
 class TokenRow(NamedTuple):

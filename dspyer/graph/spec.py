@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import dspy
 
+from dspyer import display
 from dspyer.budget import Budget
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.breakpoints import Breakpoints
@@ -34,11 +35,6 @@ from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
 from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
-
-if TYPE_CHECKING:
-    from dspyer.display.graph_picture import GraphPicture
-    from dspyer.display.graph_svg import GraphDrawing
-
 
 # --- what a `Graph` was given, and the checks that can be made before it is compiled
 
@@ -582,11 +578,7 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
-        from dspyer.display.graph_picture import (
-            draw_mermaid,
-        )  # as below: a program that draws nothing loads no drawings
-
-        return draw_mermaid(self.picture)
+        return display.draw_mermaid(self.picture)
 
     def to_svg(self) -> str:
         """The graph as a picture.
@@ -600,15 +592,11 @@ class GraphSpec:
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """
-        from dspyer.display.graph_svg import draw_svg
+        return display.draw_svg(self.picture)
 
-        return draw_svg(self.picture)
-
-    def drawing(self) -> GraphDrawing:
+    def drawing(self) -> display.GraphDrawing:
         """The picture as data: nodes and edges with their positions."""
-        from dspyer.display.graph_svg import draw_graph
-
-        return draw_graph(self.picture)
+        return display.draw_graph(self.picture)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -617,12 +605,10 @@ class GraphSpec:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
     @property
-    def picture(self) -> GraphPicture:
+    def picture(self) -> display.GraphPicture:
         """The graph as drawings show it."""
-        from dspyer.display.graph_picture import GraphPicture
-
         looks = {name: node.look[:2] for name, node in self.nodes.items()}
-        return GraphPicture(self.topology, edge_labels(self), looks)
+        return display.GraphPicture(self.topology, edge_labels(self), looks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self  # frozen, and shared by all copies of a program

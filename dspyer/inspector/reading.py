@@ -21,20 +21,21 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.cut_values import cut_within, part_of
-from dspyer.display.run_file import RECORD
-from dspyer.display.run_page import (
+from dspyer.display import (
+    RECORD,
     commit_answer,
     commit_row,
     conflicts_of,
+    cut_within,
     execution_answer,
+    part_of,
     posts_of,
     run_answer,
     steps_of,
     stops_of,
 )
 from dspyer.errors import ThreadError, error_text
-from dspyer.ids import Address, full_id
+from dspyer.extend import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record
 
@@ -67,7 +68,6 @@ class Reading:
         self._version = version
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
-        self._records: dict[tuple[str, str | None, str], Record] = {}  # by thread, run and position
         self._valued: dict[str, Callable[[Request], Any]] = {
             "run": self._run,
             "commit": self._commit,
@@ -165,17 +165,8 @@ class Reading:
         return {"items": [call.to_dict() for call in self._thread(request).lm_calls(text_of(request, "execution"))]}
 
     def _record(self, request: Request, run: str = "") -> Record:
-        """The record of the run that is asked for; made again once its thread has changed."""
-        thread = self._thread(request)
-        key = thread.name, run or _optional(request, "run"), thread.position()
-        with self._lock:
-            found = self._records.pop(key, None)
-        found = found or thread.record(key[1])
-        with self._lock:
-            self._records[key] = found
-            if len(self._records) > KEPT:
-                del self._records[next(iter(self._records))]
-        return found
+        """The record of the run that is asked for."""
+        return self._thread(request).record(run or _optional(request, "run"))
 
     def _value(self, request: Request) -> Any:
         """A part of a value that another answer has cut: the same question, with the path of the mark."""

@@ -28,7 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspyer import Archive, __version__
-from dspyer.display.run_file import PAGE
+from dspyer.display import PAGE
 from dspyer.inspector.json_answers import RefusedError, answered, error_response
 from dspyer.inspector.reading import Following, Reading
 from dspyer.stores import Store, open_store

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -163,7 +163,7 @@ class History:
 
     def add(
         self, run_rows: RunRows, root: Point | None = None, before: tuple[ImmutableState, str] | None = None
-    ) -> None:
+    ) -> _AddedRun:
         """Fold a run whose parents were added, or what is behind a snapshot of a run, to commits with their states.
 
         `before` is the state before a run whose parents were not added, and why it cannot be read; "" if it can.
@@ -173,39 +173,52 @@ class History:
         """
         parents = tuple([parent for parent in run_rows.parents if parent in self.runs])
         trunks = [self.runs[parent].trunk_index for parent in parents]
-        trunk_index = trunks[0] if trunks else None
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
-        state, broken = before or (self.state(trunk_index), broken)
-        first, snapshot, settled = first_version(run_rows.run), run_rows.snapshot, 0
+        state, broken = before or (self.state(trunks[0] if trunks else None), broken)
+        snapshot = run_rows.snapshot
         heads = [index for index in trunks if index is not None]
-        run = _AddedRun(run_rows, self.reader.schema_by_row(run_rows), state, heads, [], [])
+        schema_at = self.reader.schema_by_row(run_rows)
+        last = next(reversed(self.runs.values()), None)
+        run = _AddedRun(run_rows, schema_at, state, heads, first_version(run_rows.run), parents, broken)
+        run.trunk_index = trunks[0] if trunks else None
         commits = list(run_rows.own_commits())
         if snapshot is not None:
-            first += snapshot.content.commit_index
+            run.first += snapshot.content.commit_index
             if snapshot.at not in self.roots:
                 self.snapshot_at = snapshot.at
             self._add_snapshot(run, snapshot, root)
-            settled = 1
         else:
             commits = self._from_opening(run_rows, commits)
+        self.grow(run, commits, run_rows.points[-1])
+        self.is_line &= not run.broken and (snapshot is not None or parents == run_rows.parents)
+        self.is_line &= last is None or run.first == last.first + last.settled_count
+        return run
+
+    def grow(self, run: _AddedRun, commits: Iterable[OwnCommit], last: Point) -> None:
+        """Fold commits that come after those of a run that was added; `last` is its last row now."""
         for row, point, header in commits:
             index = self._index_of.get(point)
             if index is None:
-                index = self._fold(run, row, point, header, broken)
+                index = self._fold(run, row, point, header, run.broken)
             elif header.route != self.log[index].commit.route:
                 self._set_route(index, row, header)
             patch = self.log[index].commit.patch
-            broken = broken or (patch.error if isinstance(patch, UnreadablePatch) else "")
+            run.broken = run.broken or (patch.error if isinstance(patch, UnreadablePatch) else "")
             run.ids.append(header.id)
             run.indexes.append(index)
-            settled = len(run.indexes) if header.settled and not broken else settled
-        trunk_index = run.indexes[settled - 1] if settled else trunk_index
-        last = next(reversed(self.runs.values()), None)
-        self.is_line &= not broken and (snapshot is not None or parents == run_rows.parents)
-        self.is_line &= last is None or first == last.first + last.settled_count
-        fingerprints = frozenset(run_rows.fingerprints.values())
-        self.runs[run_rows.points[-1]] = LoggedRun(
-            first, parents, tuple(run.indexes), settled, trunk_index, broken, fingerprints
+            if header.settled and not run.broken:
+                run.settled, run.trunk_index = len(run.indexes), index
+        # A run is known by its last row: what was known of a shorter one goes.
+        self.runs.pop(run.last, None)
+        run.last = last
+        self.runs[last] = LoggedRun(
+            run.first,
+            run.parents,
+            tuple(run.indexes),
+            run.settled,
+            run.trunk_index,
+            run.broken,
+            frozenset(run.rows.fingerprints.values()),
         )
 
     def _from_opening(self, run_rows: RunRows, commits: list[OwnCommit]) -> list[OwnCommit]:
@@ -242,6 +255,7 @@ class History:
             index = self._append(LogEntry(commit, state, tuple(run.heads), _NO_COUNTS), at, is_settled(row))
         run.ids.append(name)
         run.indexes.append(index)
+        run.settled, run.trunk_index = 1, index
 
     def _fold(self, run: _AddedRun, row: Row, at: Point, header: CommitRow, broken: str) -> int:
         """Add a commit of a run, and return its index; `broken` says why one before it cannot be read."""
@@ -316,38 +330,61 @@ class History:
         return index
 
 
-class FoldedRun(NamedTuple):
-    """The commits of one run, in the order of writing, with ids and indexes within the run.
+class FoldedRun:
+    """The commits of one run, folded alone, in the order of writing, with ids and indexes within the run.
+
+    Args:
+        reader: folds rows.
+        run_rows: its rows.
+        state: that before it.
+        broken: why that cannot be read; "" if it can.
 
     Attributes:
         entries: the commits.
-        points: the row of each.
         settled: whether no other branch was active after it, for each.
-        run: the run as a log has it.
-        trunk_state: the last state at which a single branch was active.
+        points: the row of each.
     """
 
-    entries: list[LogEntry]
-    points: list[Point]
-    settled: list[bool]
-    run: LoggedRun
-    trunk_state: ImmutableState
+    def __init__(self, reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> None:
+        self._history = History(reader)
+        self._added = self._history.add(
+            run_rows._replace(labels=dict.fromkeys(run_rows.labels, "")), before=(state, broken)
+        )
+        self.entries: list[LogEntry] = []
+        self.settled, self.points = self._history.settled, self._history.points
+        self._take()
+
+    @property
+    def run(self) -> LoggedRun:
+        """The run as a log has it."""
+        return self._history.runs[self._added.last]
+
+    @property
+    def trunk_state(self) -> ImmutableState:
+        """The last state at which a single branch was active."""
+        at = self._added.trunk_index
+        return self._added.state if at is None else self.entries[at].state
+
+    @property
+    def ends_open(self) -> bool:
+        """Return whether its only commit is in its open row: then rows written later say what becomes of it."""
+        return self._history.ends_open
+
+    def grow(self, rows: Iterable[Row], last: Point) -> None:
+        """Fold rows of its newest part that were written since; `last` is the last one."""
+        found = [(row, own_commit(row)) for row in rows]
+        commits = [(row, Point(last.run, row.seq), header) for row, header in found if header is not None]
+        self._history.grow(self._added, commits, last)
+        self._take()
+
+    def _take(self) -> None:
+        log, steps = self._history.log, self._history.steps
+        for index in range(len(self.entries), len(log)):
+            self.entries.append(log[index]._replace(commit=changed(log[index].commit, step=steps[index])))
 
 
-def fold_run(reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> FoldedRun:
-    """Fold one run alone; `state` is that before it, and `broken` says why it cannot be read."""
-    history = History(reader)
-    history.add(run_rows._replace(labels=dict.fromkeys(run_rows.labels, "")), before=(state, broken))
-    run = history.runs[run_rows.points[-1]]
-    log = [
-        entry._replace(commit=changed(entry.commit, step=step))
-        for entry, step in zip(history.log, history.steps, strict=True)
-    ]
-    trunk_state = state if run.trunk_index is None else log[run.trunk_index].state
-    return FoldedRun(log, history.points, history.settled, run, trunk_state)
-
-
-class _AddedRun(NamedTuple):
+@dataclass(slots=True)
+class _AddedRun:
     """A run while it is added to a log.
 
     Attributes:
@@ -355,6 +392,12 @@ class _AddedRun(NamedTuple):
         schema_at: returns the schema that folds a row.
         state: the state that it continues from.
         heads: the log indexes of the commits that it continues from.
+        first: the version of its first commit in the log.
+        parents: the rows that it continues from.
+        broken: why a commit of it, or before it, cannot be read; "" if all can.
+        settled: the number of its commits up to the last settled one.
+        trunk_index: the log index of that one.
+        last: its last row.
         ids: the local ids of its commits so far.
         indexes: their log indexes.
     """
@@ -363,8 +406,14 @@ class _AddedRun(NamedTuple):
     schema_at: Callable[[Row], Schema]
     state: ImmutableState
     heads: list[int]
-    ids: list[str]
-    indexes: list[int]
+    first: int
+    parents: tuple[Point, ...]
+    broken: str
+    settled: int = 0
+    trunk_index: int | None = None
+    last: Point = Point("", -1)  # noqa: RUF009 - a value
+    ids: list[str] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

@@ -537,7 +537,8 @@ class HistoryReader:
         fingerprints = {
             id(row): run_rows.fingerprints[point.run] for row, point in zip(run_rows.rows, run_rows.points, strict=True)
         }
-        return lambda row: self.schema_of(fingerprints[id(row)])
+        # Rows that are not among these were written since, by the graph of the newest part.
+        return lambda row: self.schema_of(fingerprints.get(id(row), run_rows.fingerprint))
 
     @staticmethod
     def commit(record: CommitRow, name: str, parents: Iterable[str]) -> Commit:

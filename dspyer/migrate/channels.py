@@ -51,7 +51,7 @@ from typing_extensions import ReadOnly
 
 from dspyer import DELETE, ImmutableState, Replace, Updates, message_list, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, brief
-from dspyer.extend import freeze, thaw
+from dspyer.extend import FrozenList, freeze, thaw
 from dspyer.migrate.internals import (
     add_message_batches,
     data_channels,
@@ -64,7 +64,7 @@ from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.values.freezing import classes_in, is_rebuildable
-from dspyer.values.frozen import CopyOnRead, FrozenList, RecentFindings
+from dspyer.values.frozen import CopyOnRead, RecentFindings
 from dspyer.values.scalars import SCALARS
 
 # The reducers of LangGraph's channels as reducers of dspyer.

@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Command
 
-from dspyer.display.tables import table_lines
+from dspyer.display import table_lines
 from dspyer.migrate.code_reading import NodeCode, is_a, main_function, read_code
 from dspyer.migrate.unsupported import FoundNode
 from dspyer.nodes.callables import attributes_of

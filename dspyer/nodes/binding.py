@@ -138,7 +138,21 @@ def warning_of(call: Call) -> str:
 
 
 def filled(step: Step, templates: Templates, warning: str = "") -> Step:
-    """A step in which the predictors of a node fill in their instructions, and append a warning."""
+    """A step in which the predictors of a node fill in their instructions, and append a warning.
+
+    Args:
+        step: the step that calls them.
+        templates: what `plan_templates` found.
+        warning: a text that is shown to the model after its instructions; "" for none.
+
+    Returns:
+        The step.
+
+    Example:
+        >>> from dspyer.extend import FunctionStep, Templates
+        >>> filled(FunctionStep(len, {}), Templates())
+        FunctionStep(fn=<built-in function len>, arguments={}, asynchronous=False)
+    """
     if not templates.in_instructions and not warning:
         return step
     return Within(step, partial(_filling, templates, warning))
@@ -155,7 +169,24 @@ def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextM
 def plan_templates(
     modules: Collection[object], options: NodeOptions, names_read: FieldNames | None, found: Flaws
 ) -> Templates:
-    """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
+    """The templates of a node and of the modules that it calls.
+
+    Args:
+        modules: the modules.
+        options: those of the node.
+        names_read: the fields that it reads otherwise, by its own names; None for all.
+        found: where to add what is wrong.
+
+    Returns:
+        The templates.
+
+    Example:
+        >>> from dspyer.extend import Flaws, NodeOptions
+        >>> judge = dspy.Predict(dspy.Signature("text -> label", "Name the label, in {language}."))
+        >>> options = NodeOptions("judge", Schema.of(None))
+        >>> plan_templates([judge], options, {"text": "text"}, Flaws(options.who)).names
+        ('language',)
+    """
     if not (modules or options.computed or options.views):  # as of most nodes
         return NO_TEMPLATES
     reads = None if names_read is None else names_read.values()
@@ -459,7 +490,23 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
 
 
 def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaws) -> Binding:
-    """Decide what each parameter of a function gets."""
+    """Decide what each parameter of a function gets: a field, the state, `ctx` or a resource.
+
+    Args:
+        signature: that of the function.
+        options: those of the node.
+        found: where to add what is wrong.
+
+    Returns:
+        The plan.
+
+    Example:
+        >>> from dspyer.extend import Flaws, NodeOptions, read_signature
+        >>> signature = read_signature(lambda question: None, "node 'search'")
+        >>> options = NodeOptions("search", Schema.of(None))
+        >>> plan_binding(signature, options, Flaws(options.who)).reading()
+        ({'question': 'question'}, frozenset())
+    """
     planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
         planner.place(parameter)

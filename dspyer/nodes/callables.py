@@ -56,7 +56,20 @@ class FunctionSignature:
 def read_signature(
     fn: Callable[..., Any], who: str, gives: str = "one result; for partial results, `ctx.emit(value)`"
 ) -> FunctionSignature:
-    """The signature of a function, method, partial or callable object. `who` is its name in problems."""
+    """The signature of a function, method, partial or callable object.
+
+    Args:
+        fn: what is called with keyword arguments.
+        who: its name in problems.
+        gives: what it should return, in the problem of a generator.
+
+    Returns:
+        The signature, with what is wrong with it.
+
+    Example:
+        >>> read_signature(lambda question, k=3: None, "node 'search'").parameters[1]
+        Parameter(name='k', annotation=typing.Any, text='', default=True)
+    """
     source = plain_function(fn)
     code = source.__code__ if isinstance(source, FunctionType) else None
     if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
@@ -231,7 +244,20 @@ _CONTAINERS = (list, tuple, set, frozenset)
 
 
 def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
-    """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
+    """One problem per module that a function uses and the graph does not see.
+
+    Args:
+        fn: the function.
+        who: its name in problems.
+        fix: the code to write instead, with `{local}` and `{name}` in it.
+
+    Returns:
+        The problems.
+
+    Example:
+        >>> hidden_problems(len, "the rule", "give the module itself, {name}")
+        []
+    """
     problems = []
     found = {id(module): hidden for hidden, module in _Search().visit(fn)}  # each once, in the order of the search
     for name, place in found.values():

@@ -30,7 +30,7 @@ from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Se
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async, is_program
 from dspyer.patch import DELETE, apply_value
-from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
+from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, lineage_counts
 from dspyer.scheduler.schedule import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.templates import RUN
@@ -361,7 +361,7 @@ class CheckNode(FinderNode):
         """The commits of a visit of `of` and its corrections, from `index` backwards, and manual ones in between."""
         while index >= 0:
             entry = log[index]
-            if entry.commit.node not in (self.of, self.name, self.fix) and not is_manual(entry.commit):
+            if entry.commit.node not in (self.of, self.name, self.fix) and not entry.commit.is_manual():
                 return
             yield index, entry
             index = entry.parents[0] if entry.parents else -1
@@ -387,7 +387,7 @@ class CheckNode(FinderNode):
         refused: list[FrozenDict[str, Any]] = []  # what the fix was sent after each refusal, newest first
         since: list[Mapping[str, Any]] = []  # the patches after the last refusal, newest first
         for _, entry in self._back(log, log[index].parents[0] if log[index].parents else -1):
-            if entry.commit.node == self.of and not is_manual(entry.commit):
+            if entry.commit.node == self.of and not entry.commit.is_manual():
                 break
             if entry.commit.node == self.name and entry.sent is not None:
                 refused.append(entry.sent)

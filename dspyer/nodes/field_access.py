@@ -64,8 +64,21 @@ def check_names(
 ) -> list[str]:
     """Problems of a map of names: own names that the node does not have, and fields that the state does not have.
 
-    `own` are the names that the node has, None for any; `overlay` are names that are as good as fields; `option` is
-    `"reads"` or `"writes"`.
+    Args:
+        names: the fields by the node's own names.
+        option: `"reads"` or `"writes"`.
+        who: how problems name the node.
+        own: the names that the node has; None for any.
+        schema: the fields of the state: `options.schema`, or `options.output_schema` for what it writes.
+        overlay: names that are as good as fields.
+
+    Returns:
+        The problems, each with its fix.
+
+    Example:
+        >>> from dspyer.schema.schema import Schema
+        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"], schema=Schema.of(None))
+        ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you mean 'label'?"]
     """
     problems = []
     for left, right in names.items():

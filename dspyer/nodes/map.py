@@ -73,15 +73,10 @@ class MapNode(Node):
     def script(self, call: Call) -> Script[Reply]:
         """Call the inner node once per item, as many at once as the runner allows."""
         items = self._items(call)
-        fresh = [item for item in items if item.recorded is MISSING]
-        tolerance = None if self.mapped.failures is None else Tolerance(self, items, fresh)
-        # Items with a recorded result are not called again: a resume pays only for those that are missing.
-        found = iter((yield Gather([item.script() for item in fresh], self.mapped.max_concurrency, tolerance), call))
-        if tolerance is not None:
-            tolerance.raise_if_lost()
-        return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
+        tolerance = None if self.mapped.failures is None else Tolerance(self, items)
+        return self._reply((yield from results_of(items, call, self.mapped.max_concurrency, tolerance)))
 
-    def _items(self, call: Call) -> list[_Item]:
+    def _items(self, call: Call) -> list[MapItem]:
         over, name = self.mapped.over, self.mapped.item
         source = call.overlay if call.overlay is not None and over in call.overlay else call.state
         if over not in source:
@@ -93,17 +88,10 @@ class MapNode(Node):
             )
         overlay: FrozenDict[str, Any] = call.overlay if call.overlay is not None else FrozenDict()
         raw = items.raw_items() if isinstance(items, FrozenList) else items
-        return [self._item(call, overlay.set(name, value), index, len(items)) for index, value in enumerate(raw)]
-
-    def _item(self, call: Call, overlay: FrozenDict[str, Any], index: int, count: int) -> _Item:
-        """One item, as an execution of its own."""
-        outer = call.context
-        attempt = outer.delegate.item(index)
-        name = part_id(outer.execution, index)
-        context = Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt)
-        made = partial(self._made, index)
-        inner = call._replace(context=context, overlay=overlay, made=made)
-        return _Item(self, inner, index, count, attempt.recorded_result())
+        return [
+            MapItem(self, call, index, len(items), overlay=overlay.set(name, value), made=partial(self._made, index))
+            for index, value in enumerate(raw)
+        ]
 
     def _made(self, index: int, call: Call, reply: Reply) -> Output:
         """The result of an item, as what it writes to its field. What that cannot hold is refused here: no other item
@@ -147,22 +135,6 @@ class MapNode(Node):
                     )
 
 
-def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:
-    """The script of an item, which calls a node, within the layers around each item; `wrap` is around each step."""
-    session, script = call.runner.session, inner.attempt
-    if wrap is not None:
-        script = lambda call: wrapped(inner.attempt(call), wrap)  # noqa: E731 - mypy knows its type
-    if session is not None:
-        script = session.layers.around_item(call.node, script)
-    return script(call)
-
-
-def part_script(call: Call, script: Callable[[Call], Script[Any]]) -> Script[Any]:
-    """The script of a part of an item, within the layers around attempts."""
-    session = call.runner.session
-    return script(call) if session is None else session.layers.around_part(call.node, script)(call)
-
-
 class Gather(NamedTuple):
     """The step of a map: runs the scripts of its items; gives their results."""
 
@@ -177,18 +149,6 @@ class Gather(NamedTuple):
     async def acall(self, call: Call) -> list[object]:
         calls = [partial(arun_script, script) for script in self.scripts]
         return await call.runner.agather(calls, self.max_concurrency, self.rule)
-
-
-def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
-    """Writes the result of an item or of a part of it, with the LM calls of the item: it is not called again."""
-    records, of_item = attempt.host.records, call.context.delegate.local_id
-    if records.journal is not None:
-        row = ItemRow(attempt.local_id, frozen).row()
-        if row.content is not None:
-            row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
-        # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise lose.
-        yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), call
-        records.items[attempt.local_id] = frozen
 
 
 class _Write(NamedTuple):
@@ -232,10 +192,10 @@ class Tolerance:
     starts before all of the first ones have ended.
     """
 
-    def __init__(self, node: MapNode, items: Sequence[_Item], fresh: Sequence[_Item]) -> None:
+    def __init__(self, node: MapNode, items: Sequence[Item]) -> None:
         self._who = node.who
         self._count = len(items)
-        self._fresh = fresh
+        self._fresh = [item for item in items if item.recorded is MISSING]
         # Not `ceil(min_success * count)`: 0.07 * 100 is 7.000000000000001, and 7 of 100 are the share that was written.
         self._share = node.mapped.min_success
         least = math.floor(self._share * self._count)
@@ -305,58 +265,151 @@ class Tolerance:
             self._failed.insert(0, failed)
 
 
-def publish_start(attempt: Attempt, index: int, count: int) -> None:
-    """Publish that an item of a map, or a trial of a search, has started."""
-    attempt.host.publish(ItemStarted(attempt.node, attempt.branch, attempt.execution, index, count))
+class Item:
+    """One item of a call of a map, or one trial of a search: an execution of its own, whose result is recorded.
 
+    Args:
+        call: that of the node.
+        index: its index among the items.
+        count: how many there are.
+        changes: what its call has otherwise.
 
-def publish_end(attempt: Attempt, index: int, count: int, error: BaseException | None = None) -> None:
-    """Publish that it has ended: with what it raised, if anything."""
-    status = "completed" if error is None else "stopped"  # of what is no `Exception`, such as a cancellation
-    if isinstance(error, Interrupt):
-        status = "interrupted"
-    elif isinstance(error, Exception):
-        status = "failed"
-    attempt.host.publish(ItemFinished(attempt.node, attempt.branch, attempt.execution, index, count, status))
+    Attributes:
+        call: its call.
+        recorded: its result of an earlier attempt, `MISSING` if there is none.
+        may_fail: whether something stands for its result if it fails.
+    """
 
+    may_fail = True
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One item of one call; `recorded` is its result of an earlier attempt, `MISSING` if there is none."""
+    def __init__(self, call: Call, index: int, count: int, **changes: Any) -> None:
+        attempt = call.context.delegate.item(index)
+        self.call = self.inside(call, attempt)._replace(**changes)
+        self.index, self.count = index, count
+        self.recorded: Any = attempt.recorded_result()
 
-    node: MapNode
-    call: Call
-    index: int
-    count: int
-    recorded: Any
+    def place(self, number: int) -> str:
+        """The place of an attempt, for the notes of its errors."""
+        raise NotImplementedError
+
+    def made(self) -> Script[Any]:
+        """Its result, frozen."""
+        raise NotImplementedError
+
+    def ended(self, result: Any, steps: int) -> Script[Any]:
+        """Its result once it has ended; `steps` of the trace were there before it."""
+        del steps
+        yield from ()
+        return result
+
+    def failed(self, error: BaseException, number: int) -> Script[Any]:
+        """The value that stands for its result."""
+        raise NotImplementedError
 
     def script(self) -> Script[object]:
-        """The result of the item, or its `FailedItem`."""
+        """Its result, or what stands for it."""
         attempt = self.call.context.delegate
         execute_item(self.index)
-        publish_start(attempt, self.index, self.count)
-        steps = 0 if self.node.mapped.failures is None else step_count()
+        started = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
+        attempt.host.publish(started)
+        steps = step_count() if self.may_fail else 0
         try:
             # An item that asked in an earlier attempt would only ask again, and pay for what it does before.
             attempt.raise_if_unanswered()
-            output: Output = yield from item_script(self.node.inner, self.call)
-            result = output.patch[self.node.mapped.into]
-            yield from recorded(self.call, attempt, result)
+            result = yield from self.made()
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
             number = attempt.last.number
-            self._note_failure(unwrap_stop_iteration(error), number)
-            if self.node.mapped.failures is None or always_raised(error):
+            self._publish_end(error)
+            annotate(unwrap_stop_iteration(error), self.place(number))
+            if always_raised(error) or not self.may_fail:
                 raise
             # What led to a failure is no step towards the result: an optimizer would learn from it.
             attempt.host.lose_steps(attempt, number, take_steps(steps))
-            return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
-        publish_end(attempt, self.index, self.count)
+            return (yield from self.failed(error, number))
+        self._publish_end(None)
+        return (yield from self.ended(result, steps))
+
+    def _publish_end(self, error: BaseException | None) -> None:
+        attempt = self.call.context.delegate
+        status = "completed" if error is None else "stopped"  # of what is no `Exception`, such as a cancellation
+        if isinstance(error, Interrupt):
+            status = "interrupted"
+        elif isinstance(error, Exception):
+            status = "failed"
+        attempt.host.publish(
+            ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
+        )
+
+    def inside(self, call: Call, attempt: Attempt) -> Call:
+        """The call for an execution inside of that of a call."""
+        outer = call.context
+        name = part_id(outer.execution, attempt.part or attempt.index)
+        return call._replace(context=Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt))
+
+    def called(self, inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Output]:
+        """Call a node, within the layers around each item; `wrap` is around each step."""
+        session, script = call.runner.session, inner.attempt
+        if wrap is not None:
+            script = lambda call: wrapped(inner.attempt(call), wrap)  # noqa: E731 - mypy knows its type
+        if session is not None:
+            script = session.layers.around_item(call.node, script)
+        return script(call)
+
+    def part(self, call: Call, script: Callable[[Call], Script[Any]]) -> Script[Any]:
+        """Make a part of it, within the layers around attempts."""
+        session = call.runner.session
+        return script(call) if session is None else session.layers.around_part(call.node, script)(call)
+
+    def record(self, attempt: Attempt, frozen: Any) -> Script[None]:
+        """Write the result of it or of a part of it, with its LM calls: it is not called again."""
+        records, of_item = attempt.host.records, self.call.context.delegate.local_id
+        if records.journal is not None:
+            row = ItemRow(attempt.local_id, frozen).row()
+            if row.content is not None:
+                row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
+            # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise
+            # lose.
+            yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), self.call
+            records.items[attempt.local_id] = frozen
+
+
+def results_of(
+    items: Sequence[Item], call: Call, max_concurrency: int | None = None, tolerance: Tolerance | None = None
+) -> Script[list[Any]]:
+    """The results of items in their order, as many made at once as the runner allows."""
+    # Items with a recorded result are not called again: a resume pays only for those that are missing.
+    fresh = [item for item in items if item.recorded is MISSING]
+    made = iter((yield Gather([item.script() for item in fresh], max_concurrency, tolerance), call))
+    if tolerance is not None:  # before results are counted: of a map that is lost, some are missing
+        tolerance.raise_if_lost()
+    return [next(made) if item.recorded is MISSING else item.recorded for item in items]
+
+
+class MapItem(Item):
+    """An item of a map."""
+
+    def __init__(self, node: MapNode, call: Call, index: int, count: int, **changes: Any) -> None:
+        super().__init__(call, index, count, **changes)
+        self.node = node
+        self.may_fail = node.mapped.failures is not None
+
+    def place(self, number: int) -> str:
+        """The place of an attempt, for the notes of its errors."""
+        count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
+        return f"in {self.node.mapped.over}[{self.index}] of the map {self.node.name!r} ({count})"
+
+    def made(self) -> Script[Any]:
+        """Its result, frozen."""
+        output = yield from self.called(self.node.inner, self.call)
+        result = output.patch[self.node.mapped.into]
+        yield from self.record(self.call.context.delegate, result)
         return result
 
-    def _note_failure(self, error: BaseException, number: int) -> None:
-        publish_end(self.call.context.delegate, self.index, self.count, error)
-        count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
-        annotate(error, f"in {self.node.mapped.over}[{self.index}] of the map {self.node.name!r} ({count})")
+    def failed(self, error: BaseException, number: int) -> Script[FailedItem]:
+        """The value that stands for its result."""
+        yield from ()
+        failure = self.call.context.delegate.failure(unwrap_stop_iteration(error), number)
+        return FailedItem(self.index, failure, error)
 
 
 def result_of(reply: Reply, node: MapNode) -> object:

@@ -449,6 +449,17 @@ def module_io(module: dspy.Module) -> ModuleIO:
     Of a compiled graph, its own. Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of
     its own that names its parameters replaces the inputs. Of any other class, the parameters of `forward`, and the
     outputs of its attribute `signature`, which are unknown without one.
+
+    Args:
+        module: the module.
+
+    Returns:
+        Both, with their types, and why it cannot be a node.
+
+    Example:
+        >>> found = module_io(dspy.ChainOfThought("question -> answer: int"))
+        >>> dict(found.inputs), dict(found.outputs), found.by_products
+        ({'question': <class 'str'>}, {'answer': <class 'int'>}, ('reasoning',))
     """
     kind = type(module)
     if is_program(module):

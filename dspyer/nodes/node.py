@@ -587,13 +587,32 @@ class Flaws:
         self.unknown: list[str] = []
 
     def without_sends(self) -> list[str]:
-        """All problems, where no `Send` can bring a missing value."""
+        """All problems, where no `Send` can bring a missing value.
+
+        Example:
+            >>> found = Flaws("node 'vote'", ["node 'vote': it has no judge"])
+            >>> found.without_sends()
+            ["node 'vote': it has no judge"]
+        """
         self.problems += self.unknown
         self.unknown.clear()
         return self.problems
 
     def built(self, node: Node | None, module: dspy.Module | None = None, **more: Any) -> Built:
-        """The node that was built, with what was found."""
+        """The node that was built, with what was found.
+
+        Args:
+            node: the node; None if it cannot be built.
+            module: what the program holds for it; None for nothing.
+            more: other facts of `Built`.
+
+        Returns:
+            Both.
+
+        Example:
+            >>> Flaws("node 'vote'", ["node 'vote': it has no judge"]).built(None).problems
+            ("node 'vote': it has no judge",)
+        """
         return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -169,7 +170,7 @@ class NodeOptions(NamedTuple):
         return self.schema if self.map is None else Schema.of(None)
 
 
-class KindOptions:
+class KindOptions(ABC):
     """Options of a special kind of node, in place of a function or module: the base of the options of such kinds.
 
     Each kind says itself how its node is built, and how it is shown.
@@ -177,13 +178,13 @@ class KindOptions:
 
     __slots__ = ()
 
+    @abstractmethod
     def build(self, options: NodeOptions) -> Built:
         """The node, with what the program holds for it and what is wrong with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node; `show` writes a function, module or other value in it."""
-        raise NotImplementedError
 
 
 def node_options(

@@ -73,7 +73,20 @@ Script: TypeAlias = Generator[tuple[Step, "Call"], Any, T]
 
 
 def run_script(script: Script[T]) -> T:
-    """Make the steps of a script in sync code."""
+    """Make the steps of a script in sync code.
+
+    Args:
+        script: the script.
+
+    Returns:
+        What it returns.
+
+    Example:
+        >>> def doubled():
+        ...     return 2 * (yield FunctionStep(lambda text: len(text), {"text": "abc"}), None)
+        >>> run_script(doubled())
+        6
+    """
     try:
         asked = next(script)
         while True:
@@ -91,7 +104,21 @@ def run_script(script: Script[T]) -> T:
 
 
 async def arun_script(script: Script[T]) -> T:
-    """Make the steps of a script in async code."""
+    """Make the steps of a script in async code, as `run_script` does in sync code.
+
+    Args:
+        script: the script.
+
+    Returns:
+        What it returns.
+
+    Example:
+        >>> import asyncio
+        >>> def doubled():
+        ...     return 2 * (yield FunctionStep(lambda text: len(text), {"text": "abc"}), None)
+        >>> asyncio.run(arun_script(doubled()))
+        6
+    """
     try:
         asked = next(script)
         while True:
@@ -243,7 +270,12 @@ class Within(NamedTuple):
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Return whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
+    """Return whether `fn` is an async function, a partial of one, or an object with an async `__call__`.
+
+    Example:
+        >>> is_async(print)
+        False
+    """
     while isinstance(fn, partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
@@ -484,7 +516,12 @@ class InsideRun(NamedTuple):
 
 
 def is_program(module: object) -> bool:
-    """Return whether an object is a compiled graph."""
+    """Return whether an object is a compiled graph.
+
+    Example:
+        >>> is_program(dspy.Predict("question -> answer"))
+        False
+    """
     return hasattr(type(module), "_dspyer_program")
 
 

@@ -18,9 +18,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer import CompiledGraph, ImmutableState, Run
 from dspyer.errors import InputError, StoreError, always_raised, brief, unwrap_stop_iteration, with_article
 from dspyer.events import Commit
-from dspyer.extend import Call, Inner, Layer, Output, Place, Script, thaw, using, wrapped
+from dspyer.extend import Call, Inner, Layer, LogEntry, Output, Place, Script, outermost_execution, thaw, using, wrapped
 from dspyer.graph.spec import check_inputs
-from dspyer.ids import outermost_execution
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.lm.not_public import INPUT_KEYS, Hasher
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, recording, step_count, take_steps
@@ -29,9 +28,8 @@ from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import FieldJudge, WrittenValues
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run import internals_of, take_run
+from dspyer.runtime.run import take_run
 from dspyer.runtime.session import Session, SessionEnd
-from dspyer.scheduler.lineage import LogEntry
 
 # `accepted_only`: a program whose trace has no steps that a check has refused.
 
@@ -392,7 +390,7 @@ class FewShot(dspy.BootstrapFewShot):
         # The score has judged a run that ended well; results of field metrics, which may ask an LM, are shared with it.
         metric = self._field_metric
         found = metric._judgement(run, judge.example).culprits if run.status == "completed" else judge.of(run)[0]
-        verdicts, graph = _verdicts(found.notes), internals_of(run).graph
+        verdicts, graph = _verdicts(found.notes), run.internals.graph
         routers = {router.module_name for router in graph.routers}
         known = {id(step.outputs): step for step in run.trace_steps}
         steps, corrected = [], set()

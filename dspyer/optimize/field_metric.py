@@ -19,9 +19,8 @@ import dspy
 from dspyer import DELETE, CompiledGraph, ImmutableState, Run
 from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
-from dspyer.extend import freeze, thaw
+from dspyer.extend import freeze, outermost_execution, same, thaw
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import outermost_execution
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
 from dspyer.optimize.written_values import (
     NO_FIELD,
@@ -32,8 +31,6 @@ from dspyer.optimize.written_values import (
     metric_name,
     metric_problems,
 )
-from dspyer.runtime.run import internals_of
-from dspyer.values.freezing import same
 
 logger = logging.getLogger("dspyer")
 
@@ -237,7 +234,7 @@ class FieldMetric:
             found = next((one for one in self._runs.get(run, ()) if one.example is example), None)
         if found is not None:
             return found
-        graph = internals_of(run).graph
+        graph = run.internals.graph
         # Checked once per graph: an optimizer scores thousands of runs of one.
         if graph is not self._fits:
             self._validate_graph(graph, self._scored)  # other fields may be those of another graph of the program
@@ -257,7 +254,7 @@ class FieldMetric:
 
     def _judgement(self, run: Run, example: Any) -> Judgement:
         """The nodes that are responsible for what is wrong in a run; judged once for each run and example."""
-        if internals_of(run).resumed:
+        if run.internals.resumed:
             raise ValueError(
                 "this run was resumed, so this process knows only a part of what its nodes have read and called: judge "
                 "a run that was made at once, program.run({...})"
@@ -333,7 +330,7 @@ class FieldMetric:
         if step is None:  # of another part of the program
             return self._goal_text(example, run.prediction)
         commit = outermost_execution(step.execution)
-        author = author_of(step, internals_of(run).graph)
+        author = author_of(step, run.internals.graph)
         texts = judgement.feedback.get((commit, author), ())
         return "\n".join(texts) or judgement.goal
 
@@ -370,7 +367,7 @@ def _run_of(pred: object) -> Run | None:
 def _state_after(run: Run, field: str) -> ImmutableState:
     """The state right after the last commit that wrote a field, also with the value that it had."""
     try:  # of a resumed run, this process does not know what its nodes have read
-        wrote = run.blame((field,)).id if internals_of(run).resumed else WrittenValues(run).final[field].commit.id
+        wrote = run.blame((field,)).id if run.internals.resumed else WrittenValues(run).final[field].commit.id
     except LookupError:  # it was given, or an earlier run of the thread has written it
         return run.state
     state = run.at(wrote)
@@ -436,7 +433,7 @@ def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
         raise TypeError(f"culprits takes a run, and got {kind}: give program.run({{...}}), or Run.of(prediction)")
     if not isinstance(metric, FieldMetric):
         raise TypeError(f"culprits takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
-    metric._validate_graph(internals_of(run).graph, metric.metrics)
+    metric._validate_graph(run.internals.graph, metric.metrics)
     return metric._judgement(run, example).culprits
 
 

@@ -19,15 +19,13 @@ from gepa.core.data_loader import ensure_loader
 
 from dspyer import Run
 from dspyer.errors import always_raised, refuses_removed
-from dspyer.extend import thaw
+from dspyer.extend import same, thaw
 from dspyer.lm.not_public import FailedPrediction, gepa_compile
 from dspyer.optimize.few_shot import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import Candidate, Components, CountingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 from dspyer.optimize.run_judge import author_of
-from dspyer.runtime.run import internals_of
-from dspyer.values.freezing import same
 
 # `CulpritSelector`: the component selector of `optimize.GEPA`.
 
@@ -153,7 +151,7 @@ class CulpritSelector:
 
         If the graph was given what is not of the example, that may be the fault: all else that ran is a suspect, too.
         """
-        internals, example = internals_of(run), trajectory["example"]
+        internals, example = run.internals, trajectory["example"]
         own = {id(step.outputs): author_of(step, internals.graph) for step in run.trace_steps}
         by_node: dict[str, set[str]] = {}
         for name, signature in self._signatures.items():

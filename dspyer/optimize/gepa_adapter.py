@@ -17,7 +17,7 @@ import dspy
 from dspyer import CompiledGraph, Failure
 from dspyer.errors import error_text, needs_new_response
 from dspyer.events import LMCall
-from dspyer.ids import outermost_execution
+from dspyer.extend import outermost_execution
 from dspyer.lm.not_public import CALLERS
 from dspyer.lm.parameters import modules_in, walk, walk_parameters
 from dspyer.lm.requests import STRIDE

@@ -8,8 +8,7 @@ from functools import wraps
 from threading import Lock
 from typing import Any, NamedTuple
 
-from dspyer.display.amounts import count_of
-from dspyer.display.tables import table_html, table_lines
+from dspyer.display import count_of, table_html, table_lines
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ from dspyer.lm.parameters import path_in_program
 from dspyer.lm.tracing import is_apart
 from dspyer.nodes.router import Router
 from dspyer.optimize.written_values import NO_FIELD, FieldJudge, FieldRead, FieldResult, WrittenValue, WrittenValues
-from dspyer.runtime.run import internals_of
 
 
 class FieldNote(NamedTuple):
@@ -147,7 +146,7 @@ class RunJudge:
         self._judge = judge
         self._goal = goal
         self._known = known
-        self._graph = internals_of(run).graph
+        self._graph = run.internals.graph
         self._values = WrittenValues(run)
         self._with_lm, self._tunable = authors_with_lm(run, self._graph)
         self._results: dict[WrittenValue, FieldResult] = {}

@@ -29,16 +29,12 @@ from pydantic_core import to_jsonable_python
 from dspyer import END, START, Run
 from dspyer.errors import CheckError, annotate, brief, list_names, suggestion, with_article
 from dspyer.events import Commit
-from dspyer.extend import Node, thaw
+from dspyer.extend import FrozenDict, LogEntry, Node, is_async, read_signature, thaw
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import FinderNode
 from dspyer.nodes.router import ModuleRouter, Router
-from dspyer.nodes.steps import is_async
 from dspyer.patch import resets
-from dspyer.runtime.run import internals_of
-from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
-from dspyer.values.frozen import FrozenDict
+from dspyer.scheduler.lineage import merge_base, sent_to
 
 NO_FIELD: Final = ""
 """The field of a decision, and of a failure that no field holds."""
@@ -154,7 +150,7 @@ class WrittenValues:
     """
 
     def __init__(self, run: Run) -> None:
-        internals = internals_of(run)
+        internals = run.internals
         self._graph = internals.graph
         self._entries = internals.entries
         self._sources = internals.sources
@@ -174,7 +170,7 @@ class WrittenValues:
         """Adds the values and decisions of one commit."""
         if len(entry.parents) > 1:
             return self._join(entry)
-        if entry.parents and is_manual(entry.commit):  # given, as inputs are
+        if entry.parents and entry.commit.is_manual():  # given, as inputs are
             before = self._positions[entry.parents[0]]
             current = {field: value for field, value in before.current.items() if field not in entry.commit.patch}
             return before._replace(current=current)

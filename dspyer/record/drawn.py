@@ -85,6 +85,7 @@ class DrawnGraph:
     def kind(self, node: str) -> str:
         """The kind of the steps of a node."""
         inside = self.inner.get(node)
+        # Agents and searches are graphs like others to the core: what they are shows in the nodes that they consist of.
         if inside is not None and ("module", "mode") in inside.looks.values():
             return "agent"
         if inside is not None and inside.is_search:
@@ -100,6 +101,7 @@ class DrawnGraph:
     def inside(self, node: str, execution: str) -> DrawnGraph | None:
         """The graph that ran inside of an execution of a node, or of an item, or under the key of a called program."""
         found = self.inner.get(node)
+        # The innermost key names the program: a program that an item calls has the item's number further out.
         for key in reversed(Address.parse(execution).keys):
             found = found or self.inner.get(key)
         return found

@@ -7,8 +7,9 @@ order the rows came in. Where a run has stopped follows from its commits: each b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Question
@@ -20,13 +21,17 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import LogEntry, is_manual, sent_to
+from dspyer.scheduler.lineage import LogEntry, sent_to
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import END, START
+from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict
 
 JOIN = "join:"
+AFTER = "after"
+"""The key of a question that is asked when its execution has committed."""
+
 MOST_ITEMS = 1_000_000
 """Items of one visit of a map that are steps: a damaged row may claim any number."""
 
@@ -115,51 +120,12 @@ class RecordStep:
     conflicts: tuple[MergedConflict, ...] = ()
     posts: tuple[Posted, ...] = ()
     commit: Commit | None = None
+    _state: ImmutableState | None = field(default=None, repr=False, compare=False)
 
     @property
     def forks(self) -> tuple[BranchPath, ...]:
         """The branches that start here; none without a fork."""
         return () if self.commit is None else children_of(self.commit)
-
-
-class Material(NamedTuple):
-    """Facts about a run, from its rows or from the process that made it. Ids are those within the run.
-
-    Attributes:
-        status: how the run ended, or `"running"` or `"crashed"`.
-        label: what global ids begin with.
-        log: its commits with their states, in canonical order.
-        labels: what the global id of each of them begins with, by its id.
-        inside: the commits of graphs inside of nodes, parents first, by the ids of their executions.
-        items: the results of items of maps.
-        calls: its LM calls.
-        questions: its questions, in the order of asking.
-        posts: its posts to live fields.
-        failures: those that ended it.
-        failed: the attempts before these, which other attempts followed.
-        damaged: why rows cannot be read that are no commits of its own graph, by what is known of their place.
-        graph: its graph.
-        earlier: returns, for the fields that it began with, the commits before it that have written them.
-        keeps_texts: whether prompts and responses are shown although values are hidden.
-        redactor: hides values; None for none.
-    """
-
-    status: str
-    label: str
-    log: Sequence[LogEntry]
-    labels: Mapping[str, str]
-    inside: Mapping[str, Commit] = {}
-    items: Mapping[str, Any] = {}
-    calls: Iterable[LMCall] = ()
-    questions: Sequence[StepQuestion] = ()
-    posts: Sequence[Posted] = ()
-    failures: Sequence[Failure] = ()
-    failed: Sequence[Failure] = ()
-    damaged: Mapping[str, str] = {}
-    graph: DrawnGraph = DrawnGraph("")
-    earlier: Callable[[], Mapping[str, Commit]] = dict
-    keeps_texts: bool = False
-    redactor: Redactor | None = None
 
 
 # --- where a run has stopped
@@ -182,118 +148,392 @@ def came_from(parent: Commit, commit: Commit) -> BranchPath:
     return children[parent.route.index(node) if node in parent.route else 0]
 
 
-class Active(NamedTuple):
-    """A branch that leads on from a commit: the node to which it leads, and the commit."""
+class Branches:
+    """The branches of a graph that no commit has continued, kept while its commits come, parents first.
 
-    goal: str
-    head: Commit
+    One that has reached `END` waits there for the others.
+    """
 
+    def __init__(self, commits: Iterable[Commit] = ()) -> None:
+        self._by_id: dict[str, Commit] = {}
+        self._ways: dict[tuple[str, BranchPath], str] = {}  # by commit and branch, the node to which it leads
+        self._lengths: dict[BranchPath, int] = {}
+        for commit in commits:
+            self.add(commit)
 
-def active_branches(commits: Sequence[Commit]) -> dict[BranchPath, Active]:
-    """The branches of a graph that no commit has continued. One that has reached `END` waits there for the others."""
-    by_id: dict[str, Commit] = {}
-    ways: dict[tuple[str, BranchPath], str] = {}  # by commit and branch, the node to which it leads
-    for commit in commits:
-        behind = [(parent, came_from(by_id[parent], commit)) for parent in commit.parents if parent in by_id]
-        goals = [ways.pop(way) for way in behind if way in ways]
+    def add(self, commit: Commit) -> None:
+        """Add a commit."""
+        behind = [
+            (parent, came_from(self._by_id[parent], commit)) for parent in commit.parents if parent in self._by_id
+        ]
+        # What a commit follows is taken from the ways that are open: those that are left at the end are active.
+        goals = [self._ways.pop(way) for way in behind if way in self._ways]
         route = commit.route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
         paths = children_of(commit) or (commit.branch,)
-        ways |= {(commit.id, path): goal for path, goal in zip(paths, route, strict=False)}
-        by_id[commit.id] = commit
-    found = {path: Active(goal, by_id[head]) for (head, path), goal in ways.items()}
-    return dict(sorted(found.items()))
+        self._ways |= {(commit.id, path): goal for path, goal in zip(paths, route, strict=False)}
+        self._by_id[commit.id] = commit
+        length = Address.parse(commit.id).index + 1
+        self._lengths[commit.branch] = max(self._lengths.get(commit.branch, 0), length)
+
+    def active(self) -> dict[BranchPath, tuple[str, Commit]]:
+        """The node to which each branch leads, and the commit from which, by the paths of the branches, in order."""
+        found = {path: (goal, self._by_id[head]) for (head, path), goal in self._ways.items()}
+        return dict(sorted(found.items()))
+
+    def stops(
+        self, scope: str, status: str, failures: Iterable[Failure] = (), committed: Container[str] = ()
+    ) -> Iterator[BranchStop]:
+        """The executions at which the branches of a graph have stopped, or are.
+
+        Args:
+            scope: the execution in which the graph runs; "" for that of the run.
+            status: how the run has ended, or the step around the graph.
+            failures: those that have ended the run.
+            committed: the executions that have a commit.
+        """
+        if status == "completed":
+            return
+        active = self.active()
+        stopped: set[BranchPath] = set()
+        for failure in sorted(failures, key=lambda failure: failure.branch):
+            came: tuple[BranchPath, ...] = (failure.branch,)
+            if failure.node.startswith(JOIN):
+                node = failure.node.removeprefix(JOIN)
+                came = tuple([path for path, (goal, _) in active.items() if goal == node])
+            stopped.update(came)
+            heads = {path: active[path][1] for path in came if path in active}
+            local = full_id(scope, Address.parse(failure.execution).own)
+            if local in committed:  # a router raised after the commit, or a question after it was refused
+                local = f"{local}[route]"
+            yield BranchStop(scope, local, failure.node, failure.branch, heads, "failed", failure)
+        # Of a graph inside of a node that failed, the only branch is the one that has.
+        here = "failed" if scope and status == "failed" and len(active) == 1 else "stopped"
+        for path, (goal, head) in active.items():
+            if path not in stopped and not (goal == END and len(active) == 1):
+                local = full_id(scope, execution_id(path, self._lengths.get(path, 0)))
+                yield BranchStop(scope, local, goal, path, {path: head}, "running" if status == "running" else here)
 
 
-# --- steps
+class BranchStop(NamedTuple):
+    """An execution at which a branch has stopped, or is; `heads` are the commits before it, by branch."""
+
+    scope: str
+    local: str
+    node: str
+    branch: BranchPath
+    heads: Mapping[BranchPath, Commit]
+    status: str
+    failure: Failure | None = None
 
 
-def make_steps(material: Material) -> tuple[RecordStep, ...]:
-    """The steps of a run, each before those inside of it, in canonical order."""
-    return _Maker(material).steps()
+# --- what is known of a run
+
+
+class RunEnding(NamedTuple):
+    """The end of a run, as far as it has one.
+
+    Attributes:
+        status: `"running"` or `"crashed"` for a run without an end.
+        ended: when it ended.
+        usage: what it used by language model.
+        failures: those that ended it.
+        failed: the attempts before these, which other attempts followed.
+        damaged: by place, why rows cannot be read that say how it ended.
+    """
+
+    status: str
+    ended: float | None = None
+    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    failures: Sequence[Failure] = ()
+    failed: Sequence[Failure] = ()
+    damaged: Mapping[str, str] = FrozenDict()
+
+
+@dataclass(slots=True)
+class Facts:
+    """The traces of one execution of the run's own graph besides its commit, with all that ran inside of it.
+
+    Ids are those within the run.
+
+    Attributes:
+        inside: the commits of graphs inside of it, parents first, by the ids of their executions.
+        items: the results of items of maps.
+        calls: its LM calls.
+        posts: its posts to live fields.
+        asked: its questions, by execution and key, in the order of asking.
+        failed: the attempts that failed before the failure that ended the run.
+        damaged: why rows cannot be read, by what is known of their place.
+        stops: where the run has stopped.
+    """
+
+    inside: dict[str, Commit] = field(default_factory=dict)
+    items: dict[str, Any] = field(default_factory=dict)
+    calls: list[LMCall] = field(default_factory=list)
+    posts: list[Posted] = field(default_factory=list)
+    asked: dict[tuple[str, str], StepQuestion] = field(default_factory=dict)
+    failed: list[Failure] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    stops: list[BranchStop] = field(default_factory=list)
 
 
 Order = tuple[int, int, BranchPath, Any]
 """The place of a step among those with the same parent: commits before failures, and these before other stops."""
 
 
-class _Maker:
-    """The steps of one run while they are put together: the arguments of `RecordStep`, by execution."""
+class RunSteps:
+    """The facts of a run, and the steps made of them. More may be added at any time, from rows or from a process.
 
-    def __init__(self, material: Material) -> None:
-        self._of = material
-        self._redactor = material.redactor
+    The executions of the run's own graph are independent of each other: steps are made again only of those of which
+    something new is known. So what a follower pays for a change does not grow with the run.
+
+    Args:
+        label: what global ids begin with.
+        graph: its graph.
+        earlier: returns, for the fields that it began with, the commits before it that have written them.
+        redactor: hides values; None for none. What it hides depends on what it has seen: with one, make steps once.
+        keeps_texts: whether prompts and responses are shown although values are hidden.
+
+    Attributes:
+        log: its commits with their states, parents first. Their indexes stay; a version comes once it is known.
+        places: the index of each, by its id.
+        labels: what the global id of each begins with, by its id.
+        facts: the facts of its executions, by the outermost one.
+        ending: those that hold only for how the run has ended up to now.
+        held: the ids of steps after which a question is open.
+        fields: by step, the fields of the state after it, as far as they were asked for.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        graph: DrawnGraph,
+        earlier: Callable[[], Mapping[str, Commit]] = dict,
+        redactor: Redactor | None = None,
+        keeps_texts: bool = False,
+    ) -> None:
+        self.label, self.graph, self.earlier = label, graph, earlier
+        self.redactor, self.keeps_texts = redactor, keeps_texts
+        self.log: list[LogEntry] = []
+        self.places: dict[str, int] = {}
+        self.labels: dict[str, str] = {}
+        self.facts: dict[str, Facts] = {}
+        self.ending: dict[str, Facts] = {}
+        self.held: set[str] = set()
+        self.fields: dict[str, Mapping[str, Wrote]] = {}
+        self.writers = Writers(self.log)
+        self._order: list[int] = []  # the log indexes in canonical order, of which the first ones are settled for good
+        self._settled = 0
+        self._branches = Branches()
+        self._changed: dict[str, None] = {}
+        self._made: dict[str, tuple[RecordStep, ...]] = {}
+        self._loose: dict[str, Order] = {}  # the places of those without a commit
+        self._first: list[RecordStep] = []  # the steps of commits at the beginning, which hardly change any more
+        self._first_count = 0
+
+    def commit(self, entry: LogEntry, label: str) -> None:
+        """Add a commit of the run's own graph; its parents were added before."""
+        commit = entry.commit
+        self.places[commit.id], self.labels[commit.id] = len(self.log), label
+        self.log.append(entry)
+        self._branches.add(commit)
+        self._changed[commit.id] = None
+
+    def settle(self, count: int, first: int) -> None:
+        """Give versions to the first commits, from `first` on: up to the last one at which one branch was active.
+
+        Commits come in the order in which they were made, which differs between runs of one fork. Sorted by step and
+        branch, every run of the same graph with the same results has the same versions.
+        """
+        done, log = self._settled, self.log
+        # A settled commit comes after all before it in either order: what was sorted up to one stays.
+        behind = range(done, len(log))
+        self._order[done:] = sorted(behind, key=lambda i: (i >= count, log[i].commit.step, log[i].commit.branch))
+        for place in range(done, count):
+            index = self._order[place]
+            commit = changed(log[index].commit, version=first + place)
+            log[index] = log[index]._replace(commit=commit)
+            self._changed[commit.id] = None
+        self._settled = count
+
+    def of(self, execution: str) -> Facts:
+        """The facts of the execution of the run's own graph that is another one, or is around it, to be added to."""
+        outermost = _outermost(execution)
+        self._changed[outermost] = None
+        return self.facts.setdefault(outermost, Facts())
+
+    def ask(self, asked: StepQuestion) -> None:
+        """Add a question, or its answer."""
+        question = asked.question
+        self.of(question.execution).asked[question.execution, question.key] = asked
+        if question.key == AFTER and question.execution in self.places:
+            name = self.id_of(question.execution)
+            (self.held.add if asked.answer is None else self.held.discard)(name)
+            # What follows a commit comes after it.
+            self._changed |= dict.fromkeys([one.commit.id for one in self.log[self.places[question.execution] + 1 :]])
+
+    def id_of(self, local: str) -> str:
+        """The global id of a commit or an execution."""
+        return full_id(self.labels.get(local, self.label), local)
+
+    def in_order(self) -> Iterator[LogEntry]:
+        """The commits in canonical order."""
+        return map(self.log.__getitem__, self._order)
+
+    def make(self, ending: RunEnding) -> tuple[RecordStep, ...]:
+        """The steps of the run, each before those inside of it, in canonical order."""
+        # Both those that it has said something of until now, and those of which it does now, are made again.
+        self._changed |= dict.fromkeys(self.ending)
+        self.ending = {}
+        for failure in ending.failed:
+            if Address.parse(failure.execution).index >= 0:  # else where it was is hidden, or not known
+                self._ended_at(failure.execution).failed.append(failure)
+        for stop in self._branches.stops("", ending.status, ending.failures, self.places):
+            self._ended_at(stop.local).stops.append(stop)
+        for place, reason in ending.damaged.items():
+            self._ended_at(place).damaged[place] = reason
+        self._changed |= dict.fromkeys(self.ending)
+        for execution in self._changed:
+            self._loose.pop(execution, None)
+        for execution, order, steps in _Maker(self, self._changed).made():
+            self._made[execution] = steps
+            if execution not in self.places:
+                self._loose[execution] = order
+        if any(self.places.get(one, self._first_count) < self._first_count for one in self._changed):
+            self._first, self._first_count = [], 0
+        self._changed.clear()
+        # Without the last settled commit: what is after it may still be said of it (a router that failed, a question).
+        end = max(self._settled - 1, self._first_count)
+        self._first += self._steps_of(range(self._first_count, end))
+        self._first_count = end
+        loose = sorted(self._loose, key=self._loose.__getitem__)
+        before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
+        after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
+        return (*before, *self._first, *self._steps_of(range(end, len(self.log))), *after)
+
+    def _steps_of(self, places: Iterable[int]) -> Iterator[RecordStep]:
+        """The steps of the commits at some places of the canonical order."""
+        for place in places:
+            name = self.log[self._order[place]].commit.id
+            if self.places[name] == self._order[place]:  # rows that say nothing of their commits may have one id
+                yield from self._made[name]
+
+    def _ended_at(self, execution: str) -> Facts:
+        return self.ending.setdefault(_outermost(execution), Facts())
+
+
+# --- steps
+
+
+class _Maker:
+    """The steps of some executions while they are put together: the arguments of `RecordStep`, by execution."""
+
+    def __init__(self, run: RunSteps, executions: Iterable[str]) -> None:
+        self._of = run
+        self._redactor = run.redactor
+        self._held = set(run.held)
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
         self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
-        self._states = {entry.commit.id: entry.state for entry in material.log}
-        self._writers = Writers(material.log)
+        self._own = [run.places[one] for one in executions if one in run.places]
+        self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
 
-    def steps(self) -> tuple[RecordStep, ...]:
-        material = self._of
-        for index in range(len(material.log)):
+    def made(self) -> Iterator[tuple[str, Order, tuple[RecordStep, ...]]]:
+        """Each of the executions with its place and its steps."""
+        # All commits first, in canonical order: a redactor hides what it has seen hidden before. Then where branches
+        # have stopped, since the rest belongs to the executions that are known by then.
+        self._commits_and_stops()
+        self._attempts_and_items()
+        for facts in self._facts:
+            for call in facts.calls:
+                self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
+            for post in facts.posts:
+                self._add(post.execution, post.node, "posts", post)
+            for asked in facts.asked.values():
+                self._ask(asked)
+        for step in self._fields.values() if self._held else ():
+            if step["status"] != "failed" and not self._held.isdisjoint(step.get("after", ())):
+                step["status"] = "waiting"
+        for facts in self._facts:
+            for place, reason in facts.damaged.items():
+                self._step(place, "?").update(status="unreadable", reason=reason)
+        inside: dict[str, list[str]] = {}
+        for local in self._fields:
+            inside.setdefault(_around(local), []).append(local)
+        for execution in inside.get("", ()):
+            yield execution, self._order[execution], tuple(self._steps(inside, execution, None))
+
+    def _commits_and_stops(self) -> None:
+        own = [(index, self._of.log[index].commit) for index in self._own]
+        for index, _ in sorted(own, key=lambda one: (one[1].version is None, one[1].step, one[1].branch)):
             self._own_commit(index)
         inner: dict[str, list[Commit]] = {}
-        for local, commit in material.inside.items():
-            scope = _around(local)
-            inner.setdefault(scope, []).append(commit)
-            wrote = {name: Wrote(_value_of(update)) for name, update in commit.patch.items()}
-            self._commit(local, material.label, commit, wrote)
-        self._stops("", [entry.commit for entry in material.log], material.failures, material.status)
+        for facts in self._facts:
+            for local, commit in facts.inside.items():
+                inner.setdefault(_around(local), []).append(commit)
+                self._inner_commit(local, commit)
+        for stop in chain.from_iterable([facts.stops for facts in self._facts]):
+            self._stop(stop)
         # From the outside to the inside: how a graph has ended follows from the step around it.
         for scope in sorted(inner, key=len):
             commits = sorted(inner[scope], key=lambda commit: (commit.step, commit.branch))
-            around = self._step(scope)["status"]
-            self._stops(scope, commits, (), around)
-        for failure in material.failed:
-            if Address.parse(failure.execution).index < 0:
-                continue  # where it was is hidden, or not known
-            step = self._step(self._place(failure.execution), failure.node)
-            step["failed"] = (*step.get("failed", ()), failure)
+            for stop in Branches(commits).stops(scope, self._step(scope)["status"]):
+                self._stop(stop)
+
+    def _attempts_and_items(self) -> None:
+        for failure in chain.from_iterable([facts.failed for facts in self._facts]):
+            self._add(self._place(failure.execution), failure.node, "failed", failure)
         for local in list(self._fields):
             self._items_of(local)
-        for execution, value in material.items.items():
-            self._step(execution).update(status="done", wrote={"result": Wrote(self._result(execution, value))})
+        # The row of an item has its result whole; what its map has committed may lack it.
+        for facts in self._facts:
+            for execution, value in facts.items.items():
+                self._step(execution).update(status="done", wrote={"result": Wrote(self._result(execution, value))})
         for step in self._fields.values():  # of an item without a result, the last of its failures has ended it
             if step["status"] == "stopped" and (lost := step.get("failed")) and lost[-1].index is not None:
                 step |= {"status": "failed", "failure": lost[-1], "failed": lost[:-1]}
-        for call in material.calls:
-            step = self._step(self._place(call.execution), call.node)
-            step["lm"] = (*step.get("lm", ()), self._shown_call(call))
-        for post in material.posts:
-            step = self._step(post.execution, post.node)
-            step["posts"] = (*step.get("posts", ()), post)
-        for asked in material.questions:
-            self._ask(asked)
-        for place, reason in material.damaged.items():
-            self._step(place, "?").update(status="unreadable", reason=reason)
-        return self._tree()
+
+    def _add(self, local: str, node: str, name: str, one: Any) -> None:
+        """Add to one of the lists of a step."""
+        self._step(local, node).setdefault(name, []).append(one)
 
     # --- commits
 
     def _own_commit(self, index: int) -> None:
         """The step of a commit of the run's own graph: what it wrote is read from the states, which are folded."""
-        material, entry = self._of, self._of.log[index]
+        run, entry = self._of, self._of.log[index]
         commit, state = entry.commit, entry.state
-        before = material.log[entry.parents[0]].state if entry.parents else None
+        before = run.log[entry.parents[0]].state if entry.parents else None
         wrote: dict[str, Wrote] = {}
         if isinstance(commit.patch, UnreadablePatch):
             pass
         elif before is None:
             # The first step has all that the run begins with: so a reader need not know what was before the run.
-            carried = material.earlier() if state.keys() - commit.patch.keys() else {}
+            carried = run.earlier() if state.keys() - commit.patch.keys() else {}
             for name, value in state.raw_items():
                 writer = None if name in commit.patch else carried.get(name)
                 wrote[name] = Wrote(value, None if writer is None else writer.id)
         elif len(entry.parents) > 1:
+            joined, first = run.writers.at(index), run.writers.at(entry.parents[0])
             for name in {**state, **before}:
-                value, held = state.raw(name, DELETE), before.raw(name, DELETE)
-                if value is not held and not same(value, held):
-                    wrote[name] = Wrote(value, self._writer(index, name))
+                value, held, last = state.raw(name, DELETE), before.raw(name, DELETE), joined.under(name).writer
+                # Branches may have written one value: a walk along the first of them would find the wrong writer.
+                if last != first.under(name).writer or not (value is held or same(value, held)):
+                    by = None if last is None or last == index else run.id_of(run.log[last].commit.id)
+                    wrote[name] = Wrote(value, by)
         else:
             wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
-        self._commit(commit.id, material.labels[commit.id], commit, wrote, entry.conflicts)
+        behind = [run.log[parent].commit for parent in entry.parents]
+        self._commit(commit.id, commit, behind, wrote, entry.conflicts)
+        self._fields[commit.id]["_state"] = state
         self._sent(commit.id, entry.parents, commit.branch)
+
+    def _inner_commit(self, local: str, commit: Commit) -> None:
+        """The step of a commit of a graph inside of a node, which has no states: what it wrote is its patch."""
+        scope = local[: len(local) - len(commit.id)]
+        behind = [self._raw[scope + parent] for parent in commit.parents if scope + parent in self._raw]
+        wrote = {name: Wrote(_value_of(update)) for name, update in commit.patch.items()}
+        self._commit(local, commit, behind, wrote, scope=scope)
 
     def _sent(self, local: str, parents: tuple[int, ...], branch: BranchPath) -> None:
         """Notes what a `Send` has brought to a step of the run's own graph."""
@@ -301,27 +541,18 @@ class _Maker:
         if sent:
             self._fields[local]["sent"] = {name: self._shown(name, value) for name, value in sent.raw_items()}
 
-    def _writer(self, index: int, name: str) -> str | None:
-        """The id of the commit that a joined value is of; None for the join itself."""
-        writer = self._writers.at(index).under(name).writer
-        if writer is None or writer == index:
-            return None
-        found = self._of.log[writer].commit.id
-        return full_id(self._of.labels[found], found)
-
     def _commit(
         self,
         local: str,
-        label: str,
         commit: Commit,
+        behind: Sequence[Commit],
         wrote: Mapping[str, Wrote],
         conflicts: tuple[MergedConflict, ...] = (),
+        scope: str = "",
     ) -> None:
         hidden = self._redactor
-        scope = local[: len(local) - len(commit.id)]
-        behind = [self._fields[scope + parent] for parent in commit.parents if scope + parent in self._fields]
-        parents = [parent["id"] for parent in behind]
-        shown = changed(commit, id=full_id(label, local), parents=tuple(parents))
+        parents = [self._of.id_of(scope + parent.id) for parent in behind]
+        shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
         self._raw[local] = commit
         if hidden is not None:
             shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
@@ -337,11 +568,11 @@ class _Maker:
             "started": commit.started or None,
             "seconds": commit.duration,
             "after": shown.parents,
-            "came": tuple([came_from(parent["commit"], commit) for parent in behind]),
+            "came": tuple([came_from(parent, commit) for parent in behind]),
             "to": commit.route,
             "reason": shown.reason,
             "wrote": wrote,
-            "failed": tuple([self._failure(one) for one in commit.failed_attempts if one.index is None]),
+            "failed": [self._failure(one) for one in commit.failed_attempts if one.index is None],
             "failure": None if commit.failure is None else self._failure(commit.failure),
             "conflicts": conflicts,
             "commit": shown,
@@ -351,8 +582,7 @@ class _Maker:
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
         for failure in commit.failed_attempts:
             if failure.index is not None:
-                step = self._step(f"{local}[{failure.index}]")
-                step["failed"] = (*step.get("failed", ()), self._failure(failure))
+                self._add(f"{local}[{failure.index}]", "", "failed", self._failure(failure))
 
     def _shown(self, name: str, value: Any) -> Any:
         if self._redactor is None or value is DELETE:
@@ -392,7 +622,8 @@ class _Maker:
                 return []
             if name in commit.patch or name in folded:
                 return _entries(commit.patch.get(name))
-            return _entries(self._states[local].raw(name, None)) if local in self._states else []
+            state = step.get("_state")
+            return [] if state is None else _entries(state.raw(name, None))
 
         lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
         results = iter(given(mapped.into))
@@ -407,47 +638,19 @@ class _Maker:
 
     # --- stops
 
-    def _stops(self, scope: str, commits: Sequence[Commit], failures: Sequence[Failure], status: str) -> None:
-        """The steps of a graph that have no commit: where its branches were when it stopped, or where they are."""
-        if status == "completed":
-            return
-        active = active_branches(commits)
-        stopped: set[BranchPath] = set()
-        for failure in sorted(failures, key=lambda failure: failure.branch):
-            came: tuple[BranchPath, ...] = (failure.branch,)
-            if failure.node.startswith(JOIN):
-                node = failure.node.removeprefix(JOIN)
-                came = tuple([path for path, branch in active.items() if branch.goal == node])
-            stopped.update(came)
-            heads = {path: active[path].head for path in came if path in active}
-            local = full_id(scope, Address.parse(failure.execution).own)
-            if "commit" in self._step(local):  # a router raised after the commit, or a question after it was refused
-                local = f"{local}[route]"
-            self._stop(scope, local, failure.node, failure.branch, heads, "failed")["failure"] = failure
-        indexes: dict[BranchPath, int] = {}
-        for commit in commits:
-            indexes[commit.branch] = max(indexes.get(commit.branch, -1), Address.parse(commit.id).index)
-        # Of a graph inside of a node that failed, the only branch is the one that has.
-        here = "failed" if scope and status == "failed" and len(active) == 1 else "stopped"
-        for path, (goal, head) in active.items():
-            if path not in stopped and not (goal == END and len(active) == 1):
-                local = full_id(scope, execution_id(path, indexes.get(path, -1) + 1))
-                self._stop(scope, local, goal, path, {path: head}, "running" if status == "running" else here)
-
-    def _stop(
-        self, scope: str, local: str, node: str, branch: BranchPath, heads: Mapping[BranchPath, Commit], status: str
-    ) -> dict[str, Any]:
+    def _stop(self, stop: BranchStop) -> None:
+        scope, local, node, branch, heads, status, failure = stop
         step = self._step(local, node)
         step.update(node=node, branch=branch, came=tuple(heads), status=status)
         step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
-        step["after"] = tuple([self._fields[full_id(scope, head.id)]["id"] for head in heads.values()])
+        step["after"] = tuple([self._of.id_of(full_id(scope, head.id)) for head in heads.values()])
+        if failure is not None:
+            step["failure"] = failure
         if status == "running" and heads:
             step["started"] = max(head.ended for head in heads.values())
         if not scope:
-            places = {entry.commit.id: index for index, entry in enumerate(self._of.log)}
-            self._sent(local, tuple([places[head.id] for head in heads.values()]), branch)
+            self._sent(local, tuple([self._of.places[head.id] for head in heads.values()]), branch)
         self._order[local] = (2 if status == "failed" else 3, 0, branch, ())
-        return step
 
     def _ask(self, asked: StepQuestion) -> None:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
@@ -455,16 +658,15 @@ class _Maker:
             asked = asked._replace(question=cast("Question", self._redactor.redact(asked.question)))
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)
-        after = question.key == "after"  # asked when its execution has committed: it holds back what follows
-        open_one = answer is None and (after or "commit" not in step)
+        is_open = answer is None and question.key != AFTER and "commit" not in step
+        if answer is None and question.key == AFTER:
+            self._held.add(step["id"])
         if "asked" in step:
             step = self._step(part_id(question.execution, question.key), question.key)
             step |= {"kind": "question", "status": "done"}
         step["asked"] = asked
-        behind = [one for one in self._fields.values() if step["id"] in one.get("after", ())] if after else [step]
-        for one in behind if open_one else ():
-            if one["status"] != "failed":
-                one["status"] = "waiting"
+        if is_open and step["status"] != "failed":
+            step["status"] = "waiting"
         if asked.at is not None and answer is not None and answer.at is not None:
             step["waited"] = step.get("waited", 0.0) + max(0.0, answer.at - asked.at)
 
@@ -482,7 +684,7 @@ class _Maker:
         """The fields of the step of an execution, which is made if need be, with those around it."""
         if local not in self._fields:
             found = Address.parse(local)
-            self._fields[local] = {"id": full_id(self._of.label, local), "node": node, "status": "stopped"}
+            self._fields[local] = {"id": self._of.id_of(local), "node": node, "status": "stopped"}
             self._fields[local]["branch"] = found.path
             self._order[local] = (0, -1, (), id_order(local)) if found.part else (3, 0, found.path, ())
             if around := _around(local):
@@ -500,33 +702,27 @@ class _Maker:
             self._graphs[local] = found
         return self._graphs[local]
 
-    def _tree(self) -> tuple[RecordStep, ...]:
-        inside: dict[str, list[str]] = {}
-        for local in self._fields:
-            inside.setdefault(_around(local), []).append(local)
-        return tuple(self._level(inside, "", None))
-
-    def _level(self, inside: Mapping[str, list[str]], around: str, parent: str | None) -> list[RecordStep]:
-        """The steps inside of one, each followed by those inside of it."""
-        found: list[RecordStep] = []
-        for local in sorted(inside.get(around, ()), key=self._order.__getitem__):
-            fields = self._fields[local]
-            self._name(local, fields)
-            below = self._level(inside, local, fields["id"]) if local in inside else []
-            spans = [(call.started, call.started + call.seconds) for call in fields.get("lm", ())]
-            spans += [(one.started, one.started + one.seconds) for one in below if one.started is not None]
-            if fields.get("started") is not None:
-                spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
-            if below or fields.get("started") is None:
-                begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
-                fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
-            if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
-                fields["status"] = "waiting"
-            fields["waited"] = fields.get("waited", 0.0) + sum(
-                [one.waited for one in below if one.parent == fields["id"]]
-            )
-            found += [RecordStep(**fields, parent=parent), *below]
-        return found
+    def _steps(self, inside: Mapping[str, list[str]], local: str, parent: str | None) -> list[RecordStep]:
+        """A step, followed by those inside of it, in order."""
+        fields = self._fields[local]
+        self._name(local, fields)
+        below: list[RecordStep] = []
+        for one in sorted(inside.get(local, ()), key=self._order.__getitem__):
+            below += self._steps(inside, one, fields["id"])
+        calls = fields.get("lm", ())
+        spans = [(call.started, call.started + call.seconds) for call in calls]
+        spans += [(one.started, one.started + one.seconds) for one in below if one.started is not None]
+        if fields.get("started") is not None:
+            spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
+        if below or fields.get("started") is None:
+            begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
+            fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
+        if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
+            fields["status"] = "waiting"
+        waited = [one.waited for one in below if one.parent == fields["id"]]
+        fields["waited"] = fields.get("waited", 0.0) + sum(waited)
+        fields |= {name: tuple(fields[name]) for name in ("lm", "failed", "posts") if name in fields}
+        return [RecordStep(**fields, parent=parent), *below]
 
     def _name(self, local: str, fields: dict[str, Any]) -> None:
         """Sets the kind of a step, and the name of one that is a part of another."""
@@ -545,7 +741,7 @@ class _Maker:
             fields["kind"] = "start"
         elif node.startswith(JOIN) or (fields.get("commit") and len(fields["after"]) > 1):
             fields["kind"] = "join"
-        elif (commit := fields.get("commit")) and (is_manual(commit) or (not fields["after"] and commit.step == 0)):
+        elif (commit := fields.get("commit")) and (commit.is_manual() or (not fields["after"] and commit.step == 0)):
             fields["kind"] = "edit"
         else:
             fields["kind"] = graph.kind(node)
@@ -554,6 +750,11 @@ class _Maker:
 def _around(local: str) -> str:
     """The execution around another one, or of which it is a part; "" for none."""
     return next(reversed(ids_around(local)), "")
+
+
+def _outermost(local: str) -> str:
+    """The execution of the run's own graph that is another one, or is around it."""
+    return next(iter(ids_around(local)), local)
 
 
 def _whole(local: str) -> str:

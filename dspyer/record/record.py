@@ -13,17 +13,26 @@ from typing import Any, NamedTuple
 from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, StepQuestion, Wrote
-from dspyer.scheduler.lineage import LogEntry
+from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 
 FORMAT = 1
+KEPT = 64
+"""Steps of which all fields are kept: a reader goes on to the next one."""
+
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
+
+
+STEP = ("id", "parent", "kind", "node", "visit", "status", "started", "seconds", "waited")
+CALL = ("seconds", "predictor", "model", "cost", "attempt", "cached")
+POST = ("field", "seq", "size", "operation")
+"""What the JSON form has of a step, an LM call and a post as it is."""
 
 
 class Origin(NamedTuple):
@@ -74,8 +83,40 @@ class Record:
     origin: Origin | None = None
     hidden: tuple[Any, ...] | str | None = None
     lm_calls: str = "usage"
-    _log: Sequence[LogEntry] = field(default=(), repr=False)
     _earlier: Callable[[], Mapping[str, Commit]] = field(default=dict, repr=False)
+    _fields: dict[str, Mapping[str, Wrote]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        steps: RunSteps,
+        ending: RunEnding,
+        run_id: str,
+        thread: str,
+        started: float,
+        hidden: Any,
+        lm_calls: str,
+        origin: Origin | None = None,
+    ) -> Record:
+        """The record of a run by what is known of it."""
+        label, failures = steps.label, ending.failures
+        return cls(
+            label or run_id,
+            run_id,
+            thread,
+            steps.graph,
+            ending.status,
+            started,
+            ending.ended,
+            ending.usage,
+            steps.make(ending),
+            tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in failures]),
+            origin,
+            tuple(hidden) if isinstance(hidden, list) else hidden,
+            lm_calls,
+            steps.earlier,
+            steps.fields,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self.to_dict() == other.to_dict()
@@ -90,13 +131,13 @@ class Record:
 
     def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
         """Return whether there is a step with an id."""
-        return id in self._by_id
+        return id in self._places
 
     def step(self, id: str) -> RecordStep:  # noqa: A002 - the name of the attribute
         """A step by its id; raises `LookupError` if there is none."""
-        if id not in self._by_id:
-            raise LookupError(f"the run {self.id!r} has no step {id!r}; ids look like {next(iter(self._by_id), '')!r}")
-        return self._by_id[id]
+        if id not in self._places:
+            raise LookupError(f"the run {self.id!r} has no step {id!r}; ids look like {next(iter(self._places), '')!r}")
+        return self.steps[self._places[id]]
 
     def state(self, id: str) -> ImmutableState:  # noqa: A002
         """The state after a step; of one that has no commit, that from which it began.
@@ -109,8 +150,9 @@ class Record:
         step = self.step(id)
         if step.status == "unreadable":
             raise StoreError(step.reason or "")
-        if id in self._places:
-            return self._log[self._places[id]].state
+        # The stored state, with what is hidden: `fields` has it as it may be shown.
+        if step._state is not None:
+            return step._state
         if step.parent is not None:
             raise LookupError(
                 f"the step {id!r} is inside of {step.parent!r}: the states of graphs in nodes are not stored"
@@ -125,49 +167,45 @@ class Record:
         """
         passed: list[RecordStep] = []
         at: RecordStep | None = self.step(id)
-        while at is not None and at.id not in self._fields:
+        known: Mapping[str, Wrote] | None = None
+        while at is not None and (known := self._fields.get(at.id)) is None:
             passed.append(at)
             at = self.step(at.after[0]) if at.after else None
-        found = {} if at is None else dict(self._fields[at.id])
+        found = dict(known or {})
         for step in reversed(passed):
             for name, one in step.wrote.items():
                 if one.value is DELETE:
                     found.pop(name, None)
                 else:
                     found[name] = Wrote(one.value, one.by or step.id)
-        self._fields[id] = found
+        if self.step(id).commit is not None:  # what was committed stays as it is, also in later records of the run
+            self._fields[id] = found
+            for oldest in list(self._fields)[:-KEPT]:  # a list, since another thread may add to them
+                self._fields.pop(oldest, None)
         return found
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
         """The LM calls of a step and of those inside of it, in the order in which they began."""
         inside = {id}
         found: list[LMCall] = []
-        for step in self.steps[self.steps.index(self.step(id)) :]:
+        self.step(id)  # raises if there is none
+        for place in range(self._places[id], len(self.steps)):
+            step = self.steps[place]
             if step.id != id and step.parent not in inside:
                 break  # the steps inside of one come right after it
             inside.add(step.id)
             found += step.lm
         return tuple(sorted(found, key=lambda call: call.started))
 
-    @cached_property
-    def _fields(self) -> dict[str, Mapping[str, Wrote]]:
-        return {}
-
     def node(self, id: str) -> str:  # noqa: A002
         """The node of a step, also of one of an earlier run that has written what this one began with."""
-        if id in self._by_id:
-            return self._by_id[id].node
+        if id in self._places:
+            return self.step(id).node
         return next((commit.node for commit in self._earlier().values() if commit.id == id), "")
 
     @cached_property
-    def _by_id(self) -> Mapping[str, RecordStep]:
-        return {step.id: step for step in self.steps}
-
-    @cached_property
     def _places(self) -> Mapping[str, int]:
-        """The log index of each commit of the run's own graph, by the id of its step."""
-        own = [step.id for step in self.steps if step.parent is None and step.commit is not None]
-        return dict(zip(own, range(len(self._log)), strict=False))
+        return {step.id: place for place, step in enumerate(self.steps)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form. Values are in `values`, each once, under a hash of its JSON text.
@@ -237,32 +275,25 @@ class _Writer:
 
     def _step(self, step: RecordStep) -> dict[str, Any]:
         return {
-            "id": step.id,
-            "parent": step.parent,
-            "kind": step.kind,
-            "node": step.node,
-            "visit": step.visit,
+            **{name: getattr(step, name) for name in STEP},
             "branch": list(step.branch),
-            "status": step.status,
-            "started": step.started,
-            "seconds": step.seconds,
-            "waited": step.waited,
             "after": list(step.after),
             "to": list(step.to),
             "reason": None if step.reason is None else self._text(step.reason),
             "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
             "call": None,
-            "lm": [self._call(call) for call in step.lm],
-            "failed": [self._failure(failure) for failure in step.failed],
+            "lm": list(map(self._call, step.lm)),
+            "failed": list(map(self._failure, step.failed)),
             "failure": None if step.failure is None else self._failure(step.failure),
             "asked": None if step.asked is None else self._asked(step.asked),
-            "conflicts": [self._conflict(conflict) for conflict in step.conflicts],
-            "posts": [self._post(post) for post in step.posts],
+            "conflicts": list(map(self._conflict, step.conflicts)),
+            "posts": list(map(self._post, step.posts)),
             "messages": [],
         }
 
     def _value(self, value: Any) -> str | None:
         """The id of a frozen value; None for no value."""
+        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
         if value is DELETE:
             return None
         known = self._known.get(id(value))
@@ -271,6 +302,7 @@ class _Writer:
         return known[1]
 
     def _add(self, plain_value: Any) -> str:
+        # Sorted: values that are equal have one id, whatever order their keys came in.
         text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
         name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._values.setdefault(name, plain_value)
@@ -287,17 +319,12 @@ class _Writer:
     def _call(self, call: LMCall) -> dict[str, Any]:
         messages = call.messages if isinstance(call.messages, Sequence) else ()
         return {
+            **{name: getattr(call, name) for name in CALL},
             "at": call.started,
-            "seconds": call.seconds,
-            "predictor": call.predictor,
-            "model": call.model,
             "tokens": [call.prompt_tokens, call.response_tokens],
-            "cost": call.cost,
-            "attempt": call.attempt,
             "failed": None if call.failed is None else self._text(call.failed),
             "finish": call.finish_reason,
-            "cached": call.cached,
-            "messages": [self._add(message) for message in messages],
+            "messages": list(map(self._add, messages)),
             "response": None if call.response is None else self._add(call.response),
         }
 
@@ -324,15 +351,8 @@ class _Writer:
         }
 
     def _post(self, post: Posted) -> dict[str, Any]:
-        update = plain(post.to_dict()["value"])
-        return {
-            "field": post.field,
-            "seq": post.seq,
-            "at": post.time,
-            "size": post.size,
-            "operation": post.operation,
-            "value": self._add(update),
-        }
+        value = self._add(plain(post.to_dict()["value"]))
+        return {**{name: getattr(post, name) for name in POST}, "at": post.time, "value": value}
 
 
 def _time(seconds: float) -> str:

@@ -6,25 +6,27 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from threading import Lock
+from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, LMCall, Posted, Question
+from dspyer.events import Commit, LMCall, Posted
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
-from dspyer.log.execution_records import calls_in, run_usage
-from dspyer.log.history import FoldedRun, fold_run, recover_state
+from dspyer.log.execution_records import calls_in
+from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
     RunRows,
-    ending_row,
     latest_snapshot,
     load_run,
     read_run,
     read_runs,
+    rows_through,
+    with_map_results,
 )
 from dspyer.log.rows import (
     COMMITS,
@@ -38,20 +40,25 @@ from dspyer.log.rows import (
     drawing_id,
     is_readable,
     run_label,
+    sum_usage,
+    usage_of_calls,
 )
 from dspyer.log.time_travel import ThreadReader
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import Material, StepAnswer, StepQuestion, make_steps
+from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
-from dspyer.scheduler.lineage import LogEntry, is_manual
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
 
 KEPT = 16
 """Graphs that are kept as they were read last: a page asks for that of its run again with every step."""
+
+KEPT_RUNS = 4
+"""Runs of a thread that are kept as far as they were read: a page shows one, and looks at its neighbours."""
 
 # --- which run
 
@@ -145,11 +152,10 @@ def _graph_of(drawing: bytes) -> DrawnGraph:
 # --- records
 
 
-class Before(NamedTuple):
-    """The state that a run begins with, and why it cannot be read; "" if it can."""
+Before = tuple[ImmutableState, str]
+"""The state that a run begins with, and why it cannot be read; "" if it can."""
 
-    state: ImmutableState = ImmutableState()
-    broken: str = ""
+NOTHING: Before = ImmutableState(), ""
 
 
 def record_of(
@@ -161,13 +167,7 @@ def record_of(
         ThreadError: if there is no such run.
     """
     listed, status = current_status(reader.store, run_of(reader.store, thread, run))
-    rows = RunRows(listed.run, (), (), (), {listed.run.id: run_label(listed.run)})
-    if listed.last >= 0:
-        at, root = Point(listed.run.id, listed.last), listed.thread.root
-        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
-        if status != "running" and ending_row(reversed(rows.rows)) is None:
-            status = "crashed"  # its end was pruned with its thread: what a copy keeps has none
-    return record_of_rows(reader, thread, rows, status, listed.thread.root, None if redactor is None else redactor())
+    return _run_reader(reader, thread, listed, None if redactor is None else redactor()).record(status)
 
 
 def record_at(
@@ -177,9 +177,7 @@ def record_at(
     row = reader.store.thread(thread)
     root = None if row is None else row.root
     rows = read_run(reader.store, at, root)
-    return record_of_rows(
-        reader, thread, rows, rows.status or "crashed", root, None if redactor is None else redactor()
-    )
+    return RunReader(reader, thread, rows, root, None if redactor is None else redactor()).record()
 
 
 def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = None) -> Iterator[Record]:
@@ -188,32 +186,41 @@ def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = N
     ends: dict[Point, Before] = {}
     if row is None or row.head is None:
         return
-    for run in read_runs(reader.store, [row.head], row.root):
-        before = next((ends[parent] for parent in run.parents if parent in ends), Before())
-        rows = _from_root(reader, run, row.root)
-        folded = fold_run(reader, rows, *before)
-        ends[rows.points[-1]] = Before(folded.trunk_state, folded.run.broken)
-        yield record_of_rows(reader, thread, rows, rows.status or "crashed", None, redactor, folded)
+    for rows in read_runs(reader.store, [row.head], row.root):
+        before = next((ends[parent] for parent in rows.parents if parent in ends), NOTHING)
+        run = RunReader(reader, thread, rows, row.root, redactor, before)
+        ends[rows.points[-1]] = run.after
+        yield run.record()
 
 
-def _from_root(reader: HistoryReader, rows: RunRows, root: Point | None) -> RunRows:
-    """The rows of a run; those at which a pruned history begins with the snapshot that has its state."""
-    if root is None or not rows.points or rows.points[-1] != root:
-        return rows
-    return rows._replace(snapshot=latest_snapshot(reader.store, root, reader.decode))
+class FollowedRecords:
+    """The records of runs of a thread, for readers that ask for them again and again: rows are read once.
 
-
-class RecordedCalls:
-    """The LM calls of the executions of a thread.
-
-    The record that was read last is kept as long as its run gets no new row: most callers go on to the next step.
+    What was read is dropped when rows of it may be gone: with another root, where older history was pruned, or with
+    another row of the run, which stands for all of it. May be used from several threads.
     """
 
     def __init__(self, reader: HistoryReader, thread: str) -> None:
-        self._reader, self._thread = reader, thread
-        self._last: tuple[object, Record | None] = None, None  # replaced as a whole: it needs no lock
+        self._reader = reader
+        self._thread = thread
+        self._lock = Lock()
+        self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
 
-    def of(self, name: str) -> tuple[LMCall, ...]:
+    def record(self, run: str | None = None) -> Record:
+        """The record of a run, as `record_of` gives it."""
+        listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
+        name, root = listed.run.id, listed.thread.root
+        # One at a time: two that read the same new rows would add them twice.
+        with self._lock:
+            known, found = self._runs.pop(name, (None, None))
+            if found is None or known != root or not found.read_on(listed):
+                found = _run_reader(self._reader, self._thread, listed)
+            self._runs[name] = root, found
+            if len(self._runs) > KEPT_RUNS:
+                del self._runs[next(iter(self._runs))]
+            return found.record(status)
+
+    def calls(self, name: str) -> tuple[LMCall, ...]:
         """The LM calls of an execution by its id, with those inside of it; without the label, one of the last run.
 
         Raises:
@@ -222,8 +229,9 @@ class RecordedCalls:
         address = Address.parse(name)
         local = str(replace(address, run=""))
         with suppress(ThreadError):  # no such thread or run
-            record = self._record(run_of(self._reader.store, self._thread, address.run or None))
+            record = self.record(address.run or None)
             for step in record.steps:
+                # Of a run in parts, commits have the labels of all of them.
                 if step.id == name or (
                     step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local
                 ):
@@ -233,190 +241,214 @@ class RecordedCalls:
             "call: ids are those of thread.history(), and Failure.execution"
         )
 
-    def _record(self, listed: ListedRun) -> Record:
-        known, record = self._last
-        key = listed.run.id, listed.last, listed.thread.root
-        if record is None or known != key:
-            record = record_of(self._reader, self._thread, listed.run.id)
-            self._last = key, record
-        return record
+
+def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun, redactor: Redactor | None = None) -> RunReader:
+    run, root = listed.run, listed.thread.root
+    rows = RunRows(run, (), (), (), {run.id: run_label(run)})
+    if listed.last >= 0:
+        at = Point(run.id, listed.last)
+        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
+    return RunReader(reader, thread, rows, root, redactor)
 
 
-def _local(name: str) -> str:
-    """The id of an execution within its run."""
-    return str(replace(Address.parse(name), run=""))
+class RunReader:
+    """Reads one run to its record. What cannot be read is said as such, and the rest is read.
 
-
-def record_of_rows(
-    reader: HistoryReader,
-    thread: str,
-    rows: RunRows,
-    status: str,
-    root: Point | None = None,
-    redactor: Redactor | None = None,
-    folded: FoldedRun | None = None,
-) -> Record:
-    """The record of the rows of a run; `folded` are its commits, if they are known."""
-    rows = _from_root(reader, rows, root)
-    if folded is None and rows.rows:
-        folded = fold_run(reader, rows, *_before(reader, rows))
-    header = rows.run.header
-    reading = _Reading(reader, rows)
-    label = run_label(rows.run)
-    try:
-        graph = drawn_graph(reader.store, rows.run)
-    except StoreError as error:
-        graph = None
-        reading.damaged["graph"] = str(error)
-    reading.read()
-    log, labels = ([], {}) if folded is None else reading.log(folded)
-    earlier = cache(partial(_writers_before, reader, thread, rows, log, labels))
-    material = Material(
-        status=status,
-        label=label,
-        log=log,
-        labels=labels,
-        inside=reading.inside,
-        items=reading.items,
-        calls=reading.calls,
-        questions=reading.questions(),
-        posts=reading.posts,
-        failures=reading.failures,
-        failed=reading.failed,
-        damaged=reading.damaged,
-        graph=graph or DrawnGraph(str(header.get("graph", ""))),
-        earlier=earlier,
-        redactor=redactor,
-        keeps_texts=header.get("lm_calls") == "function",
-    )
-    hidden = header.get("hidden")
-    return Record(
-        label,
-        rows.run.id,
-        thread,
-        material.graph,
-        status,
-        float(header.get("started", 0.0)),
-        reading.ended,
-        run_usage(filter(is_readable, rows.rows)),
-        make_steps(material),
-        tuple([_global(label, failure) for failure in reading.failures]),
-        _origin(rows, log, labels),
-        tuple(hidden) if isinstance(hidden, list) else hidden,
-        str(header.get("lm_calls", "usage")),
-        log,
-        earlier,
-    )
-
-
-def _before(reader: HistoryReader, rows: RunRows) -> Before:
-    """The state that a run continues from."""
-    if not rows.parents or rows.snapshot is not None:
-        return Before()
-    found = recover_state(reader, rows.parents[0])
-    return Before(found.state, found.broken)
-
-
-def _global(label: str, failure: Failure) -> Failure:
-    return failure.model_copy(update={"execution": full_id(label, failure.execution)})
-
-
-def _writers_before(
-    reader: HistoryReader, thread: str, rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]
-) -> dict[str, Commit]:
-    """The commits of earlier runs that have written the fields with which a run began."""
-    if not rows.parents or not log:
-        return {}
-    at = next((point for row, point in zip(rows.rows, rows.points, strict=True) if row.kind in COMMITS), rows.points[0])
-    first = log[0].commit.id
-    name = full_id(labels[first], first)
-    row = reader.store.thread(thread)
-    root = None if row is None else row.root
-    # As the history of the thread was when the run had made its first commit.
-    try:
-        found = ThreadReader(reader, thread, lambda: (at, root)).writers(name)
-    except StoreError:  # what has written them was pruned with a thread that had it, too
-        return {}
-    return {field: commit for field, commit in found.items() if commit.id != name}
-
-
-def _origin(rows: RunRows, log: Sequence[LogEntry], labels: Mapping[str, str]) -> Origin | None:
-    """The origin of a part of a run that continues a part with another name."""
-    own = run_label(rows.run)
-    behind = [entry.commit for entry in log if labels[entry.commit.id] != own]
-    if not rows.run.header.get("continues") or not behind:
-        return None
-    edits = [entry.commit for entry in log[len(behind) : len(behind) + 1] if is_manual(entry.commit)]
-    last = behind[-1].id
-    return Origin(labels[last], full_id(labels[last], last), tuple(edits[0].patch) if edits else ())
-
-
-class _Reading:
-    """Contents of the rows of one run, row by row. What cannot be read is said as such, and the rest is read.
-
-    Attributes:
-        ended: when the run ended.
-        damaged: why rows cannot be read, by what is known of their place.
+    Args:
+        reader: reads contents.
+        thread: the name of the thread.
+        rows: the rows of the run.
+        root: the row at which a pruned history begins.
+        redactor: hides values; None for none.
+        before: the state before the run; None if it is not known.
     """
 
-    def __init__(self, reader: HistoryReader, rows: RunRows) -> None:
-        self.inside: dict[str, Commit] = {}
-        self.items: dict[str, Any] = {}
-        self.calls: list[LMCall] = []
-        self.posts: list[Posted] = []
-        self.failures: tuple[Failure, ...] = ()
-        self.failed: tuple[Failure, ...] = ()
-        self.ended: float | None = None
-        self.damaged: dict[str, str] = {}
-        self._reader, self._rows = reader, rows
-        self._asked: dict[tuple[str, str], tuple[Question, float | None]] = {}
-        self._answers: dict[tuple[str, str], StepAnswer] = {}
+    def __init__(
+        self,
+        reader: HistoryReader,
+        thread: str,
+        rows: RunRows,
+        root: Point | None = None,
+        redactor: Redactor | None = None,
+        before: Before | None = None,
+    ) -> None:
+        if root is not None and rows.points and rows.points[-1] == root:  # its state is in the snapshot alone
+            rows = rows._replace(snapshot=latest_snapshot(reader.store, root, reader.decode))
+        self._reader, self._thread, self._rows = reader, thread, rows
+        self._last = rows.points[-1] if rows.points else Point(rows.run.id, -1)
+        self._damaged: dict[str, str] = {}
+        self._items: list[Row] = []
+        self._end: Row | None = None
+        self._is_ended = False  # also by a row that cannot be read
+        self._used: Mapping[str, Mapping[str, Any]] = {}
+        self._recorded: dict[tuple[Point, str | None], Record] = {}
+        self._questions: dict[tuple[str, str], StepQuestion] = {}
         self._siblings: dict[tuple[str, ...], list[str]] = {}
+        header = rows.run.header
+        try:
+            graph = drawn_graph(reader.store, rows.run)
+        except StoreError as error:
+            graph, self._damaged["graph"] = None, str(error)
+        self._steps = RunSteps(
+            run_label(rows.run),
+            graph or DrawnGraph(str(header.get("graph", ""))),
+            cache(self._writers_before),
+            redactor,
+            header.get("lm_calls") == "function",
+        )
+        self._folded = FoldedRun(reader, rows, *(before or self._before())) if rows.rows else None
+        self._read_rows(rows.rows)
 
-    def read(self) -> None:
-        """Read all rows but the commits of the run's own graph."""
-        end = ending_row(reversed(self._rows.rows))
-        for row in self._rows.rows:
-            if row.kind in COMMITS and not row.header.get("scope"):
-                if not is_readable(row):
-                    continue  # `log` says what is wrong with it
-            elif not is_readable(row):
-                self.damaged[f"row-{row.seq}"] = _reason(row)
+    @property
+    def after(self) -> Before:
+        """The state with which a run begins that continues this one."""
+        return NOTHING if self._folded is None else (self._folded.trunk_state, self._folded.run.broken)
+
+    def read_on(self, listed: ListedRun) -> bool:
+        """Read what was written since; return whether that can be done."""
+        last, folded = self._last, self._folded
+        # A thread that was deleted and made again by the same key has a run of the same id: its times tell.
+        if listed.run != self._rows.run or listed.last < last.seq or last.run != listed.run.id:
+            return False
+        if listed.last == last.seq:
+            return True
+        # The first commit is in the open row, too: with the next one it is known where it leads.
+        if folded is None or folded.ends_open or not folded.entries or self._rows.snapshot is not None:
+            return False
+        found = rows_through(self._reader.store, last.run, last.seq + 1, listed.last)
+        rows = with_map_results(found, lambda: self._items)
+        self._last = Point(last.run, listed.last)
+        # Commits before the rest: a call, a post or an answer may belong to one of them.
+        folded.grow(rows, self._last)
+        self._read_rows(rows)
+        return True
+
+    def record(self, status: str | None = None) -> Record:
+        """The record of what was read; `status` is that of the run if it has no end."""
+        if (self._last, status) not in self._recorded:
+            header = self._rows.run.header
+            record = Record.of(
+                self._steps,
+                self._ending(status),
+                self._rows.run.id,
+                self._thread,
+                float(header.get("started", 0.0)),
+                header.get("hidden"),
+                str(header.get("lm_calls", "usage")),
+                self._origin(),
+            )
+            self._recorded = {(self._last, status): record}
+        return self._recorded[self._last, status]
+
+    def _ending(self, status: str | None) -> RunEnding:
+        if self._end is None:
+            # The end may have been pruned with the thread of the run: what a copy keeps has none.
+            known = status if status == "running" or self._is_ended else None
+            return RunEnding(known or "crashed", usage=self._used, damaged=self._damaged)
+        found = RunEnding(status or EndRow.of(self._end).status, usage=self._used, damaged=self._damaged)
+        try:
+            end = EndRow.read(self._end, self._reader.fetch)
+            ended = None if end.ended is None else end.ended / 1_000
+            failures = [Failure.model_validate(failure) for failure in end.failures]
+            return found._replace(ended=ended, failures=failures, failed=end.failed)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others are shown
+            reason = f"{type(error).__name__}: {error}"
+            return found._replace(damaged={**self._damaged, f"row-{self._end.seq}": reason})
+
+    def _before(self) -> Before:
+        """The state that the run continues from."""
+        rows = self._rows
+        if not rows.parents or rows.snapshot is not None:
+            return NOTHING
+        found = recover_state(self._reader, rows.parents[0])
+        return found.state, found.broken
+
+    def _writers_before(self) -> dict[str, Commit]:
+        """The commits of earlier runs that have written the fields with which the run began."""
+        reader, rows, steps = self._reader, self._rows, self._steps
+        if not rows.parents or not steps.log:
+            return {}
+        own = zip(rows.rows, rows.points, strict=True)
+        at = next((point for row, point in own if row.kind in COMMITS), rows.points[0])
+        name = steps.id_of(steps.log[0].commit.id)
+        row = reader.store.thread(self._thread)
+        root = None if row is None else row.root
+        # As the history of the thread was when the run had made its first commit.
+        try:
+            found = ThreadReader(reader, self._thread, lambda: (at, root)).writers(name)
+        except StoreError:  # what has written them was pruned with a thread that had it, too
+            return {}
+        return {field: commit for field, commit in found.items() if commit.id != name}
+
+    def _origin(self) -> Origin | None:
+        """The origin of a part of a run that continues a part with another name."""
+        steps = self._steps
+        if not self._rows.run.header.get("continues"):
+            return None
+        log = [entry.commit for entry in steps.in_order()]
+        behind = [commit for commit in log if steps.labels[commit.id] != steps.label]
+        if not behind:
+            return None
+        edits = [commit for commit in log[len(behind) : len(behind) + 1] if commit.is_manual()]
+        last = behind[-1].id
+        return Origin(steps.labels[last], steps.id_of(last), tuple(edits[0].patch) if edits else ())
+
+    def _read_rows(self, rows: Sequence[Row]) -> None:
+        """Read rows that come after those that were read; a question may be one after a commit, so these come first."""
+        if self._folded is not None:
+            self._read_own_commits(self._folded)
+        for row in rows:
+            if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
+                self._end, self._is_ended = None, row.kind == RowKind.END
+            if not is_readable(row):
+                if row.kind not in COMMITS or row.header.get("scope"):  # else the commit says what is wrong with it
+                    self._damage(row, _reason(row))
                 continue
             try:
-                self._read(row, is_end=row is end)
+                self._read(row)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others are shown
-                self.damaged[f"row-{row.seq}"] = f"{type(error).__name__}: {error}"
+                self._damage(row, f"{type(error).__name__}: {error}")
 
-    def _read(self, row: Row, is_end: bool) -> None:
-        fetch, decode = self._reader.fetch, self._reader.decode
+    def _damage(self, row: Row, reason: str) -> None:
+        place = f"row-{row.seq}"
+        self._steps.of(place).damaged[place] = reason
+
+    def _read(self, row: Row) -> None:
+        fetch, decode, steps = self._reader.fetch, self._reader.decode, self._steps
         if row.kind in COMMITS and row.header.get("scope"):
             self._read_inside(row)
         if row.kind in COMMITS or row.kind == RowKind.LM_CALL:
-            self.calls += calls_in(row, fetch)
+            # What was used counts, though a text be lost.
+            self._used = sum_usage((self._used, usage_of_calls(calls_in(row))))
+            for call in calls_in(row, fetch):
+                steps.of(call.execution).calls.append(call)
         elif row.kind == RowKind.ITEM:
+            self._items.append(row)
             item = ItemRow.read(row, fetch, decode)
-            self.items[item.execution] = item.value
+            steps.of(item.execution).items[item.execution] = item.value
         elif row.kind == RowKind.ASK:
             ask = QuestionRow.read(row, fetch)
-            self._asked[ask.execution, ask.key] = ask.question(), ask.at
+            self._ask(StepQuestion(ask.question(), ask.at))
         elif row.kind == RowKind.ANSWER:
             given = AnswerRow.read(row, fetch, decode)
-            self._answers.pop((given.execution, given.key), None)
-            if not given.retracted:
-                self._answers[given.execution, given.key] = StepAnswer(given.value, given.at)
+            asked = self._questions.get((given.execution, given.key))
+            if asked is not None:
+                answer = None if given.retracted else StepAnswer(given.value, given.at)
+                self._ask(asked._replace(answer=answer))
         elif row.kind == RowKind.POST:
             post = PostRow.read(row, fetch, decode)
             update, name = post.patch[post.field], full_id(*post.scope, Address.parse(post.execution).own)
             size, how = update_size(update), post.operation
-            self.posts.append(
+            steps.of(name).posts.append(
                 Posted(post.field, post.node, path_of_id(name), name, post.seq, size, update, how, post.time)
             )
-        elif is_end:
-            ended = EndRow.read(row, fetch)
-            self.ended = None if ended.ended is None else ended.ended / 1_000
-            self.failures = tuple([Failure.model_validate(failure) for failure in ended.failures])
-            self.failed = ended.failed
+        elif row.kind == RowKind.END:
+            # It has the sums of all processes up to it.
+            self._end, self._used = row, sum_usage((EndRow.of(row).usage,))
+
+    def _ask(self, asked: StepQuestion) -> None:
+        self._questions[asked.question.execution, asked.question.key] = asked
+        self._steps.ask(asked)
 
     def _read_inside(self, row: Row) -> None:
         """The commit of a graph inside of a node."""
@@ -426,27 +458,19 @@ class _Reading:
         record = header.filled(row, self._reader.fetch, self._reader.decode)
         if row.kind == RowKind.JOIN:
             record = replace(record, patch=record.made)
-        self.inside[header.execution] = self._reader.commit(record, header.id, [siblings[one] for one in parents])
+        commit = self._reader.commit(record, header.id, [siblings[one] for one in parents])
+        self._steps.of(header.execution).inside[header.execution] = commit
         siblings.append(header.id)
 
-    def questions(self) -> list[StepQuestion]:
-        """The questions, with their answers."""
-        return [StepQuestion(question, at, self._answers.get(key)) for key, (question, at) in self._asked.items()]
-
-    def log(self, folded: FoldedRun) -> tuple[list[LogEntry], dict[str, str]]:
-        """The commits of the run's own graph in canonical order, and what begins the global id of each."""
-        rows = self._rows
-        first = folded.run.first
-        entries: list[LogEntry] = []
-        labels: dict[str, str] = {}
-        for index, (entry, point, alone) in enumerate(zip(*folded[:3], strict=True)):
-            commit = entry.commit
+    def _read_own_commits(self, folded: FoldedRun) -> None:
+        """The commits of the run's own graph that were folded since."""
+        rows, steps = self._rows, self._steps
+        for index in range(len(steps.log), len(folded.entries)):
+            entry, point = folded.entries[index], folded.points[index]
             if rows.snapshot is not None and not index:
-                commit = changed(commit, id=PRUNED)
-            version = first + index if alone and index < folded.run.settled_count else None
-            labels[commit.id] = rows.labels.get(point.run, point.run)
-            entries.append(entry._replace(commit=changed(commit, version=version)))
-        return canonical_order(entries, first), labels
+                entry = entry._replace(commit=changed(entry.commit, id=PRUNED))
+            steps.commit(entry, rows.labels.get(point.run, point.run))
+        steps.settle(folded.run.settled_count, folded.run.first)
 
 
 def _reason(row: Row) -> str:

@@ -20,7 +20,6 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.steps import InsideRun
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
-from dspyer.runtime.run import internals_of
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
 from dspyer.values import json as encoding
@@ -32,7 +31,7 @@ def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun
     """The run of a request that has completed."""
     returned = request.outcome.returned
     if returned is not None:
-        inside = internals_of(returned)
+        inside = returned.internals
         changes = partial(changes_of, inside.log, inside.graph.topology.schema, returned.state, inside.inputs)
         return InsideRun(prediction, inside.inputs, changes)
     session = request.outcome.sessions[-1]
@@ -166,6 +165,6 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
         if request.outcome.returned is not None:
             inside = request.inside or Inside()
             prefix = id_prefix(*inside.label, *inside.scope)
-            for logged in internals_of(request.outcome.returned).logged_checks:
+            for logged in request.outcome.returned.internals.logged_checks:
                 scope = (*inside.scope, *logged.scope)
                 around.notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
-from dspyer.display.graph_svg import RunPath, draw_svg
-from dspyer.display.report import ErrorText, describe_run
-from dspyer.display.run_page import write_page
-from dspyer.display.stats import Stats, count_stats
-from dspyer.display.tokens import Tokens, count_tokens
+from dspyer import display
 from dspyer.errors import Interrupted, shows_removed
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
@@ -115,6 +111,30 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     """The link of a prediction; None if a program has not given it."""
     found = getattr(prediction, "__dict__", {}).get(ATTRIBUTE)
     return found if isinstance(found, RunLink) else None
+
+
+class RunInternals(NamedTuple):
+    """The parts of which a run was made, for what reads runs without showing them, as optimizers do.
+
+    Attributes:
+        graph: its graph.
+        entries: its commits in canonical order, with their parents and states.
+        view_reads: the views that its nodes have read.
+        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
+        log: the commits in the order in which they were made.
+        inputs: the state with which it began.
+        logged_checks: the commits of its graphs in which a check has refused something.
+        resumed: whether another process has made a part of it, of which this one knows no steps.
+    """
+
+    graph: GraphSpec
+    entries: Sequence[LogEntry]
+    view_reads: tuple[ViewRead, ...]
+    sources: Callable[[str], Sources]
+    resumed: bool
+    log: PersistentVector[LogEntry]
+    inputs: ImmutableState
+    logged_checks: Sequence[LoggedChecks]
 
 
 @shows_removed
@@ -547,10 +567,17 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        error = None if self.error is None else ErrorText.of(self.error)
-        return describe_run(self.record(), error, self.events)
+        error = None if self.error is None else display.ErrorText.of(self.error)
+        return display.describe_run(self.record(), error, self.events)
 
-    def view_tokens(self, count: Count | None = None) -> Tokens:
+    @property
+    def internals(self) -> RunInternals:
+        """The graph, the log and the reads of the run, as they are kept."""
+        resumed = bool(self._replayed)
+        log, inputs, checks = self._log, self._begin, self._logged_checks
+        return RunInternals(self._graph, self._entries, self._view_reads, self._sources, resumed, log, inputs, checks)
+
+    def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
 
         Counted from the commits on each call; functions of `.then` are called again. It covers the nodes that ran in
@@ -574,9 +601,9 @@ class Run:
         nodes = self._graph.nodes
         reads = TokenReads(self._fields, self._log, count or estimate_tokens)
         found = (*reads.of_views(self._view_reads), *reads.of_plain_inputs(nodes, self._replayed))
-        return count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
+        return display.count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
 
-    def stats(self) -> Stats:
+    def stats(self) -> display.Stats:
         """The reliability and cost of each node: attempts, corrections, failures, seconds, tokens, US dollars.
 
         Counted from `record()` on each call. The nodes of a graph that is a node count as that node.
@@ -592,7 +619,7 @@ class Run:
             (1, 1)
         """
         unknown = () if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
-        return count_stats([self.record()], unknown, self._recorded)
+        return display.count_stats([self.record()], unknown, self._recorded)
 
     def to_svg(self) -> str:
         """The graph of the run as a picture, with the path taken: how often each node ran, and where the run ended.
@@ -606,7 +633,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return draw_svg(self._graph.picture, RunPath.of(self.record()))
+        return display.draw_svg(self._graph.picture, display.RunPath.of(self.record()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
@@ -634,7 +661,7 @@ class Run:
             ...     path.name, path.read_text()[:15]
             ('run.html', '<!doctype html>')
         """
-        return write_page(self.record(), path, self.stats().to_dict(), self.events, self.repairs(), self._depth)
+        return display.write_page(self.record(), path, self.stats().to_dict(), self.events, self.repairs(), self._depth)
 
     @property
     def shown(self) -> tuple[Commit, ...]:
@@ -729,37 +756,6 @@ class Counts(NamedTuple):
     visits: int = 0
     calls: int = 0
     tool_calls: int = 0
-
-
-class RunInternals(NamedTuple):
-    """Answers of a run to other parts of dspyer, not to users.
-
-    Attributes:
-        graph: its graph.
-        entries: its commits in canonical order, with their parents and states.
-        view_reads: the views that its nodes have read.
-        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
-        log: the commits in the order in which they were made.
-        inputs: the state with which it began.
-        logged_checks: the commits of its graphs in which a check has refused something.
-        resumed: whether another process has made a part of it, of which this one knows no steps.
-    """
-
-    graph: GraphSpec
-    entries: Sequence[LogEntry]
-    view_reads: tuple[ViewRead, ...]
-    sources: Callable[[str], Sources]
-    resumed: bool
-    log: PersistentVector[LogEntry]
-    inputs: ImmutableState
-    logged_checks: Sequence[LoggedChecks]
-
-
-def internals_of(run: Run) -> RunInternals:
-    """The internals of a run."""
-    resumed = bool(run._replayed)
-    log, inputs, checks = run._log, run._begin, run._logged_checks
-    return RunInternals(run._graph, run._entries, run._view_reads, run._sources, resumed, log, inputs, checks)
 
 
 def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:

@@ -18,7 +18,7 @@ from dspyer.nodes.field_access import Changed, ViewSource, chosen_plainly, field
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.patch import DELETE
-from dspyer.scheduler.lineage import Log, LogEntry, is_manual, sent_to
+from dspyer.scheduler.lineage import Log, LogEntry, sent_to
 from dspyer.scheduler.provenance import (
     FieldIndex,
     FieldIndexes,
@@ -371,7 +371,7 @@ class ReadSources:
                 for field in entry.commit.patch
             }
         node = self._graph.nodes.get(entry.commit.node)
-        if node is None or is_manual(entry.commit):  # of START, or of a person: nothing was read
+        if node is None or entry.commit.is_manual():  # of START, or of a person: nothing was read
             return {}
         (head,) = entry.parents
         # What a `Send` brought stands before the state: the node has read that value, and not the one of the field.
@@ -403,7 +403,7 @@ class ReadSources:
         of = -1 if check is None else check.visit_at(self._log, head).of
         if check is None or of < 0:
             sender = head
-            while is_manual(self._log[sender].commit):  # edits stand between; the route is that of a node
+            while self._log[sender].commit.is_manual():  # edits stand between; the route is that of a node
                 (sender,) = self._log[sender].parents
             return {name: {sender} for name in names}
         found = self._node(of)

@@ -15,7 +15,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import BranchPath, Commit, MergedConflict
-from dspyer.ids import Address
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
@@ -71,7 +70,7 @@ class Log(Protocol):
 
 def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
     """Values that a `Send` brings to the execution that follows some commits on the branch at `path`."""
-    while len(parents) == 1 and is_manual(log[parents[0]].commit):  # it changes the state, and sends nothing
+    while len(parents) == 1 and log[parents[0]].commit.is_manual():  # it changes the state, and sends nothing
         parents = log[parents[0]].parents
     return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
 
@@ -262,17 +261,12 @@ UPDATE_AUTHOR = "update"
 """The author of a manual commit, unless it was made as a node."""
 
 
-def is_manual(commit: Commit) -> bool:
-    """Return whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
-    return "+" in commit.id and Address.parse(commit.id).change > 0
-
-
 def lineage_counts(log: Log, head: int) -> LineageCounts:
     """The counts of a lineage that run values read, counted again by a walk; those by branch path are left out."""
     counts: dict[Any, Any] = {}
     for index in ancestry(log, [head]):
         commit = log[index].commit
-        if not is_manual(commit):
+        if not commit.is_manual():
             counts[commit.node] = counts.get(commit.node, 0) + 1
         counts.update(extra_counts(commit, counts.get))
     return LineageCounts().update(counts)

@@ -45,7 +45,6 @@ from dspyer.scheduler.lineage import (
     LogEntry,
     ancestry,
     extra_counts,
-    is_manual,
 )
 from dspyer.scheduler.topology import END, START, Round, Topology
 from dspyer.state import ImmutableState
@@ -633,7 +632,7 @@ def _join_failed(run: RunState, group: Group, raised: JoinFailedError) -> tuple[
     # The id that its commit would have had, and has if the run is resumed.
     joined = path_of(collapse_forks([one for branch in group.branches for one in branch.fork_children]))
     behind = [run.log[index].commit for index in ancestry(run.log, sorted(branch.head for branch in group.branches))]
-    execution = execution_id(joined, sum(one.branch == joined and not is_manual(one) for one in behind))
+    execution = execution_id(joined, sum(one.branch == joined and not one.is_manual() for one in behind))
     failure = FailedBranch(
         path, author, execution, raised.error, tuple(group.branches), group.position, raised.conflicts
     )

@@ -27,16 +27,20 @@ from dspyer.errors import (
     suggestion,
     with_article,
 )
+from dspyer.extend import (
+    NodeOptions,
+    Schema,
+    apply_value,
+    is_number,
+    is_program,
+    is_whole_number,
+    module_io,
+    read_signature,
+)
 from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
-from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_access import name_map
-from dspyer.nodes.module import module_io
-from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import is_program
-from dspyer.patch import apply_value
 from dspyer.reducers import Updates
-from dspyer.schema.schema import Schema
 from dspyer.search.trial import (
     BEST,
     CHOSEN,
@@ -50,11 +54,11 @@ from dspyer.search.trial import (
     MonteCarlo,
     Tree,
     TrialOptions,
+    as_float,
     change_of,
     path_to,
 )
 from dspyer.threads.graph_changes import named_classes
-from dspyer.values.scalars import as_float, is_number, is_whole_number
 
 Choose = Callable[[Tree], Iterable[tuple[str, int]]]
 Names = Collection[str] | Mapping[str, str]

@@ -15,38 +15,53 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from numbers import Number
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import dspy
 
-from dspyer import DELETE, Context, Failure, ImmutableState, Replace
-from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
-from dspyer.extend import Call, Look, Node, Output, Reply, Script, freeze, thaw
-from dspyer.ids import part_id
-from dspyer.lm.requests import in_rollout
-from dspyer.lm.tracing import execute_item, step_count, take_steps
-from dspyer.log.execution_records import MISSING
-from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import hidden_problems, read_signature
-from dspyer.nodes.check import function_finder
-from dspyer.nodes.map import (
-    Gather,
-    item_script,
-    part_script,
-    publish_end,
-    publish_start,
-    recorded,
+from dspyer import DELETE, Failure, ImmutableState, Replace
+from dspyer.errors import (
+    NodeOutputError,
+    brief,
+    list_names,
+    unwrap_stop_iteration,
 )
-from dspyer.nodes.module import build_module, build_subgraph, module_io
-from dspyer.nodes.node import Built, Flaws, MapOptions
-from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Within, is_program
-from dspyer.patch import apply_value, each_update, resets
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.schema.schema import Schema
+from dspyer.extend import (
+    Built,
+    Call,
+    Flaws,
+    FrozenDict,
+    FrozenList,
+    KindOptions,
+    LogEntry,
+    Look,
+    Node,
+    NodeOptions,
+    Output,
+    Reply,
+    Schema,
+    Script,
+    apply_value,
+    freeze,
+    hidden_problems,
+    is_program,
+    module_io,
+    part_id,
+    plan_binding,
+    read_signature,
+    thaw,
+)
+from dspyer.lm.requests import in_rollout
+from dspyer.lm.tracing import step_count, take_steps
+from dspyer.log.execution_records import MISSING
+from dspyer.nodes.check import function_finder
+from dspyer.nodes.map import Item, results_of
+from dspyer.nodes.module import build_module, build_subgraph
+from dspyer.nodes.node import MapOptions
+from dspyer.nodes.steps import Within
+from dspyer.patch import each_update, resets
 from dspyer.schema.type_fit import fits, shown_type
-from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.values.scalars import as_float, without_class
 
 TREE: Final = "tree"
 BEST: Final = "best"
@@ -158,8 +173,8 @@ class TrialNode(Node):
 
     @property
     def look(self) -> Look:
-        """The look in pictures."""
-        return Look("map", self.kind)
+        """The look in pictures; by its label, readers of a run know a search."""
+        return Look("map", "trials")
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
@@ -182,26 +197,13 @@ class TrialNode(Node):
         # The choice comes with the `Send` and in no field, so nothing else can write it.
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
-        # A resumed run, and a later attempt, make only those that have no result yet.
-        fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([trial.script() for trial in fresh]), call))
-        results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
-        return Reply({TRIALS: freeze(results, (TRIALS,))})
+        return Reply({TRIALS: freeze((yield from results_of(trials, call)), (TRIALS,))})
 
     def _trial(self, call: Call, chosen: FrozenDict[str, Any], index: int, count: int) -> _Trial:
-        attempt = call.context.delegate.item(index)
         place = Place(chosen.raw("name"), chosen.raw("parent"), chosen.raw("number"))
         # Made before the trials run at once: the tree does not change in a round.
         before = state_of(call.state, call.state.raw(TREE, None), place.parent, self.schema)
-        inner = _within(call, attempt)._replace(state=before, overlay=None)
-        return _Trial(self, inner, place, index, count, attempt.recorded_result())
-
-
-def _within(call: Call, attempt: Any) -> Call:
-    """The call for an execution inside another one."""
-    outer = call.context
-    name = part_id(outer.execution, attempt.part or attempt.index)
-    return call._replace(context=Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt))
+        return _Trial(self, place, call, index, count, state=before, overlay=None)
 
 
 class Place(NamedTuple):
@@ -212,63 +214,48 @@ class Place(NamedTuple):
     number: int
 
 
-@dataclass(slots=True)
-class _Trial:
-    """One trial of one call.
+class _Trial(Item):
+    """One trial of one call; its result is its entry in the tree.
 
     Attributes:
-        recorded: its result of an earlier attempt, `MISSING` if there is none.
         steps: how many steps of the DSPy trace the module made.
     """
 
-    node: TrialNode
-    call: Call
-    place: Place
-    index: int
-    count: int
-    recorded: Any
-    steps: int = 0
+    def __init__(self, node: TrialNode, place: Place, call: Call, index: int, count: int, **changes: Any) -> None:
+        super().__init__(call, index, count, **changes)
+        self.node, self.of_tree, self.steps = node, place, 0
 
-    def script(self) -> Script[object]:
-        """The entry of the trial in the tree, frozen."""
+    def place(self, number: int) -> str:
+        """The place of an attempt, for the notes of its errors."""
+        return f"in the trial {self.of_tree.name!r} of the search {self.node.name!r}, attempt {number}"
+
+    def ended(self, result: Any, steps: int) -> Script[Any]:
+        """Its entry, recorded."""
         attempt = self.call.context.delegate
-        execute_item(self.index)
-        publish_start(attempt, self.index, self.count)
-        steps = step_count()
-        try:
-            # A question that waits for its answer must not be asked again beside it.
-            attempt.raise_if_unanswered()
-            entry = yield from self._tried()
-            result = freeze(entry, (TRIALS, self.index))
-        except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
-            number = attempt.last.number
-            self._note_failure(unwrap_stop_iteration(error), number)
-            if always_raised(error):
-                raise
-            attempt.host.lose_steps(attempt, number, take_steps(steps))
-            raised = unwrap_stop_iteration(error)
-            assert isinstance(raised, Exception)
-            # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
-            if not self.place.number:
-                attempt.host.first_trial_error = raised
-            failure = attempt.failure(raised, number)
-            del raised
-            entry = self._entry(TrialChange({}, {}), None, True) | {"failure": failure}
-            result = freeze(entry, (TRIALS, self.index))
-        else:
-            publish_end(attempt, self.index, self.count)
-            # What the judge has called is no step of the trial: it would become an example of the program.
-            judged = take_steps(steps + self.steps)
-            attempt.host.lose_steps(attempt, attempt.last.number, judged)
-            # The steps of the best trial are put into the trace at the end, and no others.
-            attempt.host.hold_steps(attempt, take_steps(steps))
-        yield from recorded(self.call, attempt, result)
+        # What the judge has called is no step of the trial: it would become an example of the program.
+        attempt.host.lose_steps(attempt, attempt.last.number, take_steps(steps + self.steps))
+        # The steps of the best trial are put into the trace at the end, and no others.
+        attempt.host.hold_steps(attempt, take_steps(steps))
+        yield from self.record(attempt, result)
+        return result
+
+    def failed(self, error: BaseException, number: int) -> Script[Any]:
+        """The entry of a trial that failed, recorded."""
+        raised = unwrap_stop_iteration(error)
+        assert isinstance(raised, Exception)
+        attempt = self.call.context.delegate
+        # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
+        if not self.of_tree.number:
+            attempt.host.first_trial_error = raised
+        entry = self._entry(TrialChange({}, {}), None, True) | {"failure": attempt.failure(raised, number)}
+        result = freeze(entry, (TRIALS, self.index))
+        yield from self.record(attempt, result)
         return result
 
     def _entry(self, change: TrialChange, reward: float | None, done: bool) -> dict[str, Any]:
         found = {
-            "name": self.place.name,
-            "parent": self.place.parent,
+            "name": self.of_tree.name,
+            "parent": self.of_tree.parent,
             "patch": change.patch,
             "reward": reward,
             "value": reward or 0.0,
@@ -278,28 +265,24 @@ class _Trial:
         }
         return found | {"whole": change.whole} if change.whole else found
 
-    def _note_failure(self, error: BaseException, number: int) -> None:
-        publish_end(self.call.context.delegate, self.index, self.count, error)
-        annotate(error, f"in the trial {self.place.name!r} of the search {self.node.name!r}, attempt {number}")
-
-    def _tried(self) -> Script[dict[str, Any]]:
-        """Run the module, rate what it gave, and return the entry."""
+    def made(self) -> Script[Any]:
+        """Run the module, and rate what it gave."""
         node = self.node
         begun, change = step_count(), self._recorded()
         if change is None:
             # By the number in the tree and not by time: a resumed search asks DSPy's cache the same questions.
-            number = self.place.number + node.rollout_id
+            number = self.of_tree.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
-            output: Output = yield from item_script(node.inner, self.call._replace(made=self._made), wrap)
+            output = yield from self.called(node.inner, self.call._replace(made=self._made), wrap)
             change = TrialChange.of(output.patch, output.after, node.schema)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = self.call._replace(state=change.applied(self.call.state, node.schema))
         # A part of its own: an answer or an effect of the judge must not be taken for one of the module.
-        judge = _within(after, self.call.context.delegate.of_part(REWARD))
-        reward = yield from part_script(judge, self._judge)
+        judge = self.inside(after, self.call.context.delegate.of_part(REWARD))
+        reward = yield from self.part(judge, self._judge)
         done = False if node.done is None else (yield from self._done(after))
-        return self._entry(change, reward, done)
+        return freeze(self._entry(change, reward, done), (TRIALS, self.index))
 
     def _made(self, call: Call, reply: Reply) -> Output:
         """The changes of the module."""
@@ -326,7 +309,7 @@ class _Trial:
 
     def _done(self, call: Call) -> Script[bool]:
         assert self.node.done is not None
-        reply = yield from self.node.done.script(_within(call, call.context.delegate.of_part("done")))
+        reply = yield from self.node.done.script(self.inside(call, call.context.delegate.of_part("done")))
         found: Any = without_class(reply.updates.get("done"))
         if not isinstance(found, bool):
             raise NodeOutputError(f"{self.node.who}: done gave {brief(found)}: it says True or False")
@@ -346,7 +329,7 @@ class _Trial:
         if self.node.judged and attempt.host.records.journal is not None:
             part = attempt.of_part("module")
             frozen = freeze(change._asdict(), (TRIALS, self.index))
-            yield from recorded(self.call, part, frozen)
+            yield from self.record(part, frozen)
 
 
 def _raw_items(values: Any) -> Sequence[Any]:
@@ -724,3 +707,29 @@ class MonteCarlo:
                 if found is not None:
                     return found
         return None
+
+
+def as_float(value: object) -> float | None:
+    """Return a real number of any class, also of numpy or of a tensor without axes, as a `float`; True is 1.
+
+    None for anything else.
+
+    Example:
+        >>> from decimal import Decimal
+        >>> as_float(Decimal("0.5")), as_float(True), as_float("1")
+        (0.5, 1.0, None)
+    """
+    found = without_class(value)
+    return float(cast(Any, found)) if isinstance(found, Number) and not isinstance(found, complex) else None
+
+
+def without_class(value: object) -> Any:
+    """Return a number or truth value of numpy, or of a tensor without axes, as Python's own; any other value as it is.
+
+    Example:
+        >>> without_class("text")
+        'text'
+    """
+    found: Any = value
+    single = getattr(found, "ndim", None) == 0 and callable(getattr(found, "item", None))
+    return found.item() if single else found

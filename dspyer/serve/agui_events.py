@@ -51,27 +51,14 @@ from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
 from dspyer.errors import BudgetError, OpenRunError
-from dspyer.events import (
-    Asked,
-    AttemptFailed,
-    Committed,
-    Emitted,
-    Event,
-    NodeFailed,
-    NodeStarted,
-    Question,
-    RunStarted,
-    Token,
-)
-from dspyer.extend import thaw
+from dspyer.events import Asked, AttemptFailed, Committed, Emitted, NodeFailed, NodeStarted, Question, RunStarted, Token
+from dspyer.extend import Event, FrozenList, is_within, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import is_within, whole_execution
 from dspyer.layers.redacted import redacted
 from dspyer.redaction import Redactor
 from dspyer.runtime.session import Session
 from dspyer.serve.agui_messages import Said, ToolUse, said
 from dspyer.server_sent import last_of_refusal, last_of_run
-from dspyer.values.frozen import FrozenList
 
 Place = tuple[Any, ...]
 """The scope, execution, attempt, predictor and field of some tokens."""

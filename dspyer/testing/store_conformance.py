@@ -8,7 +8,7 @@ from operator import setitem
 from typing import Any, ClassVar, cast
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.extend import freeze
+from dspyer.extend import freeze, same
 from dspyer.stores import Store
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot
 from dspyer.stores.content import Content, blob_id
@@ -54,7 +54,6 @@ from dspyer.testing.store_samples import (
     try_to,
 )
 from dspyer.values import json as encoding
-from dspyer.values.freezing import same
 
 
 class StoreConformance:

@@ -11,7 +11,7 @@ import dspy
 
 from dspyer import START, CompiledGraph, Context, ImmutableState, Send
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
-from dspyer.extend import Call, Node
+from dspyer.extend import Built, Call, Node, Schema, run_script
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.layers.condensers import condensed
@@ -21,15 +21,12 @@ from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
 from dspyer.nodes.function import given
-from dspyer.nodes.node import Built
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.provenance import PriorHistory
 from dspyer.scheduler.schedule import Branch
-from dspyer.schema.schema import Schema
 from dspyer.values.persistent import PersistentMap
 
 Resources = Mapping[type, object] | Sequence[object] | None

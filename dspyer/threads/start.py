@@ -26,7 +26,7 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import CommitListing, fold_run, recover_state
+from dspyer.log.history import CommitListing, FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
@@ -341,7 +341,7 @@ class StoredThread:
     def _folded(self, rows: RunRows) -> RunStart:
         """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
         before, first = self._state_before(rows)
-        folded = fold_run(self.reader, rows, before)
+        folded = FoldedRun(self.reader, rows, before)
         if folded.run.broken:
             raise StoreError(f"thread {self.name!r}: {folded.run.broken}")
         log = [

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import dspy
 
+from dspyer import display
 from dspyer.budget import Budget
-from dspyer.display.stats import Stats, count_stats
 from dspyer.errors import shows_removed
 from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
@@ -17,7 +17,7 @@ from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
 from dspyer.record.record import Record
-from dspyer.record.stored import RecordedCalls, record_of, records_of
+from dspyer.record.stored import FollowedRecords, record_of, records_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
@@ -52,7 +52,7 @@ class Thread:
         self._store = store
         # Made once: it caches the history that was read, and holds nothing of a run between two calls.
         self._stored = StoredThread(program, store, name, others)
-        self._calls = RecordedCalls(self._stored.reader, name)
+        self._records = FollowedRecords(self._stored.reader, name)
 
     # --- run
 
@@ -374,7 +374,7 @@ class Thread:
             >>> t.run({"n": 1}).cost, t.lm_calls(1)
             (0.0, ())
         """
-        return self._calls.of(self._stored.history.id_of(commit))
+        return self._records.calls(self._stored.history.id_of(commit))
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -410,7 +410,7 @@ class Thread:
         """
         return record_of(self._stored.reader, self.name, run, self._stored.redactor)
 
-    def stats(self) -> Stats:
+    def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
 
         Example:
@@ -419,7 +419,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        return count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
+        return display.count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
 
     def history(
         self,

@@ -32,7 +32,6 @@ from dspyer.events import (
     AttemptFailed,
     Committed,
     ConflictFound,
-    Event,
     Joined,
     LiveConflict,
     NodeFailed,
@@ -40,9 +39,9 @@ from dspyer.events import (
     is_built_in,
     path_of_event,
 )
-from dspyer.extend import Call, Inner, Layer, Place, Script, thaw
+from dspyer.extend import Call, Event, Inner, Layer, Place, Script, path_text, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import FIRST, path_text, whole_execution
+from dspyer.ids import FIRST
 from dspyer.layers.redacted import Redacted, redacted
 from dspyer.log.rows import StoredTrace
 from dspyer.scheduler.schedule import RunState

@@ -12,7 +12,6 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from numbers import Number
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import NoneType
 from typing import Any, NoReturn, TypeGuard, cast
@@ -220,32 +219,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
         (True, False, False)
     """
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def as_float(value: object) -> float | None:
-    """Return a real number of any class, also of numpy or of a tensor without axes, as a `float`; True is 1.
-
-    None for anything else.
-
-    Example:
-        >>> from decimal import Decimal
-        >>> as_float(Decimal("0.5")), as_float(True), as_float("1")
-        (0.5, 1.0, None)
-    """
-    found = without_class(value)
-    return float(cast(Any, found)) if isinstance(found, Number) and not isinstance(found, complex) else None
-
-
-def without_class(value: object) -> Any:
-    """Return a number or truth value of numpy, or of a tensor without axes, as Python's own; any other value as it is.
-
-    Example:
-        >>> without_class("text")
-        'text'
-    """
-    found: Any = value
-    single = getattr(found, "ndim", None) == 0 and callable(getattr(found, "item", None))
-    return found.item() if single else found
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:

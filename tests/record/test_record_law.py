@@ -10,7 +10,7 @@ import json
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +37,7 @@ from dspyer import (
     reducers,
 )
 from dspyer.record import Record
+from dspyer.search import best_of
 from dspyer.stores import Memory, SQLite, open_store
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
@@ -68,7 +69,7 @@ class Parts:
         self.graph = Graph(Board, inputs=["q"], merge=self.rng.choice(["last_write_wins", "first_write_wins"]))
         self.number = 0
         makers = [self.plain, self.fork, self.loop, self.mapped, self.nested, self.agent, self.checked, self.asked]
-        makers += [self.flaky, self.handled, self.module, self.sends]
+        makers += [self.flaky, self.handled, self.module, self.sends, self.search]
         last = START
         for make in self.rng.sample(makers, 5):
             first, end = make()
@@ -150,6 +151,11 @@ class Parts:
         self.graph.add_node(name, dspy.Predict("q -> text"), writes=["text"])
         return name, name
 
+    def search(self) -> tuple[str, str]:
+        name = self.name("search")
+        self.graph.add_node(name, searching(), reads=["q"], writes=["text"])
+        return name, name
+
     def checked(self) -> tuple[str, str]:
         name = self.name("draft")
         calls: list[int] = []
@@ -200,6 +206,26 @@ class Parts:
         return first, out
 
 
+class Trial(dspy.Module):  # type: ignore[misc]
+    """Asks an LM; the second of three trials fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("q -> text")
+        self.calls: list[int] = []
+
+    def forward(self, q: str) -> Any:
+        found = self.say(q=q)
+        self.calls.append(1)
+        if len(self.calls) % 3 == 2:
+            raise ValueError("the second")
+        return found
+
+
+def searching() -> Graph:
+    return best_of(Trial(), 3, lambda text: float(len(text)), writes=["text"])
+
+
 def look(what: str) -> str:
     """Looks something up."""
     if what == "odd":
@@ -225,7 +251,7 @@ def program_of(seed: int, store: Any) -> CompiledGraph:
 
 def answered(target: Any, run: Run) -> Run:
     while run.status == "interrupted":
-        run = target.resume({question.key: None if question.answer is None else True for question in run.questions})
+        run = target.resume({question.id: None if question.answer is None else True for question in run.questions})
     return run
 
 
@@ -304,6 +330,8 @@ def law(seed: int, store: Any) -> None:
         for label in runs:
             check(same_record(thread, store, label), thread)
         head = thread.history()[-1]
+        if head.version is None:  # several branches are active there
+            return
         copy = thread.copy(to="copy", at=head.id, patch={"value": "copied"})
         with suppress(Exception):
             copy.resume()
@@ -321,6 +349,41 @@ def test_all_readers_give_one_record_in_memory(seed: int) -> None:
 def test_all_readers_give_one_record_of_a_file(seed: int, tmp_path: Path) -> None:
     with closing(SQLite(tmp_path / "runs.db")) as store:
         law(seed, store)
+
+
+class Watched(Memory):
+    """A store that calls back after each write."""
+
+    def __init__(self, after: Callable[[Watched], None]) -> None:
+        super().__init__()
+        self._after = after
+
+    def write(self, change: Any) -> int:
+        epoch = super().write(change)
+        self._after(self)
+        return epoch
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reader_that_follows_a_run_has_the_record_of_a_new_reader(seed: int) -> None:
+    """After each write: what was made before is not made again, and says the same."""
+    readers: list[Any] = []
+    seen: list[bool] = []
+
+    def compare(store: Watched) -> None:
+        readers.append(readers[0] if readers else Archive(store).thread("t"))
+        position = readers[0].position()
+        now, alone = readers[0].record(), Archive(store).thread("t").record()
+        if readers[0].position() == position:  # no other thread has written meanwhile
+            own = [step.id for step in alone.steps if step.parent is None and step.status != "unreadable"]
+            seen.append(now == alone and [now.state(one) for one in own] == [alone.state(one) for one in own])
+
+    thread = program_of(seed, Watched(compare)).thread("t")
+    with dspy.context(lm=ScriptedLM(say)):
+        for _ in played(thread, seed):
+            pass
+    assert len(seen) > 3
+    assert all(seen)
 
 
 LEFT_OUT = ("started", "ended", "seconds", "waited", "at", "messages", "response", "traceback", "values", "thread")
