@@ -56,6 +56,7 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
+from dspyer.events import AskedCall
 from dspyer.extend import (
     Binding,
     Built,
@@ -592,7 +593,9 @@ class ToolNode(Node):
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
         """Ask, if the call needs approval, and make it."""
         if self.approval is not None and self.approval.asks(call, parsed):
-            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer_types[self.name])
+            asked = AskedCall(self.name, args, _call_of(call)["id"], self._schema)
+            text, type_ = call_text(self.name, args), self.answer_types[self.name]
+            given = call.context.delegate.interrupt(self.name, text, type_, asked)
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
@@ -631,6 +634,12 @@ class ToolNode(Node):
         if not isinstance(self.action, ProgramAction):
             return parsed
         return self.action.with_session(call, parsed, _call_of(call)["id"])
+
+    @property
+    def _schema(self) -> JsonDict:
+        """The JSON schema of the arguments."""
+        known = self.spec.tool.args or {}
+        return {"type": "object", "properties": known, "required": [one for one in known if one in self.spec.required]}
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""

@@ -43,6 +43,7 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as declared  # some rows have a field `field`
 from functools import cache, partial
@@ -660,11 +661,12 @@ class QuestionRow(StoredRow):
     @classmethod
     def of_question(cls, question: Question) -> QuestionRow:
         """Return the row of a question that is asked now."""
-        return cls(**{one.name: getattr(question, one.name) for one in fields(question)}, at=row_time())
+        # A copy, here and below: users who edit the arguments of a call change what they were shown.
+        return cls(**{one.name: deepcopy(getattr(question, one.name)) for one in fields(question)}, at=row_time())
 
     def question(self) -> Question:
         """Return the question."""
-        return Question(**{one.name: getattr(self, one.name) for one in fields(Question)})
+        return Question(**{one.name: deepcopy(getattr(self, one.name)) for one in fields(Question)})
 
 
 @dataclass(slots=True)

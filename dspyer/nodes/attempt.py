@@ -492,7 +492,8 @@ class Attempt:
     def _validated_answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
         records = self.host.records
         try:
-            return validated(answer, records.answers[place].value, question, "")  # a graph around this one may redact it
+            given = records.answers[place].value
+            return validated(answer, given, question, "")  # not shown: a graph around this one may redact it
         except InputError as refusal:
             # The question is open again: a resume may bring an answer that fits.
             records.retract_answer(place)

@@ -6,10 +6,10 @@ from dspyer.hints import lazy_names
 
 if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
-    from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
+    from dspyer.record.making import RecordStep, StepQuestion, Wrote
     from dspyer.record.record import Record
 
-__all__ = ["Checked", "DrawnGraph", "Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+__all__ = ["Checked", "DrawnGraph", "Record", "RecordStep", "StepQuestion", "Wrote"]
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
 _HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn"}

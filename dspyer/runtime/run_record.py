@@ -13,11 +13,12 @@ from dspyer.graph.spec import drawing_facts
 from dspyer.ids import full_id, prefix_at
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record_codec import changed
 from dspyer.scheduler.topology import START
+from dspyer.values.freezing import freeze
 
 
 def record_of_run(run: Any) -> Record:
@@ -66,9 +67,6 @@ def record_of_run(run: Any) -> Record:
 def _questions_of(run: Any) -> Sequence[StepQuestion]:
     if run._kept is None or run._depth:
         return ()
-    _, questions, answers = run._kept
     times = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
-    return [
-        StepQuestion(question, times.get(question.id), StepAnswer(answers[key]) if key in answers else None)
-        for key, question in questions.items()
-    ]
+    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers}
+    return [StepQuestion(one, times.get(one.id), answers.get(one.id)) for one in run._kept[1].values()]

@@ -39,7 +39,7 @@ from dspyer.stores.base import Change, Owner, Point, ThreadRow
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
-from dspyer.threads.start import REPLACE, AnswersByKey, FirstWrite, StoredThread, ThreadHead
+from dspyer.threads.start import REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -83,43 +83,17 @@ def new_play(
 
 def resumed_play(
     thread: StoredThread,
-    answers: AnswersByKey,
+    delivery: Delivery,
     request: Request,
     take_over: bool,
     max_resumes: int,
     allow: AllowChanged,
-    by: str | None = None,
-    comment: str | None = None,
 ) -> Play:
     """Return the play of the last run, to be resumed."""
     check_flags(take_over=take_over)
-    by, comment = checked_note("by", by), checked_note("comment", comment)
     resources_of_call(thread.program, request)
-    first = partial(
-        thread.resumed_run,
-        answers=answers,
-        request=request,
-        max_resumes=max_resumes,
-        allow=allow,
-        by=by,
-        comment=comment,
-    )
+    first = partial(thread.resumed_run, delivery=delivery, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
-
-
-LONGEST_NOTE = 500
-"""Characters of `by` and of `comment` of an answer: they are in its row, which is written at once."""
-
-
-def checked_note(name: str, text: object) -> str | None:
-    """The text `by` or `comment` of an answer, valid Unicode; raises `InputError` for anything else."""
-    if text is not None and (not isinstance(text, str) or len(text) > LONGEST_NOTE):
-        found = f"of {len(text)} characters" if isinstance(text, str) else brief(text)
-        raise InputError(
-            f"{name}= is a text of at most {LONGEST_NOTE} characters, and not {found}. Nothing was answered: give a "
-            "shorter one" if isinstance(text, str) else ""
-        )
-    return None if text is None else with_valid_text(text)
 
 
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:

@@ -22,7 +22,7 @@ from dspyer.errors import (
     brief,
     suggestion,
 )
-from dspyer.events import Question
+from dspyer.events import Answer, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
@@ -64,6 +64,7 @@ from dspyer.threads.graph_changes import (
 from dspyer.threads.views_across_runs import EarlierRuns
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
+from dspyer.values.json import with_valid_text
 from dspyer.values.persistent import PersistentVector
 
 Resources = Mapping[type, object] | Sequence[object] | None
@@ -270,18 +271,17 @@ class StoredThread:
     def resumed_run(
         self,
         head: ThreadHead,
-        answers: Mapping[str, Any] | None,
+        delivery: Delivery,
         request: Request,
         max_resumes: int,
         allow: AllowChanged,
-        by: str | None = None,
-        comment: str | None = None,
     ) -> FirstWrite | Request:
         """The last run, rebuilt from its log, with answers to its questions.
 
         As it is stored if each of the answers was given before, and nothing is left to do.
         """
         at, status = head.row.head, None if head.last_run is None else head.last_run.status
+        answers = delivery.answers or {}
         if answers and at is not None and not head.broken and status in DONE:
             last = read_run(self.store, at)
             if _Asked(self, last).were_given(answers, completed=status == "completed"):
@@ -295,7 +295,7 @@ class StoredThread:
             raise head.broken_error()
         last, names = self.compatibility.allowed(read_run(self.store, at), allow)
         asked = _Asked(self, last)
-        given, records = asked.given(answers or {}, by, comment), asked.records
+        given, records = asked.given(delivery), asked.records
         # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
         for one in given:
@@ -533,6 +533,29 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
 # --- answers that a caller gives: checked before anything is stored
 
 
+LONGEST_NOTE = 500
+"""Most characters of `by` and of `comment` of an answer, which are in its row."""
+
+
+class Delivery(NamedTuple):
+    """The answers of one call of `resume`, by key or id, who gives them, and what is said with them."""
+
+    answers: AnswersByKey = None
+    by: str | None = None
+    comment: str | None = None
+
+    @classmethod
+    def checked(cls, answers: AnswersByKey, by: object, comment: object) -> Delivery:
+        """Return the delivery; raises `InputError` for notes that are no texts, or too long."""
+        for name, text in (("by", by), ("comment", comment)):
+            if text is not None and (not isinstance(text, str) or len(text) > LONGEST_NOTE):
+                found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
+                raise InputError(
+                    f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
+                )
+        return cls(answers, with_valid_text(by), with_valid_text(comment))
+
+
 class _Asked:
     """The questions of a run, as answers name them: found once, since a run may ask thousands."""
 
@@ -554,18 +577,18 @@ class _Asked:
                 return False
         return True
 
-    def given(self, answers: Mapping[str, Any], by: str | None, comment: str | None) -> list[Answer]:
+    def given(self, delivery: Delivery) -> list[Answer]:
         """The answers that a resume adds, frozen: of the caller, and None for each question that needs no answer.
 
-        `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for
-        an answer that fits no open question, several, or one that has another answer; `InputError` for one of the
-        wrong type.
+        Those are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
+        answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong
+        type.
 
         Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before
         the node runs again: until then it must have the types of the question's JSON schema.
         """
         given: dict[RecordKey, Any] = {}
-        for name, answer in self._by_name(answers).items():
+        for name, answer in self._by_name(delivery.answers or {}).items():
             question = self._named(name)
             key = RecordKey(question.execution, question.key)
             frozen = freeze(answer)
@@ -589,7 +612,7 @@ class _Asked:
             if question.answer is None:
                 given.setdefault(RecordKey(question.execution, question.key), None)
         asked, at = self.records.questions, row_time()
-        return [Answer(asked[key], frozen, by, comment, at) for key, frozen in given.items()]
+        return [Answer(asked[key], frozen, delivery.by, delivery.comment, at) for key, frozen in given.items()]
 
     def _by_name(self, answers: object) -> Mapping[str, Any]:
         if isinstance(answers, Mapping):
