@@ -23,6 +23,7 @@ from bench.growth_threads import VIEWS, after_runs, again, reading, replaying
 from bench.growth_views import READS, asking_what_changed, forking, visiting
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
+from dspyer.schema.limits import size_of
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Snapshot, Store
 from dspyer.stores.content import Content
@@ -107,11 +108,11 @@ def writing_under_a_limit(field: str, many: Callable[[int], Any], one: Callable[
     def measure(size: int) -> float:
         schema = Schema.of(Limited)
         state = schema.initial_state({field: many(size)})
-        schema.sizes({field: None}, state)
+        size_of(state.raw(field))
         start = perf_counter()
         for number in range(DELETED):
-            patch, state = schema.commit(state, {field: one(number)}, node="node", commit_id=f"trunk:{number}")
-            schema.sizes(patch, state)
+            _, state = schema.commit(state, {field: one(number)}, node="node", commit_id=f"trunk:{number}")
+            size_of(state.raw(field))
         return (perf_counter() - start) / DELETED
 
     return measure

@@ -75,6 +75,10 @@ REMOVED: dict[str, str] = {
     "ArchivedThread.conflicts": "thread.record(): each of its joins has its conflicts",
     "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
     "optimize.cache": "add_node(cache=True), for functions; DSPy's cache has the LM calls",
+    "Thread.run(abandon=)": "thread.run(inputs, if_open='abandon')",
+    "Thread.arun(abandon=)": "thread.arun(inputs, if_open='abandon')",
+    "Thread.stream(abandon=)": "thread.stream(inputs, if_open='abandon')",
+    "Thread.astream(abandon=)": "thread.astream(inputs, if_open='abandon')",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
@@ -441,7 +445,15 @@ class ConcurrentRunError(ThreadError):
 
 
 class OpenRunError(ThreadError):
-    """The last run of the thread failed, crashed or waits for answers. Resume or abandon it first."""
+    """The last run of the thread failed, crashed or waits for answers. Resume or abandon it first.
+
+    Attributes:
+        questions: the questions that it waits for, as `dspyer.events.Question`; empty if it does not wait.
+    """
+
+    def __init__(self, text: str, questions: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.questions = tuple(questions)
 
 
 class DSPyVersionError(DspyerError, ImportError):

@@ -374,6 +374,17 @@ def told(event: Event) -> str:
     return f"{node}: {event.label()}" if node else str(event.label())
 
 
+def answer_text(answer: Answer) -> str:
+    """Return the line that shows an answer: what was asked for, the answer, who gave it and what was said with it.
+
+    Example:
+        >>> answer_text(Answer(Question("send", "Send it?", None, "ask", (), "trunk:1"), True, "ada", "after the call"))
+        'send: answered with True by ada: after the call'
+    """
+    by, comment = f" by {answer.by}" if answer.by else "", f": {answer.comment}" if answer.comment else ""
+    return f"{answer.question.key}: answered with {brief(answer.value, 160)}{by}{comment}"
+
+
 def path_of_event(event: Event) -> tuple[str, ...]:
     """Return the ids of the executions that an event belongs to, the outermost first; empty if it says none.
 
@@ -541,8 +552,7 @@ class Answered(Event):
 
     def label(self) -> str:
         """Return what happened in a few words."""
-        found = self.answer
-        return f"{found.question.key} answered with {brief(found.value)}{f' by {found.by}' if found.by else ''}"
+        return answer_text(self.answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "read_only": lambda: open_store(":memory:", read_only=NO),
 }
 OF_THREAD: dict[str, Callable[[Any], Any]] = {
-    "abandon": lambda thread: thread.run({"text": "a"}, abandon=NO),
     "take_over": lambda thread: thread.run({"text": "a"}, take_over=NO),
     "take_over of a resume": lambda thread: thread.resume(take_over=NO),
     "take_over of a rerun": lambda thread: thread.rerun(0, take_over=NO),

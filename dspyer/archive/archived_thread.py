@@ -20,7 +20,7 @@ from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
-from dspyer.log.time_travel import Bounds, Moment, ThreadReader, answers_of
+from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Record
 from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
 from dspyer.stores.base import ListedRun, Point
@@ -80,7 +80,7 @@ class ArchivedThread:
     @property
     def answers(self) -> tuple[Answer, ...]:
         """The answers to the questions of all runs, as `Thread.answers` gives them."""
-        return answers_of(self._reader, self.name)
+        return self._thread_reader.answers()
 
     def history(
         self,

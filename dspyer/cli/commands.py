@@ -284,7 +284,10 @@ def run(
     thread: Annotated[
         str | None, typer.Option("--thread", metavar="NAME", help="Run on this thread; otherwise nothing is stored.")
     ] = None,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Leave an open run of the thread as it is.")] = False,
+    if_open: Annotated[
+        Literal["refuse", "amend", "abandon"],
+        typer.Option("--if-open", help="What to do with an open run: refuse the inputs, add them to it, or leave it."),
+    ] = "refuse",
     take_over: TakeOverOption = False,
     on_conflict: Annotated[
         Literal["raise", "wait"], typer.Option("--on-conflict", help="What to do while another run owns the thread.")
@@ -306,7 +309,7 @@ def run(
 
     budget = budget_of(spending)
     options = {
-        "--abandon": abandon,
+        "--if-open": if_open != "refuse",
         "--take-over": take_over,
         "--on-conflict": on_conflict != "raise",
         "--key": key is not None,
@@ -323,7 +326,7 @@ def run(
             given,
             key=key,
             budget=budget,
-            abandon=abandon,
+            if_open=if_open,
             take_over=take_over,
             on_conflict=on_conflict,
             lock_timeout=lock_timeout,

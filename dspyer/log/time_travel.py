@@ -119,6 +119,17 @@ class ThreadReader:
             commits = [one for one, at in zip(commits, listed.runs, strict=True) if at == listed.heads[-1]]
         return cut_page(commits, first, count, newest)
 
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers of all runs, in the order of the runs. Reads the whole history."""
+        head, root = self._find()
+        found: dict[tuple[str, float | None], Answer] = {}  # runs that were merged have a beginning in common
+        for run in () if head is None else read_runs(self._reader.store, [head], root):
+            records = ExecutionRecords()
+            rows = [one for one in run.rows if one.kind in (RowKind.ASK, RowKind.ANSWER) and is_readable(one)]
+            records.read(rows, self._reader.fetch, self._reader.decode)
+            found |= {(one.question.id, one.at): one for one in records.given_answers()}
+        return tuple(found.values())
+
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""
         version = commit_name(version)
@@ -524,18 +535,6 @@ def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
     """The open questions of the last run."""
     row = reader.store.thread(thread)
     return () if row is None or row.head is None else questions_at(reader, row.head)
-
-
-def answers_of(reader: HistoryReader, thread: str) -> tuple[Answer, ...]:
-    """The answers of all runs of a thread, in the order of the runs. Reads the whole history."""
-    row = reader.store.thread(thread)
-    found: dict[tuple[str, float | None], Answer] = {}  # runs that were merged have a beginning in common
-    for run in () if row is None or row.head is None else read_runs(reader.store, [row.head], row.root):
-        records = ExecutionRecords()
-        rows = [one for one in run.rows if one.kind in (RowKind.ASK, RowKind.ANSWER) and is_readable(one)]
-        records.read(rows, reader.fetch, reader.decode)
-        found |= {(one.question.id, one.at): one for one in records.given_answers()}
-    return tuple(found.values())
 
 
 def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:

@@ -538,7 +538,7 @@ class Attempt:
     def _refuse(self, text: str) -> None:
         text += (
             ". Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the run with "
-            "thread.run(..., abandon=True)"
+            "thread.run(..., if_open='abandon')"
         )
         self._refusal = (AttemptError, text)
         raise AttemptError(text)

@@ -335,7 +335,8 @@ class _Writer:
             given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
         question = asked.question
         text = self._text(question.text)
-        return {"id": question.id, "text": text, "at": asked.at, "call": None, "expires": None, "answer": given}
+        call = None if question.call is None else question.call.to_dict()
+        return {"id": question.id, "text": text, "at": asked.at, "call": call, "expires": None, "answer": given}
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

@@ -140,7 +140,7 @@ def check_same_inputs(inside: Inside, records: ExecutionRecords, inputs: Mapping
             raise AttemptError(
                 f"the inputs of ctx.call (execution {place.execution}) differ from those that an earlier attempt gave: "
                 "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
-                "thread.run(..., abandon=True)"
+                "thread.run(..., if_open='abandon')"
             )
         return
     records.effects[place] = digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import anyio
 from ag_ui.core import (
@@ -211,8 +211,8 @@ class Served(NamedTuple):
         found = self.inputs(body)
         given = await found if isawaitable(found) else found
         # A run that its client has left, or that failed, is given up for a new message.
-        left = status in ("stopped", "failed", "crashed")
-        return thread.astream(given, key=body.run_id, tokens=True, abandon=left)
+        if_open: Literal["refuse", "abandon"] = "abandon" if status in ("stopped", "failed", "crashed") else "refuse"
+        return thread.astream(given, key=body.run_id, tokens=True, if_open=if_open)
 
 
 def _answers(resume: list[ResumeEntry], questions: tuple[Question, ...]) -> dict[str, Any]:

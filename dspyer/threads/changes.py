@@ -323,7 +323,7 @@ def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> Branch:
     if branch.head < 0:
         raise ThreadError(
             f"the last run of thread {thread.name!r} has no commit yet: call thread.resume(), or start another "
-            "run with thread.run(..., abandon=True)"
+            "run with thread.run(..., if_open='abandon')"
         )
     return branch
 

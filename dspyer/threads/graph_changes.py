@@ -406,7 +406,7 @@ class GraphCompatibility:
         return ChangedGraphError(
             f"the graph has changed since the open run of thread {self.thread!r} was made:{_lines(found)}\n"
             "Nothing was called. Continue as far as the log fits with thread.resume(allow_changed_graph=True), or with "
-            "a mapping {'old name': 'new name'} of nodes; or abandon the run with thread.run(..., abandon=True)",
+            "a mapping {'old name': 'new name'} of nodes; or abandon the run with thread.run(..., if_open='abandon')",
             found,
         )
 
@@ -435,7 +435,7 @@ class GraphCompatibility:
         return ChangedGraphError(
             f"thread {self.thread!r} cannot continue with this graph: {error}.{_lines(found)}\nNothing was called. If "
             "a node has another name now, pass allow_changed_graph={'old name': 'new name'}; else abandon the run with "
-            "thread.run(..., abandon=True)",
+            "thread.run(..., if_open='abandon')",
             (*error.changes, *found),
         )
 
@@ -468,7 +468,7 @@ class GraphCompatibility:
             raise ChangedGraphError(
                 f"in the open run of thread {self.thread!r} {where}, and fields have to change that all branches would "
                 f"have to share: {', '.join(map(repr, fields))}. Finish the run with the graph that made it, or "
-                "abandon it with thread.run(..., abandon=True)",
+                "abandon it with thread.run(..., if_open='abandon')",
                 [f"field {name!r} has changed" for name in fields],
             )
         commit = update_commit(branches[0], run.first + len(run.log), MIGRATION_AUTHOR, patches[0], time.time())

@@ -41,7 +41,7 @@ class KeyedRun:
     """
 
     def __init__(
-        self, thread: StoredThread, key: object, inputs: Mapping[str, Any], request: Request, abandon: bool
+        self, thread: StoredThread, key: object, inputs: Mapping[str, Any], request: Request, if_open: str
     ) -> None:
         if not isinstance(key, str) or not key:
             raise ThreadError(
@@ -54,7 +54,7 @@ class KeyedRun:
         self._key = key
         self._inputs = inputs
         self._request = request
-        self._abandon = abandon
+        self._if_open = if_open
         try:
             given = _digest(_comparable(freeze(dict(inputs))))
         except StateError as error:
@@ -78,13 +78,13 @@ class KeyedRun:
             return self._stored_if_done(known, head.row) or self._thread.resumed_run(
                 head, Delivery(), self._request, MAX_RESUMES, allow=False
             )
-        if head.open and head.last_run is not None and head.last_run.status is None and not self._abandon:
+        if head.open and head.last_run is not None and head.last_run.status is None and self._if_open != "abandon":
             raise ConcurrentRunError(
                 f"the last run of thread {self._name!r} crashed, and the delivery that began it will resume it: "
                 "try again later. If it has no key, resume it with thread.resume(), or abandon it with "
-                "thread.run(..., abandon=True)"
+                "thread.run(..., if_open='abandon')"
             )
-        first = self._thread.new_run(head, self._inputs, self._request, self._abandon)
+        first = self._thread.new_run(head, self._inputs, self._request, self._if_open)
         salt = salt or token_hex(8)
         run_id = run_id or self._id(salt)
         # Of the first run of a thread one more: there is no earlier value that a field could keep.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from dspyer.clock import now
-from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
+from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError, brief
 from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import end_row
@@ -60,7 +60,7 @@ def new_play(
     thread: StoredThread,
     inputs: Mapping[str, Any],
     request: Request,
-    abandon: bool,
+    if_open: str,
     take_over: bool,
     on_conflict: str,
     lock_timeout: float,
@@ -70,14 +70,16 @@ def new_play(
     if on_conflict not in ("raise", "wait"):
         new = 'in the place of "merge", copy = thread.copy(to=...) and thread.merge(copy)'
         raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"; {new}')
-    if abandon is not False or take_over is not False:  # else, as mostly, there is nothing to find fault with
-        check_flags(abandon=abandon, take_over=take_over)
+    if if_open not in ("refuse", "amend", "abandon"):
+        raise ValueError(f'if_open={brief(if_open)}: it is "refuse", "amend" or "abandon"')
+    if take_over is not False:  # else, as mostly, there is nothing to find fault with
+        check_flags(take_over=take_over)
     resources_of_call(thread.program, request)
     patience = 0.0 if on_conflict == "raise" else lock_timeout
     if key is not None:
-        keyed = KeyedRun(thread, key, inputs, request, abandon)
+        keyed = KeyedRun(thread, key, inputs, request, if_open)
         return Play(thread, inputs, request, keyed.first_write, take_over, WAIT_OR_REPLACE, patience, keyed.as_stored)
-    first = partial(thread.new_run, inputs=inputs, request=request, abandon=abandon)
+    first = partial(thread.new_run, inputs=inputs, request=request, if_open=if_open)
     return Play(thread, inputs, request, first, take_over, WAIT_OR_REPLACE, patience)
 
 

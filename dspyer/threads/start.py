@@ -43,7 +43,7 @@ from dspyer.log.rows import (
     first_version,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, resumes_without_progress, thread_redactor
+from dspyer.log.time_travel import ThreadReader, resumes_without_progress, shown_questions, thread_redactor
 from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -70,6 +70,7 @@ from dspyer.values.persistent import PersistentVector
 Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None
 OnConflict = Literal["raise", "wait"]
+IfOpen = Literal["refuse", "amend", "abandon"]
 
 DONE = ("completed", "interrupted")
 """How a run ends that has nothing more to do, unless a new answer comes."""
@@ -109,14 +110,15 @@ class ThreadHead(NamedTuple):
         """Return whether the last run was not finished."""
         return self.last_run is not None and self.last_run.status != "completed"
 
-    def open_error(self) -> OpenRunError:
-        """The error for a call that needs a finished last run."""
+    def open_error(self, questions: Sequence[Question] = ()) -> OpenRunError:
+        """The error for a call that needs a finished last run; `questions` are those that it waits for."""
         status = self.last_run.status if self.last_run else None
         ended = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}
         answers = "{'key': answer}" if status == "interrupted" else ""
         return OpenRunError(
             f"the last run of thread {self.row.name!r} {ended.get(str(status), 'crashed')}: resume it with "
-            f"thread.resume({answers}), or abandon it with thread.run(..., abandon=True)"
+            f"thread.resume({answers}), or abandon it with thread.run(..., if_open='abandon')",
+            questions,
         )
 
     def broken_error(self) -> StoreError:
@@ -124,7 +126,7 @@ class ThreadHead(NamedTuple):
         last = self.next_version - 1
         remedy = (
             f". What came before it can be read with thread.history() and thread.at(...); continue from version "
-            f"{last} with thread.run(..., abandon=True), or on a copy, thread.copy(to=..., at={last})"
+            f"{last} with thread.run(..., if_open='abandon'), or on a copy, thread.copy(to=..., at={last})"
         )
         return StoreError(f"thread {self.row.name!r}: {self.broken}{remedy if last >= 0 else ''}")
 
@@ -233,14 +235,14 @@ class StoredThread:
 
     # --- what a run begins with
 
-    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
+    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, if_open: str) -> FirstWrite:
         """A new run that begins with the state at the head and folds the inputs in.
 
-        With `abandon` also after a run that was not finished.
+        `if_open` says what becomes of a run that was not finished.
         """
-        if head.open and not abandon:
-            raise head.open_error()
-        if head.broken and (not abandon or head.last_readable is None):
+        if head.open and if_open != "abandon":
+            raise head.open_error(shown_questions(self.reader, self.name, self.redactor))
+        if head.broken and (if_open != "abandon" or head.last_readable is None):
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
@@ -308,7 +310,7 @@ class StoredThread:
             raise ThreadError(
                 f"the last run of thread {self.name!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
-                f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
+                f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., if_open='abandon')"
             )
         blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
         rows = [AnswerRow.of_answer(one).row() for one in given]
@@ -378,7 +380,7 @@ class StoredThread:
         if opening is None:
             raise ThreadError(
                 f"the log of the last run of thread {self.name!r} lacks its first commit: abandon the run with "
-                "thread.run(..., abandon=True)"
+                "thread.run(..., if_open='abandon')"
             )
         node, patch, made = opening.node, opening.patch or {}, opening.made
         if node != START and node not in self.graph.nodes:

@@ -10,12 +10,12 @@ import dspy
 
 from dspyer import display
 from dspyer.budget import Budget
-from dspyer.errors import shows_removed
+from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment, answers_of, failures_of, open_questions, status_of
+from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of
 from dspyer.runtime.repairs import repairs_of_thread
@@ -28,7 +28,7 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
-from dspyer.threads.start import AnswersByKey, Delivery, OnConflict, Resources, StoredThread, ThreadProgram
+from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
 
 
 @shows_removed
@@ -56,6 +56,7 @@ class Thread:
 
     # --- run
 
+    @refuses_removed("Thread")
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -64,7 +65,7 @@ class Thread:
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
-        abandon: bool = False,
+        if_open: IfOpen = "refuse",
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
@@ -79,7 +80,8 @@ class Thread:
             resources: as in `program.run`; never stored.
             on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free.
             lock_timeout: most seconds to wait for the thread.
-            abandon: leaves an open run as it is; its commits stay in the history.
+            if_open: what becomes of an open run of the thread: `"refuse"` raises; `"amend"` adds the inputs to an
+                agent's run that waits, whose open approvals are refused; `"abandon"` leaves it in the history.
             take_over: replaces another owner, which can commit nothing more.
             live: as in `program.run`; a resume or a rerun of the run keeps it.
             budget: as in `program.run`.
@@ -89,8 +91,10 @@ class Thread:
 
         Raises:
             ConcurrentRunError: if another run owns the thread, or, with `key`, the run of another key has crashed.
-            OpenRunError: if the last run failed, was stopped or waits for answers, or, without `key`, has crashed.
-            ThreadError: if `key` is no text, or its run began with other inputs, was abandoned, or makes no progress.
+            OpenRunError: if the last run failed, was stopped or waits for answers, or, without `key`, has crashed. Its
+                `questions` are those that wait.
+            ThreadError: if `key` is no text, or its run began with other inputs, was abandoned, or makes no progress;
+                or if the open run cannot be amended. Nothing was written then.
             ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
@@ -103,8 +107,9 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).run()
+        return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).run()
 
+    @refuses_removed("Thread")
     async def arun(
         self,
         inputs: Mapping[str, Any],
@@ -113,7 +118,7 @@ class Thread:
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
-        abandon: bool = False,
+        if_open: IfOpen = "refuse",
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
@@ -129,8 +134,9 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return await new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).arun()
+        return await new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).arun()
 
+    @refuses_removed("Thread")
     def stream(
         self,
         inputs: Mapping[str, Any],
@@ -139,7 +145,7 @@ class Thread:
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
-        abandon: bool = False,
+        if_open: IfOpen = "refuse",
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
@@ -165,8 +171,9 @@ class Thread:
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = new_request(resources, live, budget, tokens)
-        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).stream()
+        return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).stream()
 
+    @refuses_removed("Thread")
     def astream(
         self,
         inputs: Mapping[str, Any],
@@ -175,7 +182,7 @@ class Thread:
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
-        abandon: bool = False,
+        if_open: IfOpen = "refuse",
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
@@ -194,7 +201,7 @@ class Thread:
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens)
-        return new_play(self._stored, inputs, request, abandon, take_over, on_conflict, lock_timeout, key).astream()
+        return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).astream()
 
     def resume(
         self,
@@ -361,7 +368,7 @@ class Thread:
             >>> [(answer.question.key, answer.value, answer.by) for answer in t.answers]
             [('ok', True, 'ada')]
         """
-        return answers_of(self._stored.reader, self.name)
+        return self._stored.history.answers()
 
     @property
     def failures(self) -> tuple[Failure, ...]:

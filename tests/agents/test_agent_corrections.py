@@ -86,7 +86,7 @@ def test_a_turn_whose_correction_never_came_has_no_share(tmp_path: Path) -> None
         assert thread.run(QUESTION).status == "failed"
     assert shares(thread.stats().nodes["react"]) == {"failed": 1}
     with ScriptedLM([submit("a")]):
-        thread.run({"question": "How?"}, abandon=True)
+        thread.run({"question": "How?"}, if_open="abandon")
     assert shares(thread.stats().nodes["react"]) == {"first_try": 1, "failed": 1}
     assert thread.repairs() == []
 

@@ -246,7 +246,7 @@ def test_the_calls_of_an_abandoned_turn_have_results_that_warn_of_a_repetition()
     with ScriptedLM([turn(("add", {"a": 1, "b": 2}), ("nothing", {}))]):
         assert thread.run({"question": "1 + 2?"}).status == "interrupted"
     with ScriptedLM([turn(("submit", {"answer": 7}))]) as lm:
-        run = thread.run({"question": "3 + 4?"}, abandon=True)
+        run = thread.run({"question": "3 + 4?"}, if_open="abandon")
     assert run.state["answer"] == 7
     results = [message for message in run.state["messages"] if message["role"] == "tool"]
     assert [(one["tool_call_id"], one["error"]) for one in results] == [

@@ -36,7 +36,7 @@ def test_a_support_agent() -> None:
     thread = program.thread("chat-1")
 
     async def talk() -> None:
-        async with thread.astream({"message": "Refund me"}, tokens=True, abandon=True) as events:
+        async with thread.astream({"message": "Refund me"}, tokens=True, if_open="abandon") as events:
             assert [event async for event in events]
         assert [question.text for question in thread.questions] == ["refund(amount=80)?"]
         async with thread.astream_resume({"refund": True}, tokens=True) as events:

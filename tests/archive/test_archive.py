@@ -55,7 +55,7 @@ def program(store: Store | str | Path, name: str = "Letters") -> CompiledGraph:
 
 def fill(made: CompiledGraph) -> None:
     for thread, name in (("a", "good"), ("b", "bad"), ("b", "good"), ("c", "ask"), ("d/ü", "bad")):
-        made.thread(thread).run({"name": name}, abandon=True)
+        made.thread(thread).run({"name": name}, if_open="abandon")
         time.sleep(0.002)  # runs of one millisecond have no order
 
 

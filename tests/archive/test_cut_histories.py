@@ -47,7 +47,7 @@ def test_a_run_whose_beginning_was_pruned() -> None:
     with ScriptedLM([{"again": "a"}] * 2):
         thread.run({"question": "why?"})
         thread.rerun(1)  # a part that continues the first run, which pruning deletes
-        thread.run({"question": "why?"}, abandon=True)
+        thread.run({"question": "why?"}, if_open="abandon")
     thread.prune(before=thread.history()[-1].id)
     assert [commit.node for commit in thread.history()] == ["pruned", "START", "first"]
     check(store, thread)

@@ -80,7 +80,7 @@ def _lose(text: str) -> dict[str, Any]:
     """Takes the thread `t` over from the run that this node belongs to, as another process would."""
     with SQLite("runs.db") as store:
         other = Graph(Order, name="Losing").add_node("keep", lambda: {"amount": 2.0}).add_path(START, "keep", END)
-        taken = other.compile(store=store).thread("t").run({"text": text}, take_over=True, abandon=True)
+        taken = other.compile(store=store).thread("t").run({"text": text}, take_over=True, if_open="abandon")
         assert taken.status == "completed"
     return {"amount": 1.0}
 

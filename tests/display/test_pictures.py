@@ -221,7 +221,7 @@ def test_every_kind_of_node_has_a_colour_and_a_shape() -> None:
             assert f".dspyer .{node.shape} {{ fill:" in graph.to_svg()
             assert (node.shape == "function") == (f'{node.name}_["{node.name}"]' in graph.to_mermaid())
     same = {(kind, kind) for kind in ("module", "map", "subgraph", "interrupt", "check", "tool")}
-    assert found == same | {("end", ""), ("function", ""), ("module", "mode")}
+    assert found == same | {("end", ""), ("function", ""), ("module", "mode"), ("map", "trials")}
 
 
 def shouted(text: str) -> str:

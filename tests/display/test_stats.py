@@ -196,7 +196,7 @@ def test_a_resumed_run_is_counted_from_its_beginning() -> None:
     t = graph.compile(store=":memory:").thread("t")
     t.run({"n": 1})
     stats = t.resume({"ok": "yes"}).stats()
-    assert t.run({"n": 1}, abandon=True).stats().unknown == ()
+    assert t.run({"n": 1}, if_open="abandon").stats().unknown == ()
     assert stats.unknown == ()
     assert [one.visits for one in stats.nodes.values()] == [1, 1]
 

@@ -29,7 +29,7 @@ def stored(graph: Graph, inputs: dict[str, Any], name: str = "t", runs: int = 1)
     store = Memory()
     program = graph.compile(store=store)
     for _ in range(runs):
-        program.thread(name).run(inputs, abandon=True)
+        program.thread(name).run(inputs, if_open="abandon")
     return store, program
 
 

@@ -152,7 +152,7 @@ def resumed(thread: Thread) -> None:
 
 def abandoned(thread: Thread) -> None:
     ends_in_a_fork(thread)
-    thread.run({"q": "next"}, abandon=True).raise_error()
+    thread.run({"q": "next"}, if_open="abandon").raise_error()
 
 
 def by_hand(thread: Thread) -> None:
@@ -180,9 +180,9 @@ def pruned_beside(thread: Thread) -> None:
     """A copy that is pruned leaves a snapshot at the end of the open fork."""
     ends_in_a_fork(thread)
     twin = thread.copy(to="twin")
-    twin.run({"q": "there"}, abandon=True).raise_error()
+    twin.run({"q": "there"}, if_open="abandon").raise_error()
     twin.prune(before="twin.1/trunk:0")
-    thread.run({"q": "next"}, abandon=True).raise_error()
+    thread.run({"q": "next"}, if_open="abandon").raise_error()
 
 
 def merged(thread: Thread) -> None:
@@ -489,7 +489,7 @@ def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], t
                     one.drop_snapshots()
                 STEPS.clear()
                 t = program.thread("t")
-                run = t.resume() if resumes and t.status == "failed" else t.run({"more": more}, abandon=True)
+                run = t.resume() if resumes and t.status == "failed" else t.run({"more": more}, if_open="abandon")
                 commits = [(c.id, c.version, c.node, c.route) for c in run.commits]
                 found.append((run.status, STEPS.copy(), run.state.to_dict(), commits, seen(program)))
             assert found[0] == found[1]

@@ -60,7 +60,7 @@ def play(seed: int, who: str, folder: Path) -> None:
         for step in range(STEPS):
             t, other = (made.thread(name) for name in chance.choices(NAMES, k=2))
             acts: list[Callable[[], object]] = [
-                lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, abandon=True, take_over=step % 3 == 0),  # type: ignore[misc]
+                lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, if_open="abandon", take_over=step % 3 == 0),  # type: ignore[misc]
                 lambda t=t, other=other: t.copy(other.name),  # type: ignore[misc]
                 lambda t=t, step=step: t.delete(take_over=step % 2 == 0),  # type: ignore[misc]
                 lambda t=t: prune(t),  # type: ignore[misc]

@@ -92,7 +92,7 @@ def test_what_no_other_process_could_read_back_is_refused_when_it_is_written(tmp
         )
         assert t.state.to_dict() == {"n": 1}, name
         with pytest.raises(StateError, match="field 'given'"):
-            t.run({"given": made()}, abandon=True)
+            t.run({"given": made()}, if_open="abandon")
         assert t.state.to_dict() == {"n": 1}, name
         assert graph.compile(store=":memory:").thread("t").run({"n": 1}).status == "completed", name
 

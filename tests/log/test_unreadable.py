@@ -124,11 +124,11 @@ def test_the_history_is_readable_up_to_the_unreadable_row(spoil: Any, spoiled: C
 
 
 def check_that_a_new_run_can_start_before_it(t: Thread) -> None:
-    with pytest.raises(StoreError, match=r"continue from version 5 with thread.run\(..., abandon=True\)"):
+    with pytest.raises(StoreError, match=r"continue from version 5 with thread.run\(..., if_open='abandon'\)"):
         t.run({"q": "c"})
     twin = t.copy("twin", at=3)
     assert twin.run({"q": "d"}).state["log"] == ["a", "aa", "end", "d", "dd", "end"]
-    run = t.run({"q": "c"}, abandon=True)
+    run = t.run({"q": "c"}, if_open="abandon")
     assert run.state["log"] == ["a", "aa", "end", "b", "c", "cc", "end"]
     assert [commit.version for commit in t.history()] == list(range(10))
     assert t.replay() == t.state

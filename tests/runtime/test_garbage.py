@@ -176,16 +176,16 @@ async def arun(program: CompiledGraph) -> None:
 
 
 async def stored(program: CompiledGraph) -> None:
-    program.thread("t").run({"n": 0}, abandon=True)
+    program.thread("t").run({"n": 0}, if_open="abandon")
 
 
 async def astored(program: CompiledGraph) -> None:
-    await program.thread("t").arun({"n": 0}, abandon=True)
+    await program.thread("t").arun({"n": 0}, if_open="abandon")
 
 
 async def resumed(program: CompiledGraph) -> None:
     thread = program.thread("t")
-    thread.run({"n": 0}, abandon=True)
+    thread.run({"n": 0}, if_open="abandon")
     if thread.status in ("failed", "interrupted"):
         thread.resume()
 
@@ -201,7 +201,7 @@ async def astreamed(program: CompiledGraph) -> None:
 
 
 async def stored_and_streamed(program: CompiledGraph) -> None:
-    for _ in program.thread("t").stream({"n": 0}, abandon=True):
+    for _ in program.thread("t").stream({"n": 0}, if_open="abandon"):
         pass
 
 

@@ -120,10 +120,10 @@ def calls_of(trials: int) -> int:
 
 
 def test_no_trial_copies_the_tree() -> None:
-    """A copy calls a function for each of the trials so far: a later trial would cost more than an earlier one."""
+    """A copy calls a function for each of the trials so far: later trials would cost a quarter more."""
     calls_of(5)
-    few, more, most = map(calls_of, (20, 60, 100))
-    assert most - more < 1.1 * (more - few)
+    few, more, most = map(calls_of, (20, 100, 180))
+    assert most - more < 1.15 * (more - few)  # the persistent map of the tree gets one level deeper
 
 
 @pytest.mark.parametrize("per_round", [1, 8])

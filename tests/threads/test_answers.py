@@ -94,7 +94,7 @@ def test_a_key_of_similar_spelling_is_offered_and_never_for_an_id() -> None:
 def test_a_rerun_asks_again_and_an_abandoned_question_gets_no_answer_of_later_runs() -> None:
     thread = approving().thread("t")
     first = thread.run({"n": 1}).questions[0].id
-    second = thread.run({"n": 2}, abandon=True).questions[0].id
+    second = thread.run({"n": 2}, if_open="abandon").questions[0].id
     third = thread.rerun(from_version=1).questions[0].id
     assert len({first, second, third}) == 3
     for late in (first, second):

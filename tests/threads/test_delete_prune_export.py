@@ -79,7 +79,7 @@ def test_the_last_failure_can_be_read_after_a_restart(store: Store) -> None:
     assert isinstance(error, Failure)
     assert not error.retryable
     assert t.failures == (error,)
-    t.run({"q": "a"}, abandon=True)
+    t.run({"q": "a"}, if_open="abandon")
     assert t.error is None
     assert program(store).thread("new").error is None
 
@@ -211,7 +211,7 @@ def test_pruning_keeps_the_failed_last_run(store: Store) -> None:
     assert [commit.node for commit in t.history()] == ["pruned", "START", "side"]
     with pytest.raises(ThreadError):
         t.run({"q": "b"})
-    t.run({"q": "b"}, abandon=True)
+    t.run({"q": "b"}, if_open="abandon")
     assert t.state["log"] == ["a", "side", "b", "side"]
 
 
@@ -233,8 +233,8 @@ def test_an_exported_thread_can_be_loaded_into_any_store(each_store: Store, tmp_
     store = each_store
     t = program(store).thread("t")
     for q in ("a", "long b", "boom"):
-        t.run({"q": q}, abandon=True)
-    t.run({"q": "c"}, abandon=True)
+        t.run({"q": q}, if_open="abandon")
+    t.run({"q": "c"}, if_open="abandon")
     t.export(tmp_path / "t.jsonl")
     with SQLite(tmp_path / "other.db") if isinstance(store, Memory) else Memory() as other:
         u = program(other).thread("t")
@@ -352,7 +352,7 @@ def test_export_and_load_after_any_operations_restore_the_thread(tmp_path: Path,
             versions = [commit.version for commit in t.history() if commit.version is not None]
             t.prune(versions[where % len(versions)])
         elif step in ("run", "boom", "long"):
-            t.run({"q": step}, abandon=True)
+            t.run({"q": step}, if_open="abandon")
     if t.status == "new":
         return
     path = tmp_path / "t.jsonl"

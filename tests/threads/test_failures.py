@@ -38,7 +38,7 @@ def test_a_run_with_any_error_can_be_resumed_once_the_cause_is_gone(kind: str, m
         assert isinstance(run.error, Fault)
         assert thread.status == "failed"
         assert thread.state == run.state
-        with pytest.raises(OpenRunError, match=r"failed.*thread.resume\(\).*abandon=True"):
+        with pytest.raises(OpenRunError, match=r"failed.*thread.resume\(\).*if_open='abandon'"):
             thread.run({})
         assert not CALLS.made
         assert nodes(made) <= nodes(place.whole.calls)
@@ -177,7 +177,7 @@ def test_an_abandoned_run_stays_in_the_history_and_the_next_starts_from_the_shar
     with pytest.raises(OpenRunError):
         thread.run({"n": 1})
     FAULTS.there = False
-    run = thread.run({"n": 10}, abandon=True)
+    run = thread.run({"n": 10}, if_open="abandon")
     assert run.state.to_dict() == {"n": 11, "seen": ["a", "a", "b", "fails"], "note": ""}
     assert [commit.version for commit in run.commits] == list(range(2, 2 + len(run.commits)))
     assert thread.state == run.state
@@ -268,7 +268,7 @@ def test_error_notes_say_how_often_the_run_was_resumed() -> None:
     assert note(thread.resume()) == f"{place} after 2 resumes)"
     assert note(thread.rerun(from_version=0)) == f"{place})"
     assert note(thread.resume()) == f"{place} after 1 resume)"
-    assert note(thread.run({}, abandon=True)) == f"{place})"
+    assert note(thread.run({}, if_open="abandon")) == f"{place})"
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_resuming_an_open_run_names_every_change_of_the_graph(
     assert [commit.node for commit in t.history()][:2] == ["START", "write"], "and the history can be read"
     with pytest.raises(OpenRunError):
         t.run({"q": "again"})
-    assert t.run({"q": "again"}, abandon=True).status in ("completed", "interrupted"), "no thread is bricked"
+    assert t.run({"q": "again"}, if_open="abandon").status in ("completed", "interrupted"), "no thread is bricked"
 
 
 def opened(tmp_path: Path, calls: Calls, **options: Any) -> CompiledGraph:
@@ -294,7 +294,7 @@ def test_a_log_that_does_not_fit_is_refused_with_all_changes(
         t.resume(allow_changed_graph=allow)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
     assert calls.made == ["write", "judge"]
-    assert t.run({"q": "again"}, abandon=True).status == "completed"
+    assert t.run({"q": "again"}, if_open="abandon").status == "completed"
 
 
 def test_the_error_suggests_the_new_name_of_a_renamed_node(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_resume_with_allow_changed_graph_accepts_a_graph_of_another_name() -> No
     assert thread.resume({"sure": True}, allow_changed_graph=True).status == "completed"
     assert thread.run({"iban": "DE01"}).status == "interrupted"  # it is the new graph's now
     with pytest.raises(ChangedGraphError, match="belongs to graph 'Accounts'"):
-        graph.compile(store=store).thread("t").run({}, abandon=True)
+        graph.compile(store=store).thread("t").run({}, if_open="abandon")
 
 
 class More(Chat):

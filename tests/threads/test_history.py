@@ -81,7 +81,7 @@ def test_commits_of_an_unjoined_fork_have_an_id_and_no_version() -> None:
     graph.add_edge(START, ["a", "bad"]).add_edge(["a", "bad"], "j").add_edge("j", END)
     thread = graph.compile(store=Memory()).thread("t")
     thread.run({})
-    thread.run({}, abandon=True)
+    thread.run({}, if_open="abandon")
     assert [(c.version, c.id) for c in thread.history()] == [
         (0, "t.1/trunk:0"),
         (None, "t.1/0:0"),

@@ -367,9 +367,7 @@ def test_processes_that_deliver_the_same_keys_and_are_killed(
             while waiting:  # as a queue: what is refused, behind a run that was killed, comes again after the others
                 n = waiting.pop(0)
                 try:
-                    run = program.thread(f"t{n // 2}").run(
-                        {"n": n}, key=str(n), on_conflict="wait", abandon=False, lock_timeout=0.05
-                    )
+                    run = program.thread(f"t{n // 2}").run({"n": n}, key=str(n), on_conflict="wait", lock_timeout=0.05)
                 except ConcurrentRunError:
                     waiting.append(n)
                 else:

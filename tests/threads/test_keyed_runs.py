@@ -174,7 +174,7 @@ def test_another_key_behind_a_crashed_run_comes_again_later(deliver: Callable[..
     with pytest.raises(Crash):
         t.run({"n": 1}, key="a")
     store.rest()
-    with pytest.raises(ConcurrentRunError, match=r"crashed.*try again.*thread.resume\(\).*abandon=True"):
+    with pytest.raises(ConcurrentRunError, match=r"crashed.*try again.*thread.resume\(\).*if_open='abandon'"):
         deliver(t, {"n": 2}, key="b")
     with pytest.raises(OpenRunError):
         deliver(t, {"n": 2})
@@ -259,11 +259,12 @@ def test_an_abandoned_run_is_not_started_again(store: Store) -> None:
     t.run({"n": 1}, key="a")
     with pytest.raises(OpenRunError):
         t.run({"n": 2}, key="b")
-    t.run({"n": 2}, key="b", abandon=True)
+    t.run({"n": 2}, key="b", if_open="abandon")
     calls = list(flaky.calls)
-    for abandon, take_over in [(False, False), (True, False), (False, True)]:
+    ways: list[Any] = [("refuse", False), ("abandon", False), ("amend", False), ("refuse", True)]
+    for if_open, take_over in ways:
         with pytest.raises(ThreadError, match="run of key 'a' on thread 't' was abandoned") as refused:
-            t.run({"n": 1}, key="a", abandon=abandon, take_over=take_over)
+            t.run({"n": 1}, key="a", if_open=if_open, take_over=take_over)
         assert not isinstance(refused.value, (ConcurrentRunError, OpenRunError))
     assert flaky.calls == calls
     assert t.run({"n": 2}, key="b").status == "completed"
@@ -272,8 +273,8 @@ def test_an_abandoned_run_is_not_started_again(store: Store) -> None:
 def test_the_option_to_abandon_does_not_abandon_the_run_of_the_key(store: Store) -> None:
     flaky = Flaky(failures=1)
     t = flaky.program(store).thread("t")
-    t.run({"n": 1}, key="a", abandon=True)
-    assert t.run({"n": 1}, key="a", abandon=True).status == "completed"
+    t.run({"n": 1}, key="a", if_open="abandon")
+    assert t.run({"n": 1}, key="a", if_open="abandon").status == "completed"
     assert flaky.calls == ["first", "second", "second"]
 
 
@@ -309,7 +310,9 @@ def test_any_text_is_a_key(store: Store) -> None:
 def test_names_of_threads_and_keys_do_not_run_together(store: Store) -> None:
     program = Flaky().program(store)
     pairs = [("t", "1a"), ("t1", "a"), ("t1a", "a"), ('t", "1', "a"), ("t", '1", "a'), ("a", "t")]
-    assert len({program.thread(name).run({"n": 1}, key=key, abandon=True).run_id for name, key in pairs}) == len(pairs)
+    assert len({program.thread(name).run({"n": 1}, key=key, if_open="abandon").run_id for name, key in pairs}) == len(
+        pairs
+    )
 
 
 def test_a_key_is_refused_with_inputs_that_have_no_digest() -> None:
@@ -356,7 +359,7 @@ def test_a_key_stays_known_whatever_happens_to_the_thread(between: str, store: S
     flaky.calls.clear()
     again = t.run({"n": 1}, key="a")
     assert (again.run_id, again.status, again.state["n"], flaky.calls) == (first.run_id, "completed", 20, [])
-    assert t.run({"n": 2}, key="b", abandon=True).run_id == t.run({"n": 2}, key="b").run_id
+    assert t.run({"n": 2}, key="b", if_open="abandon").run_id == t.run({"n": 2}, key="b").run_id
     assert t.run({"n": 1}, key="a").run_id == first.run_id
 
 
@@ -421,7 +424,7 @@ def test_a_rerun_of_a_run_that_was_continued_in_another_part_is_another_run(stor
     assert first.state["n"] == 70
     flaky.failures = 4
     assert t.rerun(1).status == "failed"
-    t.run({"n": 1}, key="b", abandon=True)
+    t.run({"n": 1}, key="b", if_open="abandon")
     again = t.run({"n": 1}, key="a")
     assert (again.status, again.run_id, again.state["n"]) == ("completed", first.run_id, 70)
 
@@ -437,7 +440,7 @@ def test_the_id_of_a_pruned_run_is_not_taken_for_that_of_a_later_one(store: Stor
     t.prune(before=[commit.id for commit in t.history() if commit.node == "START"][1])
     flaky.failures = 5
     assert t.run({"n": 3}, key="a").status == "failed"
-    assert t.run({"n": 4}, key="c", abandon=True).status == "failed"
+    assert t.run({"n": 4}, key="c", if_open="abandon").status == "failed"
     with pytest.raises(ThreadError, match="was abandoned"):
         t.run({"n": 3}, key="a")
 
@@ -710,7 +713,7 @@ def test_runs_that_continue_themselves_are_an_error() -> None:
     store, flaky = Cyclic(), Flaky(failures=2)
     t = flaky.program(store).thread("t")
     t.run({"n": 1}, key="a")
-    t.run({"n": 2}, key="b", abandon=True)
+    t.run({"n": 2}, key="b", if_open="abandon")
     store.forged = True
     with pytest.raises(StoreError, match="continues from itself"):
         t.run({"n": 1}, key="a")

@@ -298,10 +298,10 @@ class Storm(Memory):
 
 
 OPENINGS: dict[str, Callable[[Thread], Awaitable[Any]]] = {
-    "arun": lambda t: t.arun({"n": 1}, abandon=True),
-    "wait": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="wait"),
-    "take over": lambda t: t.arun({"n": 1}, abandon=True, take_over=True),
-    "astream": lambda t: last_of(t.astream({"n": 1}, abandon=True)),
+    "arun": lambda t: t.arun({"n": 1}, if_open="abandon"),
+    "wait": lambda t: t.arun({"n": 1}, if_open="abandon", on_conflict="wait"),
+    "take over": lambda t: t.arun({"n": 1}, if_open="abandon", take_over=True),
+    "astream": lambda t: last_of(t.astream({"n": 1}, if_open="abandon")),
     "aresume": lambda t: t.aresume(),
     "astream_resume": lambda t: last_of(t.astream_resume()),
     "arerun": lambda t: t.arerun(0),
@@ -350,7 +350,7 @@ def check_storm(opening: str, at: int, held: list[str]) -> None:
     asyncio.run(opened())
     assert owner_of(store) is None, at
     assert not [token for token in held if leases.holds(token)], at
-    run = thread.run({"n": 1}, abandon=True)
+    run = thread.run({"n": 1}, if_open="abandon")
     assert (run.status, run.error) == ("completed", None)
 
 

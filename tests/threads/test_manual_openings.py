@@ -47,7 +47,7 @@ def test_copy_at_the_manual_commit_that_opened_a_run() -> None:
 def test_rerun_from_the_opening_of_an_abandoned_run() -> None:
     thread = counting().thread("t")
     commit = thread.update({"n": 5}, as_node="one")
-    thread.run({"n": 100}, abandon=True)
+    thread.run({"n": 100}, if_open="abandon")
     assert thread.rerun(commit.id).state["n"] == 10
 
 
@@ -84,7 +84,7 @@ def test_an_opening_can_be_corrected_until_it_is_resumed(as_node: str | None, do
     memory = Memory()
     broken = counting(memory, lambda: 1 / 0)
     thread = broken.thread("t")
-    thread.run({"n": 1}, abandon=True)
+    thread.run({"n": 1}, if_open="abandon")
     thread.update({"n": 5}, as_node="one")
     if resumed_once:
         assert thread.resume().status == "failed"  # in its router: nothing is committed

@@ -29,7 +29,7 @@ def test_a_second_run_is_refused_before_any_node_is_called(store: Store) -> None
     assert thread.status == "running"
     for ask in (
         lambda: thread.run({"n": 1}),
-        lambda: thread.run({"n": 1}, abandon=True),
+        lambda: thread.run({"n": 1}, if_open="abandon"),
         thread.resume,
         lambda: asyncio.run(thread.arun({"n": 1})),
         lambda: asyncio.run(thread.aresume()),
@@ -94,7 +94,7 @@ def test_a_replaced_owner_commits_nothing_more(store: Store, how: str) -> None:
     else:
         with pytest.raises(OpenRunError):
             thread.run({"n": 10}, take_over=True)
-        run = thread.run({"n": 10}, take_over=True, abandon=True)
+        run = thread.run({"n": 10}, take_over=True, if_open="abandon")
     state = run.state
     assert (run.status, state["n"]) == ("completed", 1 if how == "resume" else 11)
     gate.opened.set()
@@ -299,7 +299,7 @@ def test_a_thread_that_a_run_acquires_meanwhile_is_not_deleted() -> None:
     class Late(Memory):
         def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
             if not begun:
-                begun.append(BackgroundRun(lambda: gated(gate, self).thread("t").run({"n": 1}, abandon=True)))
+                begun.append(BackgroundRun(lambda: gated(gate, self).thread("t").run({"n": 1}, if_open="abandon")))
                 assert gate.inside.wait(20)
             return super().delete(threads, epochs)
 

@@ -67,7 +67,7 @@ def test_a_record_of_the_run_at_which_a_loaded_history_begins(tmp_path: Path) ->
     thread.run({"n": 1})
     thread.run({"n": 1})
     assert thread.run({"n": -1}).status == "failed"
-    thread.run({"n": 1}, abandon=True)
+    thread.run({"n": 1}, if_open="abandon")
     whole = thread.copy("whole")
     thread.prune(before=thread.history()[-3].id)
     thread.export(tmp_path / "t.jsonl")

@@ -150,7 +150,7 @@ def test_the_log_only_grows(desk: Desk) -> None:
     desk.fails = "write"
     thread.run({"topic": "moons"})
     desk.fails = ""
-    thread.run({"topic": "winds"}, abandon=True)
+    thread.run({"topic": "winds"}, if_open="abandon")
     thread.update({"text": "manual"})
     other = thread.copy("other")
     other.update({"notes": "there"})
