@@ -17,7 +17,7 @@ from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
 from dspyer.record_codec import JSON, JsonRecord, Update, changed, encode, fast
 from dspyer.values.freezing import register_value_type
-from dspyer.values.frozen import FrozenDict
+from dspyer.values.frozen import FrozenDict, thaw
 
 BranchPath = tuple[int, ...]
 """The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""
@@ -138,6 +138,15 @@ class AskedCall(JsonRecord):
     args: Annotated[Mapping[str, Any], JSON]
     id: str
     schema: Annotated[Mapping[str, Any], JSON]
+
+    def text(self) -> str:
+        """Return the call as its question shows it, whole: what is not shown is not approved.
+
+        Example:
+            >>> AskedCall("mail", {"to": "Ada", "text": "At 9:40."}, "call_0_0", {}).text()
+            "mail(to='Ada', text='At 9:40.')?"
+        """
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,17 +383,6 @@ def told(event: Event) -> str:
     return f"{node}: {event.label()}" if node else str(event.label())
 
 
-def answer_text(answer: Answer) -> str:
-    """Return the line that shows an answer: what was asked for, the answer, who gave it and what was said with it.
-
-    Example:
-        >>> answer_text(Answer(Question("send", "Send it?", None, "ask", (), "trunk:1"), True, "ada", "after the call"))
-        'send: answered with True by ada: after the call'
-    """
-    by, comment = f" by {answer.by}" if answer.by else "", f": {answer.comment}" if answer.comment else ""
-    return f"{answer.question.key}: answered with {brief(answer.value, 160)}{by}{comment}"
-
-
 def path_of_event(event: Event) -> tuple[str, ...]:
     """Return the ids of the executions that an event belongs to, the outermost first; empty if it says none.
 
@@ -552,7 +550,9 @@ class Answered(Event):
 
     def label(self) -> str:
         """Return what happened in a few words."""
-        return answer_text(self.answer)
+        one = self.answer
+        by, comment = f" by {one.by}" if one.by else "", f": {one.comment}" if one.comment else ""
+        return f"{one.question.key}: answered with {brief(thaw(one.value), 160)}{by}{comment}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
 from dspyer.events import (
     Answer,
     Asked,
-    AskedCall,
     Commit,
     Committed,
     ConflictFound,
@@ -378,10 +377,12 @@ class Redactor:
         if isinstance(value, Asked):
             return value  # who is to answer must see the question as it was asked
         if isinstance(value, Answer):
-            question, comment = self.redact(value.question), self.redact(value.comment)
-            return replace(value, question=question, value=_hidden(value.value), comment=comment)
-        if isinstance(value, AskedCall):
-            return replace(value, args=self.redact(value.args, given=True))
+            asked = value.question
+            if asked.call is not None:
+                call = replace(asked.call, args=_hidden(asked.call.args))
+                asked = replace(asked, call=call, text=call.text())
+            question, by, comment = [self.redact(one) for one in (asked, value.by, value.comment)]
+            return replace(value, question=question, value=_hidden(value.value), by=by, comment=comment)
         if value is None or isinstance(value, (bool, type)):
             return value
         if isinstance(value, (int, float)):
@@ -561,7 +562,7 @@ class OutputRedaction:
 
 
 def _hidden(answer: Any) -> Any:
-    """An answer without its texts and numbers: no path says what they are for. A yes or no tells nothing else."""
+    """An answer, or the arguments of a call, without texts and numbers: no path says what they are for."""
     if answer is None or isinstance(answer, bool):
         return answer
     plain = thaw(answer)

@@ -197,16 +197,6 @@ def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
     return Annotated[bool | Approval, AfterValidator(checked)]
 
 
-def call_text(name: str, args: Mapping[str, Any]) -> str:
-    """A call as the question shows it, whole: what is not shown is not approved.
-
-    Example:
-        >>> call_text("mail", {"to": "Ada", "text": "At 9:40."})
-        "mail(to='Ada', text='At 9:40.')?"
-    """
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})?"
-
-
 # The check of a tool: it reads `tool`, `args` and `result`; if it finds problems, the call is repeated, once.
 
 
@@ -594,8 +584,7 @@ class ToolNode(Node):
         """Ask, if the call needs approval, and make it."""
         if self.approval is not None and self.approval.asks(call, parsed):
             asked = AskedCall(self.name, args, _call_of(call)["id"], self._schema)
-            text, type_ = call_text(self.name, args), self.answer_types[self.name]
-            given = call.context.delegate.interrupt(self.name, text, type_, asked)
+            given = call.context.delegate.interrupt(self.name, asked.text(), self.answer_types[self.name], asked)
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)

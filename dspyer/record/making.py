@@ -439,7 +439,8 @@ class _Maker:
             for call in facts.calls:
                 self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
             for post in facts.posts:
-                self._add(post.execution, post.node, "posts", post)
+                shown = post if self._redactor is None else self._redactor.event(post)
+                self._add(post.execution, post.node, "posts", shown)
             for asked in facts.asked.values():
                 self._ask(asked)
         for step in self._fields.values() if self._held else ():
@@ -647,6 +648,7 @@ class _Maker:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
         if self._redactor is not None and asked.answer is not None:  # who is to answer must see all
             answered = self._redactor.redact(asked.answer)
+            answered = replace(answered, value=freeze(answered.value))
             asked = asked._replace(question=answered.question, answer=answered)
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)

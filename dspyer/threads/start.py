@@ -43,7 +43,7 @@ from dspyer.log.rows import (
     first_version,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, resumes_without_progress, shown_questions, thread_redactor
+from dspyer.log.time_travel import ThreadReader, open_questions, resumes_without_progress, thread_redactor
 from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -241,7 +241,7 @@ class StoredThread:
         `if_open` says what becomes of a run that was not finished.
         """
         if head.open and if_open != "abandon":
-            raise head.open_error(shown_questions(self.reader, self.name, self.redactor))
+            raise head.open_error(open_questions(self.reader, self.name))
         if head.broken and (if_open != "abandon" or head.last_readable is None):
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
         self.compatibility.check_graph(head.last_run)
