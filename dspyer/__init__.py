@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dspyer.runtime.program import CompiledGraph
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
-    from dspyer.schema.fields import Live, live
+    from dspyer.schema.fields import Kept, Live, live
     from dspyer.schema.limits import limit
     from dspyer.state import ImmutableState
     from dspyer.templates import Fill, fill
@@ -62,6 +62,7 @@ __all__ = [
     "Fill",
     "Graph",
     "ImmutableState",
+    "Kept",
     "Live",
     "LiveEntry",
     "MergedConflict",
@@ -120,7 +121,7 @@ _HOMES = {
     "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
-    "dspyer.schema.fields": ("Live", "live"),
+    "dspyer.schema.fields": ("Kept", "Live", "live"),
     "dspyer.schema.limits": ("limit",),
     "dspyer.state": ("ImmutableState",),
     "dspyer.templates": ("Fill", "fill"),

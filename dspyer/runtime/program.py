@@ -44,6 +44,7 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
 from dspyer.threads.graph_changes import Migrate, OtherGraphs
+from dspyer.threads.recovery import recover_threads
 from dspyer.threads.thread import Thread
 
 _NAMES_ELSEWHERE = {
@@ -378,6 +379,29 @@ class CompiledGraph(dspy.Module):
             raise ValueError(f"limit={limit!r}: a page has at least one name; None for all names")
         most = 2**63 - 1  # a database cannot count further
         return store.threads(after, None if limit is None else min(int(limit), most))
+
+    def recover(self) -> list[str]:
+        """Resumes the runs of this graph whose processes have crashed, one by one: for the start of a service.
+
+        A run whose owner lives is left alone; on another host, or in another container, that is known once its lease
+        of 30 s has ended. Of several processes that do so at once, one gets each run.
+
+        Returns:
+            The names of the threads whose runs were resumed, also of those that failed then. A run that cannot be
+            resumed, since the graph has changed or it has made no progress for long, is left out, and logged.
+
+        Raises:
+            ThreadError: if the program was compiled without a store or has an executor.
+            StoreError: if the store cannot be read.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph.add_path(START, "shout", END).compile(store=":memory:").recover()
+            []
+        """
+        self._refuse_executor()
+        return recover_threads(CheckedStore(self._require_store()), self._graph.name, self.thread)
 
     def _require_store(self) -> Store:
         if self._store is None:

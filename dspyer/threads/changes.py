@@ -435,7 +435,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         )
     # Only now, and not while the policies decide: a merge that raises logs nothing.
     for conflict in merged.conflicts:
-        if _lasts(thread, conflict.path[0]):
+        if thread.graph.lasts(conflict.path[0]):
             log_conflict(conflict)
     heads = (head.row.head, other_head.row.head)  # ours first: readers fold along first parents
     # Its version counts the commits of both sides.
@@ -452,14 +452,9 @@ def _deciding(thread: StoredThread, policies: Policies) -> PolicyLookup:
     """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
 
     def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-        return policies.decider_for(path) if _lasts(thread, path[0]) else ("last_write_wins", attrgetter("right"))
+        return policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
 
     return deciding
-
-
-def _lasts(thread: StoredThread, field: str) -> bool:
-    keep = thread.graph.keep
-    return keep is None or field in keep
 
 
 def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:

@@ -98,6 +98,19 @@ def resumed_play(
     return Play(thread, {}, request, first, take_over)
 
 
+def recovered_play(thread: StoredThread, request: Request) -> Play:
+    """Return the play of a run that has crashed, to be resumed."""
+    resources_of_call(thread.program, request)
+
+    def first_write(head: ThreadHead) -> FirstWrite | Request:
+        # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
+        if head.last_run is not None and head.last_run.status is not None:
+            raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
+        return thread.resumed_run(head, None, request, max_resumes=10, allow=False)
+
+    return Play(thread, {}, request, first_write, take_over=False)
+
+
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:
     """Return the play of a run that repeats what came after a commit."""
     check_flags(take_over=take_over)
