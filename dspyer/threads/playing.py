@@ -106,7 +106,7 @@ def recovered_play(thread: StoredThread, request: Request) -> Play:
         # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
         if head.last_run is not None and head.last_run.status is not None:
             raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
-        return thread.resumed_run(head, None, request, max_resumes=10, allow=False)
+        return thread.resumed_run(head, Delivery(), request, max_resumes=10, allow=False)
 
     return Play(thread, {}, request, first_write, take_over=False)
 
