@@ -77,7 +77,7 @@ def turns_of_run(run: Any) -> tuple[Turn, ...]:
         rows = read_run(reader.store, at, None if row is None else row.root)
         inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
     own = [entry.commit for entry in run._log]
-    return turns_in({run._scope: own, **inner}, run._graph.name, getattr(run, "answers", ()), run._scope)
+    return turns_in({run._scope: own, **inner}, run._graph.name, run.answers, run._scope)
 
 
 def _questions_of(run: Any) -> Sequence[StepQuestion]:

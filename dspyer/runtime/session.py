@@ -191,7 +191,7 @@ class Session(AttemptHost):
             topology = self.graph.topology
             shapes = topology.schema.field_shapes
             self.events.publish(RunStarted(run_start.run_id, topology.name, shapes, scope=self.ids.scope))
-        for event in self._answered():
+        for event in self._answered() if records.delivered else ():
             self.events.publish(event)
 
     def _layers_of(self, asked: Sequence[Layer]) -> RunLayers:
