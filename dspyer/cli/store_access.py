@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from dspyer.extend import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
+from dspyer.record import Items
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -65,14 +66,14 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
-def items_in(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
-    """The JSON form of the items of the maps that a run has reached, without results; of a damaged graph none."""
+def items_in(t: ArchivedThread, run: str | None) -> list[Items]:
+    """The items of the maps that a run has reached; of a damaged graph none."""
     try:
         graph = t.graph(run)
     except StoreError:  # the rest of the run is shown, and `dspyer graph` says what is wrong
         graph = None
     found = [t.items(name, run) for name in ([] if graph is None else graph.facts.maps)]
-    return [one.to_dict() for one in found if one.total]
+    return [one for one in found if one.total]
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
@@ -109,10 +110,20 @@ def commits_of(
         found = t.history(version_of(inside), run=run)
         if not found:
             t.at(version_of(inside))  # raises if there is no such commit
-        return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
+        return _commit_dicts(t, reversed(found) if newest else found), None
     found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
     more = found[count].version if len(found) > count else None
-    return [_commit_dict(commit) for commit in found[:count]], more
+    return _commit_dicts(t, found[:count]), more
+
+
+def _commit_dicts(t: ArchivedThread, commits: Iterable[Commit]) -> list[dict[str, Any]]:
+    """The JSON form of commits, each with the answers that its node got."""
+    answers, found = t.answers, []
+    for commit in commits:
+        within = (f"{commit.id}/", f"{commit.id}[")
+        given = [one.to_dict() for one in answers if one.question.id.startswith(within)]
+        found.append({**_commit_dict(commit), "answers": given})
+    return found
 
 
 def _commit_dict(commit: Commit) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _remark(info: Record) -> str:
     return "; ".join(question_text(question) for question in info["questions"])
 
 
-def print_run(info: Record) -> None:
+def print_run(info: Record, items: Sequence[str] = ()) -> None:
     """Print what is known of one run without its state, failures and questions in full."""
     took = duration_text(_took(info))
     fields: list[tuple[str, Cell]] = [
@@ -81,7 +81,7 @@ def print_run(info: Record) -> None:
         ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
         ("steps", f"{info['steps']:,}"),
     ]
-    fields += [("items", _items_text(one)) for one in info.get("items", ())]
+    fields += [("items", text) for text in items]
     spent = _spent(info)
     write_fields([*fields, *([("cost", spent)] if spent else [])])
     if info["failure"]:
@@ -91,12 +91,6 @@ def print_run(info: Record) -> None:
     command = _next_command(info)
     if command:
         write(f"go on with: {visible(command)}")
-
-
-def _items_text(items: Record) -> str:
-    from dspyer.record import Items  # here: it imports DSPy
-
-    return str(Items(**items, results={}, failures={}))
 
 
 def _next_command(info: Record) -> str:
@@ -130,6 +124,19 @@ def question_text(question: Record) -> str:
     kind = question["answer"].get("type") if question["answer"] else None
     shown = f" ({kind})" if isinstance(kind, str) else ""
     return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
+
+
+def answered_text(answer: Record) -> str:
+    """An answer: the key of its question, the value, who gave it, and what was said with it."""
+    by = f" by {answer['by']}" if answer["by"] else ""
+    comment = f": {answer['comment']}" if answer["comment"] else ""
+    return f"{answer['question']['key']!r} answered with {value_text(answer['value'])}{by}{comment}"
+
+
+def print_answers(answers: Sequence[Record]) -> None:
+    """Answers, each with its time, on lines of their own."""
+    for one in answers:
+        write_wrapped(f"answer {time_text(one['at'])} {answered_text(one)}")
 
 
 def print_result(played: Played, common: CommonOptions) -> str:
@@ -167,12 +174,13 @@ def print_commits(commits: Sequence[Record]) -> None:
 
 
 def _commit_remark(commit: Record) -> str:
-    version = f"id {commit['id']}" if commit["version"] is None else ""
-    if commit["failure"]:
-        return ", ".join(filter(None, [version, f"failed: {failure_text(commit['failure'])}"]))
+    texts = [f"id {commit['id']}" if commit["version"] is None else "", *map(answered_text, commit["answers"])]
     failed = commit["failed_attempts"]
-    text = f"after {count_of(len(failed), 'failed attempt')}: {failure_text(failed[-1])}" if failed else ""
-    return ", ".join(filter(None, [version, text]))
+    if commit["failure"]:
+        texts.append(f"failed: {failure_text(commit['failure'])}")
+    elif failed:
+        texts.append(f"after {count_of(len(failed), 'failed attempt')}: {failure_text(failed[-1])}")
+    return ", ".join(filter(None, texts))
 
 
 def fields_written(patch: Any) -> list[str]:
@@ -203,6 +211,7 @@ def print_commit(info: Record, prompts: bool = False) -> None:
         write_wrapped(Styled(f"failed attempt: {failure_text(failure)}", "red"))
     if commit["failure"]:
         write_wrapped(Styled(f"failure: {failure_text(commit['failure'])}", "red"))
+    print_answers(info["answers"])
     for conflict in info["conflicts"]:
         write_wrapped(f"conflict at {'.'.join(map(str, conflict['path']))}: {conflict['policy']}")
     write("changes")

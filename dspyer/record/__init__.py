@@ -7,7 +7,7 @@ from dspyer.hints import lazy_names
 if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
     from dspyer.record.items import Items
-    from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
+    from dspyer.record.making import RecordStep, StepQuestion, Wrote
     from dspyer.record.record import Record
     from dspyer.record.turns import ToolCall, Turn
 
@@ -17,7 +17,6 @@ __all__ = [
     "Items",
     "Record",
     "RecordStep",
-    "StepAnswer",
     "StepQuestion",
     "ToolCall",
     "Turn",

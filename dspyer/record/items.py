@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dspyer.failure import Failure
-from dspyer.ids import is_within
+from dspyer.ids import ids_around, is_within, part_id
 from dspyer.record.making import BranchStop, RunEnding, RunSteps, items_of_commit
 from dspyer.scheduler.lineage import sent_to
 from dspyer.values.frozen import thaw
@@ -82,18 +82,13 @@ def _open_items(steps: RunSteps, ending: RunEnding, stop: BranchStop) -> Items:
     state = steps.log[parents[0]].state if parents else {}
     total = len((sent if mapped.over in sent else state).get(mapped.over, ()))
 
-    def index_of(execution: str) -> int:
-        """The index of the item in which an execution is; -1 if it is in none."""
-        number = execution[len(local) + 1 :].partition("]")[0] if execution.startswith(f"{local}[") else ""
-        return int(number) if number.isdecimal() else -1
-
     results: dict[int, Any] = {}
     waiting: set[int] = set()
     if facts is not None:
-        for execution, value in facts.items.items():
-            if (index := index_of(execution)) >= 0 and execution == f"{local}[{index}]":
-                results[index] = thaw(value)
-        waiting = {index_of(asked.question.execution) for asked in facts.asked.values() if asked.answer is None} - {-1}
+        ids = {part_id(local, index): index for index in range(total)}
+        results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
+        open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
+        waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
     failed = [one for one in (*ending.failed, *ending.failures) if is_within(one.execution, local)]
     failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
     if stop.failure is not None and (found := _NOTE.search(stop.failure.traceback)) and not failures:

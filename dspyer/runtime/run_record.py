@@ -16,7 +16,7 @@ from dspyer.log.reader import read_run
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
-from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
@@ -45,7 +45,7 @@ def items_of_run(run: Any, node: str) -> Items:
 
 
 def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
-    """What the process knows of a run without a store."""
+    """The facts of a run as this process knows them."""
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
     drawn = DrawnGraph.of(drawing_facts(graph))
     steps = RunSteps(prefixes[1][:-1], drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
@@ -85,15 +85,12 @@ def turns_of_run(run: Any) -> tuple[Turn, ...]:
         rows = read_run(reader.store, at, None if row is None else row.root)
         inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
     own = [entry.commit for entry in run._log]
-    return turns_in({run._scope: own, **inner}, run._graph.name, getattr(run, "answers", ()), run._scope)
+    return turns_in({run._scope: own, **inner}, run._graph.name, run.answers, run._scope)
 
 
 def _questions_of(run: Any) -> Sequence[StepQuestion]:
     if run._kept is None or run._depth:
         return ()
-    _, questions, answers = run._kept
     times = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
-    return [
-        StepQuestion(question, times.get(question.id), StepAnswer(answers[key]) if key in answers else None)
-        for key, question in questions.items()
-    ]
+    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers}
+    return [StepQuestion(one, times.get(one.id), answers.get(one.id)) for one in run._kept[1].values()]
