@@ -446,7 +446,7 @@ export function AnswerForm({ question, thread, data, onDone }) {
   return (
     <form class="answer" onSubmit={act}>
       <Input id="answer" schema={schema} root={schema ?? {}} label="Answer" value={value} onValue={setValue} required />
-      <label class="line"><span>Who answers <span class="quiet">text</span></span><input name="by" maxLength={500} value={by} onInput={(event) => setBy(event.target.value)} /></label>
+      <label class="line"><span>Given by <span class="quiet">text</span></span><input name="by" maxLength={500} value={by} onInput={(event) => setBy(event.target.value)} /></label>
       <label class="line"><span>Comment <span class="quiet">no model sees it</span></span><input name="comment" maxLength={500} value={comment} onInput={(event) => setComment(event.target.value)} /></label>
       {wrong && <p class="problem" role="alert">{wrong}</p>}
       <p class="quiet">The run goes on with your answer, and calls what comes next. So far it has cost {spent(data)}.</p>
