@@ -19,9 +19,18 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from dspyer.errors import ConcurrentRunError, NodeOutputError, StateError, StoreError, ThreadError, brief, suggestion
+from dspyer.errors import (
+    ConcurrentRunError,
+    NodeOutputError,
+    StateError,
+    StoreError,
+    ThreadError,
+    brief,
+    list_names,
+    suggestion,
+)
 from dspyer.events import Commit, MergedConflict
-from dspyer.graph.spec import checked_policies
+from dspyer.graph.spec import TO_KEEP, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing, History
@@ -223,9 +232,9 @@ def _run_of_one(
 ) -> NewRun:
     """A run of one manual commit, which continues the row in `parents`.
 
-    With a node, that is its author, and the run is open: a resume continues along the edges of the node. Raises
-    `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch does not fit the
-    schema.
+    With a node, that is its author, and the run is open unless its edges lead to END alone: a resume continues along
+    them. Raises `ThreadError` if there is no such node, if it has no edge or router, or if there is no node and the
+    patch has a field that does not last; `NodeOutputError` if the patch does not fit the schema.
     """
     graph, schema = thread.graph, thread.schema
     if node is not None and node not in graph.nodes:
@@ -240,10 +249,16 @@ def _run_of_one(
     thread.compatibility.check_graph(head.last_run)
     adapted = thread.compatibility.adapted(head.state, head.last_run)
     update, _ = _validated(schema, adapted.state, patch, author, commit_id, new_thread=not parents)
+    if node is None and (lost := [name for name in patch if not graph.lasts(name)]):
+        writer = next((name for name, one in graph.nodes.items() if lost[0] in (one.writes or {}).values()), "a node")
+        raise ThreadError(
+            f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
+            f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
+        )
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
-    if node is not None:
+    if node is not None and {*graph.exits[node]} != {END}:
         opening = OpenRow(node=node, created=int(now * 1_000), patch=update, made=made).row(blobs)
         return _run_with(thread, head, parents, head.next_version, opening, "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)
