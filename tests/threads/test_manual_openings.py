@@ -108,7 +108,9 @@ def test_an_opening_that_a_reducer_folds_is_read_without_the_program_and_loaded(
 ) -> None:
     """It is folded by the schema of the graph that wrote it, as any other commit is."""
     graph = Graph(Log, inputs=["log"]).add_node("one", lambda log: {"log": log[-1]}, writes=["log"])
-    program = graph.add_node("two", lambda log: None, writes=[]).add_path(START, "one", "two", END).compile(store=Memory())
+    program = (
+        graph.add_node("two", lambda log: None, writes=[]).add_path(START, "one", "two", END).compile(store=Memory())
+    )
     thread = program.thread("t")
     for _ in range(runs_before):
         thread.run({"log": "a"})
