@@ -131,7 +131,21 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
         if prefix is not None and node is None:
             _only_branch(thread, prefix)
         made = _run_of_one(thread, head, () if last_row is None else (last_row,), patch, as_node or node)
+        if as_node is None and node is None:
+            _check_lasting(thread, patch)  # after the validation: what is no field at all is told first
     _write_run(thread.store, head.row, made)
+
+
+def _check_lasting(thread: StoredThread, patch: Mapping[str, Any]) -> None:
+    """Refuse a change between two runs of fields that do not last."""
+    lost = [name for name in patch if not thread.graph.lasts(name)]
+    if lost:
+        nodes = thread.graph.nodes.items()
+        writer = next((name for name, one in nodes if lost[0] in (one.writes or {}).values()), "a node")
+        raise ThreadError(
+            f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
+            f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
+        )
 
 
 def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadHead) -> FirstWrite:
@@ -233,8 +247,8 @@ def _run_of_one(
     """A run of one manual commit, which continues the row in `parents`.
 
     With a node, that is its author, and the run is open unless its edges lead to END alone: a resume continues along
-    them. Raises `ThreadError` if there is no such node, if it has no edge or router, or if there is no node and the
-    patch has a field that does not last; `NodeOutputError` if the patch does not fit the schema.
+    them. Raises `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch
+    does not fit the schema.
     """
     graph, schema = thread.graph, thread.schema
     if node is not None and node not in graph.nodes:
@@ -249,12 +263,6 @@ def _run_of_one(
     thread.compatibility.check_graph(head.last_run)
     adapted = thread.compatibility.adapted(head.state, head.last_run)
     update, _ = _validated(schema, adapted.state, patch, author, commit_id, new_thread=not parents)
-    if node is None and (lost := [name for name in patch if not graph.lasts(name)]):
-        writer = next((name for name, one in graph.nodes.items() if lost[0] in (one.writes or {}).values()), "a node")
-        raise ThreadError(
-            f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
-            f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
-        )
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
