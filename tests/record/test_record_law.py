@@ -66,9 +66,7 @@ class Parts:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.graph = Graph(
-            Board, inputs=["q"], keep="all", merge=self.rng.choice(["last_write_wins", "first_write_wins"])
-        )
+        self.graph = Graph(Board, inputs=["q"], merge=self.rng.choice(["last_write_wins", "first_write_wins"]))
         self.number = 0
         makers = [self.plain, self.fork, self.loop, self.mapped, self.nested, self.agent, self.checked, self.asked]
         makers += [self.flaky, self.handled, self.module, self.sends, self.search]
