@@ -6,7 +6,7 @@ Parameters that the model does not see (`ctx`, fields of `reads=`, resources) ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
@@ -246,7 +246,9 @@ class _BoundCall(NamedTuple):
 
     def call(self, call: Call) -> object:
         def fn(**args: Any) -> object:
-            return run_script(self.made.action.script(call, {**args, **self.key}))
+            found = run_script(self.made.action.script(call, {**args, **self.key}))
+            # DSPy takes it for a coroutine, and refuses it: the model would make the call again.
+            return str(found) if isinstance(found, Generator) else found
 
         return bound(self.made.tool, fn)(**self.made.args)
 
