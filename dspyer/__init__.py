@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dspyer.layers.attempts import Retry
     from dspyer.layers.breakpoints import Breakpoints
     from dspyer.layers.conversations import Conversations
+    from dspyer.message_list import remove
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import Peer
     from dspyer.nodes.context import Context, LiveEntry
@@ -92,6 +93,7 @@ __all__ = [
     "record",
     "reducers",
     "register_value_type",
+    "remove",
     "search",
     "short_error",
     "stores",
@@ -107,6 +109,7 @@ _HOMES = {
     "dspyer.failure": ("Failure",),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
+    "dspyer.message_list": ("remove",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
     "dspyer.nodes.context": ("Context", "LiveEntry"),
     "dspyer.nodes.attempt": ("Peer",),

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
 from dspyer.events import LMCall, Question
-from dspyer.ids import full_id, ids_around, is_within, whole_execution
+from dspyer.ids import Address, execution_id, full_id, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
 from dspyer.log.reader import newest_rows, own_commit, read_runs
 from dspyer.log.rows import (
@@ -54,6 +54,8 @@ from dspyer.stores.content import Fetch, ReadBudget, blob_id
 from dspyer.stores.sql import CHANGED
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
+from dspyer.values.json import with_valid_text
 
 # LM calls in the rows of a run: those that are not written yet, and the compact form of those that are.
 #
@@ -503,6 +505,8 @@ class ExecutionRecords:
                 self._ended.add(head.execution)
                 if head.scope:
                     self.begun.add(whole_execution(full_id(*head.scope)))
+                elif kind == RowKind.UPDATE and head.route:
+                    self._forget_next(Address.parse(head.id))
             elif kind == RowKind.ASK:
                 self._add(QuestionRow.read(row, fetch).question())
             elif kind == RowKind.POST:
@@ -529,6 +533,12 @@ class ExecutionRecords:
                 item = ItemRow.read(row, fetch, decode)
                 self.items[item.execution] = item.value
 
+    def _forget_next(self, edit: Address) -> None:
+        """Drop the stops of the node that would have come next: an edit has led to another one, which asks anew."""
+        for key in self._asked.pop(execution_id(edit.path, edit.index + 1), ()):
+            self.questions.pop(key)
+            self.answers.pop(key, None)
+
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
@@ -542,6 +552,19 @@ class ExecutionRecords:
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
+
+    # --- What is added to an open run
+
+    def add(self, key: str, value: Any) -> DraftRow:
+        """Add a value to those under a key of the run, and return the row to write."""
+        place = RecordKey("", key)  # of no execution: that of the node which reads it has not begun
+        self.effects[place] = freeze(with_valid_text([*thaw(self.added(key)), value]))
+        return EffectRow(*place, self.effects[place]).row()
+
+    def added(self, key: str) -> Sequence[Any]:
+        """Return the values that were added under a key of the run."""
+        found: Sequence[Any] = self.effects.get(RecordKey("", key), ())
+        return found
 
     # --- Runs inside of nodes
 

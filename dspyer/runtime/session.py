@@ -38,6 +38,7 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
+    Commit,
     ConflictFound,
     Doing,
     Emitted,
@@ -71,6 +72,7 @@ from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
+from dspyer.scheduler.lineage import decided_by
 from dspyer.scheduler.schedule import (
     Advanced,
     Branch,
@@ -109,10 +111,11 @@ class ExecutionNotes:
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
+        turns: by scope, the commits of the graphs inside of nodes that took turns, and of those around them.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
-    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "view_reads")
+    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "turns", "view_reads")
 
     def __init__(self, traces: Mapping[str, Steps]) -> None:
         self.traces: dict[str, Steps] = dict(traces)
@@ -120,6 +123,7 @@ class ExecutionNotes:
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
+        self.turns: dict[tuple[str, ...], Sequence[Commit]] = {}
         self.view_reads: list[ViewRead] = []
 
 
@@ -427,7 +431,7 @@ class Session(AttemptHost):
         """Return whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
         if branch.head < 0:
             return False
-        commit = self.run.log[branch.head].commit
+        commit = decided_by(self.run.log, branch.head).commit  # a person who edits what it wrote has not answered
         if commit.node not in self.layers.stops_after:
             return False
         text = f"{commit.node!r} has run; continue?"

@@ -32,6 +32,7 @@ from typing_extensions import is_typeddict
 from dspyer import reducers
 from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
 from dspyer.hints import UNIONS, without_none
+from dspyer.message_list import Edited
 from dspyer.patch import DELETE, Replace, apply_value, resets
 from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
@@ -659,6 +660,8 @@ class FieldWriter(NamedTuple):
             )
         if field.reducer is not None and field.reducer.append_only and self.node is not None:
             self._check_kept(field, update)
+        if isinstance(update, Edited):  # of a person, who may change what nodes only add to
+            update = Replace(update.messages)
         try:
             if field.reducer is None:
                 return update, field.new_value(
