@@ -140,7 +140,7 @@ SHOWN = {
         "with 12 keys",
     ],
     "files.py": [
-        '{"limit": 50\n  ada approves write_file(name=\'shop.json\', text=\'{"limit": 50\')?',
+        "{\"limit\": 50\n  ada approves write_file(name='shop.json', text='{\"limit\": 50')?",
         "write_file: '12 characters written' this is no JSON: Expecting ',' delimiter",
         'completed {"limit": 50}',
         "failed RefusedError(\"passwords are nobody's business\") ['list_files']",
