@@ -530,6 +530,7 @@ class ToolNode(Node):
     """
 
     kind: ClassVar[str] = "tool"
+    bounded: bool = True
 
     spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]
