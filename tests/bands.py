@@ -42,7 +42,7 @@ NOT_YET: dict[str, str] = {
     "display.run_page": "changed encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
-        "ATTRIBUTE CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
+        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
         "Spends append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
         "may_raise parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal "
         "walk_parameters"
@@ -80,7 +80,7 @@ NOT_YET: dict[str, str] = {
         "Item MISSING MapOptions Within build_module build_subgraph each_update fits function_finder in_rollout "
         "resets results_of shown_type step_count take_steps"
     ),
-    "serve.agui_events": "Redactor Session THOUGHT call_text last_of_refusal last_of_run redacted",
+    "serve.agui_events": "Redactor Session THOUGHT last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
     "testing.fake_clock": "Clock Kind current set_clock",

@@ -11,13 +11,17 @@ from dspyer.errors import StoreError
 from dspyer.events import Asked, Committed, Posted
 from dspyer.graph.spec import drawing_facts
 from dspyer.ids import full_id, prefix_at
+from dspyer.log.history import scoped_logs
+from dspyer.log.reader import read_run
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
+from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
 from dspyer.scheduler.topology import START
+from dspyer.values.freezing import freeze
 
 
 def record_of_run(run: Any) -> Record:
@@ -63,12 +67,22 @@ def record_of_run(run: Any) -> Record:
     )
 
 
+def turns_of_run(run: Any) -> tuple[Turn, ...]:
+    """The turns of a run: from its commits, and those of graphs inside of nodes that were kept beside them."""
+    inner = dict(run._inner_turns)
+    if run._replayed and run._source is not None:
+        reader, thread, at = run._source
+        row = reader.store.thread(thread)
+        # What an earlier process has finished inside of nodes is in the store alone.
+        rows = read_run(reader.store, at, None if row is None else row.root)
+        inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
+    own = [entry.commit for entry in run._log]
+    return turns_in({run._scope: own, **inner}, run._graph.name, run.answers, run._scope)
+
+
 def _questions_of(run: Any) -> Sequence[StepQuestion]:
     if run._kept is None or run._depth:
         return ()
-    _, questions, answers = run._kept
     times = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
-    return [
-        StepQuestion(question, times.get(question.id), StepAnswer(answers[key]) if key in answers else None)
-        for key, question in questions.items()
-    ]
+    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers}
+    return [StepQuestion(one, times.get(one.id), answers.get(one.id)) for one in run._kept[1].values()]

@@ -17,6 +17,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from traceback import format_exception_only
 from typing import Any, NamedTuple
@@ -35,9 +36,11 @@ from dspyer.errors import (
     unwrap_stop_iteration,
 )
 from dspyer.events import (
+    Answered,
     Asked,
     AttemptFailed,
     BranchPath,
+    Commit,
     ConflictFound,
     Doing,
     Emitted,
@@ -110,10 +113,11 @@ class ExecutionNotes:
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
+        turns: by scope, the commits of the graphs inside of nodes that took turns, and of those around them.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
-    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "view_reads")
+    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "turns", "view_reads")
 
     def __init__(self, traces: Mapping[str, Steps]) -> None:
         self.traces: dict[str, Steps] = dict(traces)
@@ -121,6 +125,7 @@ class ExecutionNotes:
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
+        self.turns: dict[tuple[str, ...], Sequence[Commit]] = {}
         self.view_reads: list[ViewRead] = []
 
 
@@ -186,6 +191,8 @@ class Session(AttemptHost):
             topology = self.graph.topology
             shapes = topology.schema.field_shapes
             self.events.publish(RunStarted(run_start.run_id, topology.name, shapes, scope=self.ids.scope))
+        for event in self._answered() if records.delivered else ():
+            self.events.publish(event)
 
     def _layers_of(self, asked: Sequence[Layer]) -> RunLayers:
         """The layers of the run; all runs that have none but those of their kinds of nodes share one value."""
@@ -339,6 +346,8 @@ class Session(AttemptHost):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
         self.run, events = made or advance(self.run, execution.id, found, failed, bool(self.events.heard))
+        if self.records.delivered:
+            events = [*self._answered(), *events]
         if events:
             self.events.publish_once_written(events)
 
@@ -451,6 +460,10 @@ class Session(AttemptHost):
 
     # --- events
 
+    def _answered(self) -> list[Event]:
+        """The events of the answers that were given since the last call."""
+        return [Answered(replace(one, value=thaw(one.value))) for one in self.records.take_delivered()]
+
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread."""
         self.events.publish(event)
@@ -557,7 +570,7 @@ class Session(AttemptHost):
         if self.events.heard:
             self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
         if status != "completed":
-            error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
+            error = self.layers.shown(error, ends=True)  # open questions are shown as they were asked
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         vars(self).pop("first_trial_error", None)  # its traceback refers to frames of the run
         self.events.kept = []
