@@ -48,7 +48,7 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
 from dspyer.message_list import EMPTY, TURN, check_chat
-from dspyer.messages import ARGS
+from dspyer.messages import ARGS, text_by_name
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -815,9 +815,7 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
         >>> task_message({"question": "Why?"})
         {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
     """
-    texts = {name: text_of(value) for name, value in inputs.items()}
-    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
-    return {"role": "user", "content": text, TURN: dict(inputs)}
+    return {"role": "user", "content": text_by_name(inputs), TURN: dict(inputs)}
 
 
 def tool_message(
