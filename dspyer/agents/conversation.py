@@ -874,11 +874,13 @@ class LastTurn(NamedTuple):
         mode: the mode that took it.
         unanswered: its calls without a result, in their order.
         forced: why it had to be the last one; "" for an ordinary turn.
+        id: the id of its message.
     """
 
     mode: str
     unanswered: list[RequestedCall]
     forced: str = ""
+    id: str = ""
 
 
 def last_turn(messages: FrozenList[Any]) -> LastTurn:
@@ -886,7 +888,7 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
     message, unanswered = _last_turn_message(messages)
     if message is None:
         raise ValueError("the conversation has no turn")
-    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""))
+    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""), message.raw("id"))
 
 
 def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dspy import Tool
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
@@ -31,8 +31,10 @@ from dspyer.agents.conversation import (
     tool_message,
     unanswered_calls,
 )
-from dspyer.agents.tool_node import refused_by_dspy
-from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
+from dspyer.agents.tool_node import Approval, refused_by_dspy
+from dspyer.agents.tools import ask_user
+from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
+from dspyer.events import Question
 from dspyer.extend import (
     Binding,
     Built,
@@ -67,6 +69,18 @@ HAND_OFF = "to_"
 
 
 LOST = "the call was made, but {} was not set: an earlier call of this turn has set another value"
+
+WRITTEN_AGAIN = "the user has written again"
+"""The reason for which the open calls of a turn are refused if the user writes while it waits."""
+
+ADDED = "added to {}"
+"""The key under which a run records what the user has written while a turn waited, by the id of the turn."""
+
+APPROVALS = TypeAdapter(bool | Approval).json_schema()
+"""The JSON schema of the answer to the question whether a tool may be called."""
+
+ANY_TEXT = {"type": "string"}
+"""The JSON schema of the answer to `ask_user`."""
 
 FIRST_CALL = replace(first_write_wins, name="first_call_of_turn")
 """The merge policy where the calls of a turn join, for paths for which none was chosen."""
@@ -138,6 +152,30 @@ class BeginNode(Node):
         # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
+
+    def amended(
+        self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
+    ) -> tuple[Mapping[str, Any], str, Any] | None:
+        """The answers that new inputs give to questions of the open turn, and their text for the end of the turn."""
+        if extra := [name for name in inputs if name not in self.inputs]:
+            raise InputError(
+                f"an open run takes the inputs of its task ({list_names(self.inputs)}), and not {list_names(extra)}"
+            )
+        text = task_message(inputs)["content"]
+        answers: dict[str, Any] = {}
+        for question in questions:
+            if question.answer == APPROVALS:
+                answers[question.id] = Approval(False, WRITTEN_AGAIN)
+            elif question.key == question.node == ask_user.name and question.answer == ANY_TEXT:
+                answers[question.id] = text
+            else:
+                raise ThreadError(
+                    f"the run cannot be amended, since question {question.id!r} is neither an approval nor asked by "
+                    "`ask_user`: answer it with thread.resume(...), or leave the run with "
+                    "thread.run(..., if_open='abandon')"
+                )
+        turn = last_turn(state.raw("messages"))
+        return answers, ADDED.format(turn.id), {"role": "user", "content": text}
 
 
 # --- submit
@@ -336,13 +374,16 @@ class SettleNode(Node):
                 results.append(_handoff_message(one, handoff, refusal))
         # The function of the author decides before the model.
         entered = target if routed is None else routed
-        updates: dict[str, Any] = {"messages": results} if results else {}
+        said = call.context.delegate.host.records.added(ADDED.format(turn.id))
+        updates: dict[str, Any] = {"messages": [*results, *said]} if results or said else {}
         updates |= outputs or {}
         # A mode that stays is no write: it would be one more value in the history, and may conflict in a graph around
         # it.
         if entered is not None and entered != call.state.raw(MODE, entered):
             updates[MODE] = entered
-        next_node = entered or turn.mode if outputs is None or routed is not None else self.after
+        # Who has written again gets an answer: outputs from before are none.
+        goes_on = outputs is None or routed is not None or bool(said)
+        next_node = entered or turn.mode if goes_on else self.after
         return Reply(updates, (next_node,), True)
 
     def _routed(self, mode: str, call: Call) -> str | None:
