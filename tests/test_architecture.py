@@ -86,6 +86,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("inspector", "dspyer.inspector.web_app"): "it needs Starlette, which only an extra installs",
     ("inspector", "dspyer.inspector.serving"): "it needs uvicorn, which only an extra installs",
     ("serve", "dspyer.serve.agui_route"): "it needs Starlette and the protocol's package, which only an extra installs",
+    ("serve", "dspyer.serve.thread_router"): "it needs Starlette, which only an extra installs",
     ("inspector.web_app", "dspyer.inspector.acting"): "it imports DSPy, which reading does not need",
     ("archive.opening", "dspyer.stores.encrypted"): "it needs a cipher that only an extra installs",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, compress, count, repeat
 from operator import is_not
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from ag_ui.core import (
     ToolMessage,
 )
 from ag_ui.encoder import EventEncoder
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
 
 from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
@@ -58,6 +58,7 @@ from dspyer.layers.redacted import redacted
 from dspyer.redaction import Redactor
 from dspyer.runtime.session import Session
 from dspyer.serve.agui_messages import Said, ToolUse, said
+from dspyer.serve.http_request import as_json
 from dspyer.server_sent import last_of_refusal, last_of_run
 
 Place = tuple[Any, ...]
@@ -66,18 +67,6 @@ Place = tuple[Any, ...]
 
 _THOUGHTS = ("reasoning", THOUGHT)
 """Outputs of `dspy.ChainOfThought` and of agents that are not for the user."""
-
-
-def as_json(value: Any) -> Any:
-    """A frozen or plain value as JSON has it; of an object that JSON cannot hold, its text."""
-    plain = thaw(value)
-    try:
-        (found,) = to_jsonable_python([plain], bytes_mode="base64", serialize_unknown=True)
-    except Exception:  # noqa: BLE001 - classes have code of their own; and pydantic takes no half of a surrogate pair as a key
-        if isinstance(plain, Mapping):
-            return {str(key): as_json(item) for key, item in plain.items()}
-        return [as_json(item) for item in plain] if isinstance(plain, list | tuple) else f"<{type(plain).__name__}>"
-    return found
 
 
 def encoded(event: BaseEvent) -> bytes:
