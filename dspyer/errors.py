@@ -48,7 +48,7 @@ from contextlib import suppress
 from copy import copy
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -472,6 +472,76 @@ class ChangedGraphError(ThreadError):
         self.changes = tuple(changes)
 
 
+# --- what a customer may read of an error
+
+
+class PublicError(NamedTuple):
+    """A text for a customer about an error: no name of a node, thread or host is in it, and no value.
+
+    Attributes:
+        code: `"waiting"` for an answer, `"busy"`, `"conflict"`, `"invalid"`, `"unknown"`, `"limit"` or `"failed"`.
+        status: the status of the HTTP response.
+        message: one or two sentences.
+    """
+
+    code: str
+    status: int
+    message: str
+
+
+_PUBLIC: dict[str, tuple[int, str]] = {
+    "waiting": (409, "An earlier request waits for an answer. Answer it first."),
+    "busy": (409, "Another request is being worked on. Try again when it has ended."),
+    "conflict": (409, "The request was stopped, or does not fit what has happened since."),
+    "invalid": (422, "What was given is missing, unknown or not valid."),
+    "unknown": (404, "There is nothing of this name."),
+    "limit": (429, "The request has reached a limit."),
+    "failed": (500, "The request has failed. The log of the server says why."),
+}
+
+
+def public(error: BaseException) -> PublicError:
+    """Return what a customer may read of an error. Its text stays for the log.
+
+    An error that a node has raised is `"failed"`, whatever its class: the customer cannot mend it. Limits of a run and
+    answers that do not fit are told in any case.
+
+    Args:
+        error: what a call of `dspyer` has raised, or `run.error`.
+
+    Returns:
+        Its code, the status of an HTTP response, and a message.
+
+    Example:
+        >>> public(InputError("unknown input 'qestion'")).code, public(ValueError("card 4242 was refused")).message
+        ('invalid', 'The request has failed. The log of the server says why.')
+    """
+    code = _public_code(error)
+    return PublicError(code, *_PUBLIC[code])
+
+
+def _public_code(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        codes = {_public_code(one) for one in error.exceptions}
+        return codes.pop() if len(codes) == 1 else "failed"
+    if isinstance(error, AnswerError):
+        return "invalid"
+    if isinstance(error, (LimitError, BudgetError)):
+        return "limit"
+    if any(note.startswith(_IN_NODE) for note in getattr(error, "__notes__", ())):
+        return "failed"
+    if isinstance(error, Interrupted) or (isinstance(error, OpenRunError) and error.questions):
+        return "waiting"
+    if isinstance(error, (ConcurrentRunError, ThreadError, RunStoppedError)):
+        return "busy" if isinstance(error, ConcurrentRunError) else "conflict"
+    if isinstance(error, InputError):
+        return "invalid"
+    return "unknown" if isinstance(error, LookupError) and not isinstance(error, DspyerError) else "failed"
+
+
+_IN_NODE = "in node "
+"""How the note begins that a run adds to what a node has raised."""
+
 # --- which errors are retried
 
 _ALWAYS_RAISED = (GraphError, RouteError, LimitError, RunStoppedError, StoreError, ThreadError, AttemptError)
@@ -657,7 +727,7 @@ _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
 def _place_of(error: BaseException) -> str:
     """Return where an exception was raised: the node that its notes name, else the innermost function."""
     for note in getattr(error, "__notes__", ()):
-        if note.startswith("in node "):
+        if note.startswith(_IN_NODE):
             return str(note).removeprefix("in ").partition(" (")[0]
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

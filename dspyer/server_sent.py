@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from logging import ERROR, INFO
 from typing import Any, Final
 
-from dspyer.errors import ConcurrentRunError, InputError, RunStoppedError, ThreadError
+from dspyer.errors import ConcurrentRunError, InputError, RunStoppedError, ThreadError, public
 from dspyer.record_codec import error_dict
 
 logger = logging.getLogger("dspyer")
@@ -40,14 +40,24 @@ def message(number: int, data: Mapping[str, Any]) -> bytes:
     return f"event: {data['event']}\nid: {number}\ndata: {text}\n\n".encode("ascii")
 
 
-def last_of_run(run_id: str, status: str, error: BaseException | None) -> dict[str, Any]:
+def data_of(event: Any, hides: bool) -> dict[str, Any]:
+    """Returns the JSON form of an event; with `hides`, no more of an error than a customer may read."""
+    found: dict[str, Any] = event.to_dict()
+    if hides and isinstance(error := getattr(event, "error", None), BaseException):
+        found["error"] = _told(error, hides)
+    if hides and "commit" in found:
+        found["commit"].update(failure=None, failed_attempts=[])
+    return found
+
+
+def last_of_run(run_id: str, status: str, error: BaseException | None, hides: bool = False) -> dict[str, Any]:
     """The last message of a run: how it ended, and why it is not completed. The error is redacted, as events are."""
     if status == "failed":  # nothing is raised into the response, so only the log has the traceback
         logger.error("run %s failed; its reader was told: %r", run_id, error, exc_info=error)
-    return _last(run_id, status, None if error is None else error_dict(error))
+    return _last(run_id, status, None if error is None else _told(error, hides))
 
 
-def last_of_refusal(error: BaseException) -> dict[str, Any]:
+def last_of_refusal(error: BaseException, hides: bool = False) -> dict[str, Any]:
     """The last message if the run could not begin, or broke off since its store failed.
 
     Errors of the request are told. Any other text is for the log: that of a store may have its address, and that of a
@@ -55,12 +65,16 @@ def last_of_refusal(error: BaseException) -> dict[str, Any]:
     """
     of_request = isinstance(error, InputError | ThreadError | RunStoppedError)
     logger.log(INFO if of_request else ERROR, "a run could not begin or go on: %r", error, exc_info=error)
-    found = error_dict(error)
-    if not of_request:
+    found = _told(error, hides)
+    if not hides and not of_request:
         found.update(message="the run could not begin or go on; the log of the server says why", notes=[])
-    elif isinstance(error, ConcurrentRunError):
+    elif not hides and isinstance(error, ConcurrentRunError):
         found.update(message="the thread is owned by another run: try again when it has ended", notes=[])
     return _last(None, "refused", found)
+
+
+def _told(error: BaseException, hides: bool) -> dict[str, Any]:
+    return public(error)._asdict() if hides else error_dict(error)
 
 
 def _last(run_id: str | None, status: str, error: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from dspyer.events import Event
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
-from dspyer.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
+from dspyer.server_sent import HEARTBEAT, OPENING, checked_heartbeat, data_of, last_of_refusal, last_of_run, message
+from dspyer.values.scalars import check_flags
 from dspyer.waiting import EventQueue, at_fork, end_of, held_back, join_loop, loop_of_worker, may_raise
 
 if TYPE_CHECKING:
@@ -366,7 +367,7 @@ class AsyncEvents(AsyncIterator[Event]):
                 self._raise_at_end()
         return self
 
-    def sse(self, heartbeat: float | None = 15.0) -> AsyncIterator[bytes]:
+    def sse(self, heartbeat: float | None = 15.0, *, public: bool = False) -> AsyncIterator[bytes]:
         """The stream as the body of an HTTP response, in the format of server-sent events.
 
         Each event is a message with its name (the class: `Token`), an `id` that counts from 1, and `event.to_dict()`
@@ -384,9 +385,12 @@ class AsyncEvents(AsyncIterator[Event]):
         Args:
             heartbeat: seconds without an event after which a comment is sent, so that no proxy takes the connection for
                 dead; None for none.
+            public: whether a customer reads it: then it has of each error no more than `errors.public` gives. Events
+                have the names of nodes and what they wrote all the same.
 
         Raises:
             InputError: if `heartbeat` is not positive.
+            TypeError: if `public` is neither True nor False.
 
         Returns:
             An iterator of messages, for the streaming response of any ASGI framework, with the media type
@@ -403,9 +407,10 @@ class AsyncEvents(AsyncIterator[Event]):
             id: 5
             data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope": [], "at": ...}
         """
-        return self._messages(checked_heartbeat(heartbeat))
+        check_flags(public=public)
+        return self._messages(checked_heartbeat(heartbeat), public)
 
-    async def _messages(self, heartbeat: float | None) -> AsyncIterator[bytes]:
+    async def _messages(self, heartbeat: float | None, public: bool) -> AsyncIterator[bytes]:
         number = 0
         async with self, aclosing(self._paced(heartbeat)) as events:
             yield OPENING
@@ -414,12 +419,12 @@ class AsyncEvents(AsyncIterator[Event]):
                     yield HEARTBEAT
                     continue
                 number += 1
-                yield message(number, event.to_dict())
+                yield message(number, data_of(event, public))
             end = await self._end_of_run()
             if isinstance(end, Run):
-                yield message(number + 1, last_of_run(end.run_id, end.status, end.error))
+                yield message(number + 1, last_of_run(end.run_id, end.status, end.error, public))
             else:
-                yield message(number + 1, last_of_refusal(end))
+                yield message(number + 1, last_of_refusal(end, public))
 
     async def _paced(self, patience: float | None) -> AsyncGenerator[Event | None, None]:
         """The events, and None after so many seconds without one. Why the run failed or was refused is not raised."""
