@@ -84,8 +84,8 @@ def router(
     | `GET /` | | lists `names`, at most 1,000; `?after=` the last of these gives the next |
 
     A run is answered at its end by `{"status", "outputs", "questions", "error"}`, or with `Accept: text/event-stream`
-    by its events as they happen, with tokens. `error` is `{"code", "message"}` as `errors.public` has them, whose
-    status the response has. A client that leaves stops its run.
+    by its events as they happen, with tokens. `error` is what `errors.public` gives, `{"code", "status", "message"}`,
+    and the response has its status. A client that leaves stops its run.
 
     Args:
         program: a compiled graph with a store.

@@ -7,8 +7,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from dspyer import CompiledGraph, Run, Thread
-from dspyer.errors import DspyerError, InputError, public
+from dspyer.errors import DspyerError, InputError, PublicError, public
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.http_request import RunResponse, as_json, asked, asked_thread, json_content
@@ -60,12 +60,12 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
                 return await answer(request)
             except HTTPException as error:
                 code = CODES.get(error.status_code, "invalid" if error.status_code < 500 else "failed")
-                told = {"error": {"code": code, "message": error.detail}}
-                return respond_json(told, error.status_code, error.headers)
+                told, headers = PublicError(code, error.status_code, error.detail), error.headers
             except Exception as error:  # the client is told what it may know, the log the rest
-                told_error, status = shown_error(error)
-                logger.log(logging.ERROR if status >= 500 else logging.INFO, "a request was refused", exc_info=error)
-                return respond_json({"error": told_error}, status)
+                told, headers = public(error), None
+                level = logging.ERROR if told.code == "failed" else logging.INFO
+                logger.log(level, "a request was refused: %r", error, exc_info=error)
+            return respond_json({"error": told._asdict()}, told.status, headers)
 
         return Route(path, respond, methods=[method])
 
@@ -133,6 +133,17 @@ def _refused_constant(name: str) -> None:
     raise ValueError(f"{name} is none of its numbers")
 
 
+@contextmanager
+def of_application() -> Iterator[None]:
+    """A block in which a function of the application is called: what it raises is no fault of the client."""
+    try:
+        yield
+    except HTTPException:
+        raise
+    except Exception as error:
+        raise RuntimeError("the application has given no thread or author to a request") from error
+
+
 class Service(NamedTuple):
     """A program that is served: the options of `router`."""
 
@@ -159,7 +170,8 @@ class Service(NamedTuple):
         if wrong or not answers:
             what = f"{wrong[0]!r} is no id of a question" if wrong else "there is no answer"
             raise HTTPException(422, f"{what}: give each answer by its question's id, {{id: answer}}")
-        by = None if self.by is None else await asked(self.by, request)
+        with of_application():
+            by = None if self.by is None else await asked(self.by, request)
         return await self._played(request, thread.astream_resume(answers, by=by, tokens=wants_events(request)))
 
     async def resume(self, request: Request) -> Response:
@@ -180,8 +192,9 @@ class Service(NamedTuple):
 
     async def names(self, request: Request) -> Response:
         """The names below the one that the application gives to the empty name."""
-        found = await asked(self.thread, request, "")
-        prefix = found.name if isinstance(found, Thread) else found
+        with of_application():
+            found = await asked(self.thread, request, "")
+            prefix = found.name if isinstance(found, Thread) else found
         return respond_json({"names": await run_sync(self._names, prefix, request.query_params.get("after", ""))})
 
     def _names(self, prefix: str, after: str) -> list[str]:
@@ -197,9 +210,10 @@ class Service(NamedTuple):
 
     async def _thread(self, request: Request, begun: bool = False) -> Thread:
         """The thread that the application gives to a name; raises status 404 if it must have runs and has none."""
-        thread = await asked_thread(self.program, self.thread, request, request.path_params["name"])
+        with of_application():
+            thread = await asked_thread(self.program, self.thread, request, request.path_params["name"])
         if begun and await run_sync(lambda: thread.status) == "new":
-            raise HTTPException(404, "nothing was started under this name")
+            raise LookupError(f"thread {thread.name!r} has no run")
         return thread
 
     async def _played(self, request: Request, stream: AsyncEvents) -> Response:
@@ -216,8 +230,8 @@ class Service(NamedTuple):
         run = stream.run
         if run.status == "failed":
             logger.error("run %s failed; its client was told so", run.run_id, exc_info=run.error)
-        told, status = shown_error(run.error)
-        return respond_json(shown(self.program.graph, run, run.status, told), status)
+        told = None if run.error is None else public(run.error)
+        return respond_json(shown(self.program.graph, run, run.status, told), 200 if told is None else told.status)
 
 
 # --- responses
@@ -237,11 +251,11 @@ async def _stop_at_leave(request: Request, stream: AsyncEvents) -> None:
 def of_thread(graph: GraphSpec, thread: Thread) -> dict[str, Any]:
     """What a client sees of a thread."""
     status = thread.status  # before the rest, so that nothing is missing once it says "completed"
-    told, _ = shown_error(DspyerError() if status == "failed" else None)
-    return {**shown(graph, thread, status, told), "answers": [one.to_dict() for one in thread.answers]}
+    error = public(DspyerError()) if status == "failed" else None
+    return {**shown(graph, thread, status, error), "answers": [one.to_dict() for one in thread.answers]}
 
 
-def shown(graph: GraphSpec, source: Run | Thread, status: str, error: dict[str, str] | None) -> dict[str, Any]:
+def shown(graph: GraphSpec, source: Run | Thread, status: str, error: PublicError | None) -> dict[str, Any]:
     """What a client sees of a run: what the program returns, as far as it is there, and its open questions."""
     if graph.redaction is None:
         fields: dict[str, Any] = dict(source.state)
@@ -256,15 +270,8 @@ def shown(graph: GraphSpec, source: Run | Thread, status: str, error: dict[str, 
         if (name not in graph.inputs if returned is None else name in returned)
     }
     questions = [one.to_dict() for one in source.questions]
-    return {"status": status, "outputs": outputs, "questions": questions, "error": error}
-
-
-def shown_error(error: BaseException | None) -> tuple[dict[str, str] | None, int]:
-    """What a client may read of an error, and the status of the response."""
-    if error is None:
-        return None, 200
-    found = public(error)
-    return {"code": found.code, "message": found.message}, found.status
+    told = None if error is None else error._asdict()
+    return {"status": status, "outputs": outputs, "questions": questions, "error": told}
 
 
 def respond_json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
