@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 
 from dspyer import END, START, CompiledGraph, Graph, Thread, serve
@@ -25,6 +26,7 @@ from dspyer.errors import InputError, ThreadError
 from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
+from tests.threads.test_leases import set_owner_on_another_host
 from tests.threads.test_recovery import crash, letters
 
 
@@ -386,6 +388,40 @@ def test_crashed_runs_go_on_when_the_service_starts(
     while thread.status == "running":
         threading.Event().wait(0.01)
     assert thread.status == "completed"
+
+
+def test_a_run_of_a_lost_container_goes_on_once_its_lease_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new container starts at once, when nobody can know yet that the owner is gone: so it looks again."""
+    crash(tmp_path, "t")
+    store, done = SQLite(tmp_path / "runs.db"), threading.Event()
+    set_owner_on_another_host(store, lease=0.3)
+    monkeypatch.setattr("dspyer.serve.thread_router.AGAIN", 0.4)
+    program = letters(store, lambda customer: {"sent": done.set()})
+    with served(serve.router(program, thread=own, recover=True), lifespan="on"):
+        assert program.thread("t").status == "running"
+        assert done.wait(PATIENCE)
+
+
+class Passing(BaseHTTPMiddleware):
+    """Reads and sends nothing of its own; it hands requests on in a task."""
+
+    async def dispatch(self, request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+
+@pytest.mark.parametrize("headers", [{}, EVENTS], ids=["JSON", "events"])
+def test_a_middleware_around_the_router_changes_nothing(calls: Calls, headers: dict[str, str]) -> None:
+    app = FastAPI()
+    app.add_middleware(Passing)
+    program = calls.mails()
+    app.mount("/chats", serve.router(program, thread=own))
+    with served(app) as address, httpx.Client(base_url=address, headers={"x-user": "ada", **headers}) as client:
+        assert client.post("/chats/1", json={"customer": "Ada"}).status_code == 200
+        assert client.post("/chats/1", json={"customer": "Ada"}).json()["error"]["code"] == "waiting"
+        assert client.post("/chats/1/stop").status_code == 409
+    assert program.thread("ada/1").status == "interrupted"
 
 
 @pytest.mark.parametrize(
