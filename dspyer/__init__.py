@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dspyer.layers.attempts import Retry
     from dspyer.layers.breakpoints import Breakpoints
     from dspyer.layers.conversations import Conversations
+    from dspyer.message_list import remove
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.attempt import Peer
     from dspyer.nodes.context import Context, LiveEntry
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dspyer.runtime.program import CompiledGraph
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
-    from dspyer.schema.fields import Live, live
+    from dspyer.schema.fields import Kept, Live, live
     from dspyer.schema.limits import limit
     from dspyer.state import ImmutableState
     from dspyer.templates import Fill, fill
@@ -62,6 +63,7 @@ __all__ = [
     "Fill",
     "Graph",
     "ImmutableState",
+    "Kept",
     "Live",
     "LiveEntry",
     "MergedConflict",
@@ -91,6 +93,7 @@ __all__ = [
     "record",
     "reducers",
     "register_value_type",
+    "remove",
     "search",
     "short_error",
     "stores",
@@ -106,6 +109,7 @@ _HOMES = {
     "dspyer.failure": ("Failure",),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
+    "dspyer.message_list": ("remove",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
     "dspyer.nodes.context": ("Context", "LiveEntry"),
     "dspyer.nodes.attempt": ("Peer",),
@@ -120,7 +124,7 @@ _HOMES = {
     "dspyer.display.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
-    "dspyer.schema.fields": ("Live", "live"),
+    "dspyer.schema.fields": ("Kept", "Live", "live"),
     "dspyer.schema.limits": ("limit",),
     "dspyer.state": ("ImmutableState",),
     "dspyer.templates": ("Fill", "fill"),

@@ -588,7 +588,9 @@ class Token(Event):
         attempt: the number of the attempt of that execution, from 1.
         predictor: name of the predictor, as in `program.named_predictors()`; empty for one that the program does not
             have. In a graph that is a node, the name is that in the graph.
-        field: the output field of the predictor. Of an agent's final call, `submit`, each argument is a field.
+        field: the output field of the predictor. Of an agent's final call, `submit`, each argument is a field. Texts
+            that it gives other tools are `"<tool>.<argument>"`; of several calls of one tool they come one after the
+            other, each with an end of its own.
         text: the piece.
         done: whether it is the last piece; it may be empty.
     """

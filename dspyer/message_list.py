@@ -1,5 +1,7 @@
 """Lists of messages with one message per id: the functions of `reducers.add_messages` and `reducers.conversation`.
 
+Nodes only add messages. `edited` is what a person does with `thread.update`: messages are replaced and removed there.
+
 A message is a mapping with an `"id"`, or an object with an `id` (a pydantic model, a dataclass). Messages keep the
 order in which they were added.
 """
@@ -10,13 +12,13 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel
 
-from dspyer.errors import NodeOutputError, brief
+from dspyer.errors import NodeOutputError, ThreadError, brief
 from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, RecentFindings
@@ -27,6 +29,9 @@ ROLES = ("user", "assistant", "tool")
 
 TURN = "turn"
 """A key of a message: in a turn (see `messages`) it holds the inputs and outputs of the node's signature."""
+
+COVERS = "covers"
+"""A key of a summary: the id of the last message that it stands for."""
 
 EXAMPLE = '{"role": "user", "content": "..."}'
 EMPTY: FrozenList[Any] = FrozenList()
@@ -102,6 +107,161 @@ def make_update(by_id: Mapping[Any, Any]) -> FrozenList[Any]:
 def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
     """The messages without the one with an id."""
     return EMPTY.plus([message for message in messages.raw_items() if _id_of(message) != key])
+
+
+# --- edits of a person
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remove:
+    """The marker that `remove` makes. `message` is the id of a message."""
+
+    message: str
+
+    def __repr__(self) -> str:
+        return f"remove({self.message!r})"
+
+
+def remove(message: str) -> Remove:
+    """The marker that removes a message of a conversation, in the patch of `thread.update` or `thread.copy`.
+
+    The results of its calls go with it: `thread.update({"messages": remove("t-42.1/trunk:1/0")})`.
+
+    Args:
+        message: the id of the message.
+
+    Returns:
+        The marker, alone or in the list of an update, beside messages that are added or replaced.
+
+    Raises:
+        TypeError: if the id is no text.
+
+    Example:
+        >>> remove("t-42.1/trunk:1/0")
+        remove('t-42.1/trunk:1/0')
+    """
+    if not isinstance(message, str):
+        raise TypeError(f"remove({brief(message)}): give the id of a message, remove(message['id'])")
+    return Remove(message)
+
+
+class Edited(NamedTuple):
+    """All messages of a conversation after an edit."""
+
+    messages: FrozenList[Any]
+
+
+def edited(current: FrozenList[Any], changes: Iterable[Any], commit_id: str, runs_on: bool) -> Edited | None:
+    """The messages after the changes of a person; None if the changes only add messages.
+
+    Args:
+        current: the messages before.
+        changes: messages without an id, which are added, messages with a known id, and `Remove`s.
+        commit_id: the id of the commit, of which those of new messages are derived.
+        runs_on: whether a run goes on with the conversation: tools that it has called are still to give their results.
+
+    Raises:
+        ThreadError: for an unknown id, two changes of one message, a result without its call, and a call that loses its
+            result.
+        NodeOutputError: for what is no message.
+    """
+    index, before = _index_of(current), list(current.raw_items())
+    changed: dict[int, Any] = {}
+    added: list[Any] = []
+    for change in changes:
+        key = change.message if isinstance(change, Remove) else _id_of(change)
+        place = None if key is None else index.get(key)
+        if key is None:
+            added.append(valid_message(change))
+        elif place is None:
+            raise ThreadError(f"no message has the id {key!r}: a message that is added has no id, it gets one")
+        elif place in changed:
+            raise ThreadError(f"the message {key!r} is changed twice: give one change of it")
+        else:
+            changed[place] = DELETE if isinstance(change, Remove) else _replacement(before[place], change)
+    _with_results_and_summaries(before, index, changed)
+    kept = [message for place, old in enumerate(before) if (message := changed.get(place, old)) is not DELETE]
+    after = [*kept, *(freeze(message) for message in assign_ids(added, commit_id, current))]
+    _check_pairs(before, after, runs_on)
+    return Edited(EMPTY.plus(after)) if changed else None
+
+
+def _replacement(old: Any, new: Any) -> Any:
+    """The message that replaces another, with the values of its turn."""
+    message = freeze(valid_message(new))
+    if not isinstance(old, FrozenDict) or not isinstance(message, FrozenDict) or TURN in message or _calls_of(old):
+        return message
+    turn, content = old.raw(TURN, None), message.raw("content", None)
+    if not isinstance(turn, FrozenDict):
+        return message
+    values = list(turn.raw_items())
+    # Of one text, the content says all. What else is in a turn, no content gives.
+    if old.raw("role") == "user" and len(values) == 1 and all(isinstance(one, str) for one in (values[0][1], content)):
+        return message.set(TURN, turn.set(values[0][0], content))
+    raise ThreadError(
+        f"the message {_id_of(old)!r} holds the values of {', '.join(map(repr, turn))}, which a model is shown: give "
+        f"them too, under the key {TURN!r}"
+    )
+
+
+def _with_results_and_summaries(before: list[Any], index: IdIndex, changed: dict[int, Any]) -> None:
+    """Remove the results of calls that an edit removes too, and summaries of messages that it changes."""
+    first, gone = min(changed, default=len(before)), set[str]()
+    for place, message in enumerate(before):
+        covered = None if not isinstance(message, FrozenDict) else index.get(message.raw(COVERS, None))
+        called, result_of = _calls_of(message), _result_of(message)
+        if called:  # by the last message before it that has a call with its id, a result is known
+            left = _calls_of(changed.get(place, message))
+            gone = (gone - called.keys()) | (called.keys() - left.keys())
+        if (result_of in gone or (covered is not None and first <= covered)) and place not in changed:
+            changed[place] = DELETE
+
+
+def _check_pairs(before: list[Any], after: list[Any], runs_on: bool) -> None:
+    """Refuse results without their call, and calls that have lost their result; what was so before is let be."""
+    open_before, alone_before = _unpaired(before)
+    open_after, alone_after = _unpaired(after)
+    for call_id in alone_after:
+        if call_id not in alone_before:
+            raise ThreadError(f"the result of call {call_id!r} is there without its call: give both, or neither")
+    calls = {call_id for message in before for call_id in _calls_of(message)}
+    for call_id in open_after:
+        if call_id in calls and call_id not in open_before:
+            raise ThreadError(
+                f"the call {call_id!r} is there without its result: replace the result, or remove the message with the "
+                "call, and the results of its calls go with it"
+            )
+    now = {call_id: call for message in after for call_id, call in _calls_of(message).items()}
+    for call_id, call in open_before.items() if runs_on else ():
+        if not same(now.get(call_id), call):
+            raise ThreadError(
+                f"the call {call_id!r} has no result yet, and its tool is called when the run is resumed: change it "
+                "when it has one"
+            )
+
+
+def _unpaired(messages: list[Any]) -> tuple[dict[str, Any], list[str]]:
+    """The calls without a result by id, and the ids of calls of which there is a result alone."""
+    called: dict[str, Any] = {}
+    alone = []
+    for message in messages:
+        called.update(_calls_of(message))
+        result_of = _result_of(message)
+        if result_of is not None and called.pop(result_of, None) is None:
+            alone.append(result_of)
+    return called, alone
+
+
+def _calls_of(message: Any) -> dict[str, Any]:
+    """The calls of a chat message by id; none of another object."""
+    calls = message.raw("tool_calls", None) if isinstance(message, FrozenDict) else None
+    return {call.raw("id", None): call for call in calls or () if isinstance(call, FrozenDict)}
+
+
+def _result_of(message: Any) -> str | None:
+    """The id of the call of which a message is the result."""
+    is_result = isinstance(message, FrozenDict) and message.raw("role", None) == "tool"
+    return message.raw("tool_call_id", None) if is_result else None
 
 
 # --- ids
@@ -195,9 +355,17 @@ def _index_of(messages: FrozenList[Any]) -> IdIndex:
 # --- what is refused
 
 
+def _check_adds(message: Any) -> None:
+    if isinstance(message, Remove):
+        raise NodeOutputError(
+            f"{message!r} is for thread.update(...): the nodes and the inputs of a run only add messages"
+        )
+
+
 def check(update: Any) -> None:
     """Refuses what is neither a message nor a list of messages."""
     for message in _as_list(update):
+        _check_adds(message)
         if not isinstance(message, Mapping) and not hasattr(message, "id"):
             raise NodeOutputError(
                 f"reducer 'add_messages' takes one message or a list of messages, not {type(message).__name__} "
@@ -208,6 +376,7 @@ def check(update: Any) -> None:
 def check_chat(update: Any) -> None:
     """Refuses what is no chat message, and system messages."""
     for message in _as_list(update):
+        _check_adds(message)
         if not isinstance(message, Mapping):
             raise NodeOutputError(
                 f"a message is a dict such as {EXAMPLE}, not {type(message).__name__} {brief(message)}"

@@ -24,11 +24,11 @@ from dspyer.values.frozen import thaw
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
-"""The type of a field that holds a conversation: `messages: Messages = []`. It only grows.
+"""The type of a field that holds a conversation: `messages: Messages = []`. Runs only add to it.
 
-A node adds one message or a list of them; each gets an `id`. A message in the list is never changed or removed: a
-different message with its `id` is refused. System messages are refused too: instructions belong in the signature of
-the node that calls the model.
+A node adds one message or a list of them; each gets an `id`. It can neither change nor remove a message: a different
+message with its `id` is refused. A person can, by `thread.update`. System messages are refused too: instructions belong
+in the signature of the node that calls the model.
 """
 
 # --- chat dicts

@@ -17,7 +17,21 @@ import dspy
 from model import language_model
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, Breakpoints, Budget, Cache, Context, Graph, agents, live, optimize, reducers
+from dspyer import (
+    END,
+    START,
+    Archive,
+    Breakpoints,
+    Budget,
+    Cache,
+    Context,
+    Graph,
+    Kept,
+    agents,
+    live,
+    optimize,
+    reducers,
+)
 from dspyer.extend import Call, Event, Layer, Output, using
 from dspyer.testing import Asks, ScriptedLM
 
@@ -40,7 +54,7 @@ class Desk(Pad):
     doubts: list[str] = []
     sent: bool | None = None
     reply: str = ""
-    answered: int = 0
+    answered: Kept[int] = 0
 
 
 # --- an event and a layer: how long each node took

@@ -352,7 +352,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="run_keeps_fields_of_one_run",
         file="dspyer/threads/start.py",
-        old="inputs, keep=keep, commit_id",
+        old="inputs, keep=self.graph.keep, commit_id",
         new="inputs, keep=None, commit_id",
         loss="fields that compile(keep=...) lets last for one run leak into the next run of the thread",
         tests=("tests/threads/test_failures.py", "tests/threads"),

@@ -13,6 +13,7 @@ Nothing of this is stored: a conversation is rendered again at each call, from t
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import weakref
@@ -32,6 +33,7 @@ from dspyer.extend import (
     Flaws,
     FrozenDict,
     FrozenList,
+    FunctionSignature,
     NodeOptions,
     indented,
     is_async,
@@ -50,6 +52,9 @@ SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
 
 THOUGHT = "next_thought"
+
+PROBLEMS = "problems"
+"""A key of a tool's message: what its check has found in the result."""
 
 FORCED = "forced"
 """A key of an assistant message: why it had to submit."""
@@ -75,9 +80,9 @@ class ShownCall(NamedTuple):
     mode: str
 
 
-Render = Callable[[ShownCall], Any]
-"""How a tool shows a call: returns the value to show, a `ShownCall` to show other arguments too, or None
-to leave out the call with its result."""
+Render = Callable[..., Any]
+"""How a tool shows a call: it gets a `ShownCall`, and fields by name. It returns the value to show, a `ShownCall` to
+show other arguments too, or None to leave out the call with its result."""
 
 
 class ShownConversation(NamedTuple):
@@ -257,6 +262,7 @@ class Piece:
         value: of a result, its value.
         error: of a result, whether it is an error.
         args: of a result, the arguments of the call if a person has changed them.
+        problems: of a result, what a check has found in it.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
         text: of any other message its content, with its author if it is another than the user.
     """
@@ -270,6 +276,7 @@ class Piece:
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
         self.args: dict[str, Any] | None = plain.get(ARGS) if role == "tool" else None
+        self.problems: Sequence[str] = plain.get(PROBLEMS, ()) if role == "tool" else ()
         self.calls = [
             CallOfTurn(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}")
             for call in plain.get("tool_calls") or ()
@@ -311,8 +318,8 @@ class Piece:
                 if value is None:
                     continue
             calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=args))
-            # The model must be told that another call was made than it has asked for.
-            value = value if edited is None else edited_text(value)
+            # The model must be told that another call was made than it has asked for, and what a check found.
+            value = noted(value, edited, results[call_id].problems)
             values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=error))
         if not calls:
             return {}
@@ -404,6 +411,7 @@ class Rendering:
         view: the view that selects messages; None for another or no selection.
         fn: the function that selects messages; None for another or no selection.
         binding: what the function gets.
+        fields: what each render gets besides the call, by tool.
     """
 
     how: Shown
@@ -411,14 +419,19 @@ class Rendering:
     view: View | None = None
     fn: Callable[..., Any] | None = None
     binding: Binding | None = None
+    fields: Mapping[str, Binding] = FrozenDict()
 
     def shown(self, call: Call) -> ShownConversation:
         """The conversation as the predictor is shown it at a call."""
-        whole = self._whole(call)
+        whole, how = self._whole(call), self.how
+        if self.fields:
+            # Read when a call is shown: before that, a field may be unset.
+            bound = {tool: partial(_with_fields, how.renders[tool], own, call) for tool, own in self.fields.items()}
+            how = how._replace(renders=bound)
         # Without a selection no message needs to be compared with others.
         if self.view is None and self.fn is None:
-            return shown(whole.raw_items(), self.how)
-        return shown(with_task(whole, self._selected(call)), self.how, whole.raw_items())
+            return shown(whole.raw_items(), how)
+        return shown(with_task(whole, self._selected(call)), how, whole.raw_items())
 
     def _whole(self, call: Call) -> FrozenList[Any]:
         sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
@@ -451,6 +464,10 @@ class Rendering:
             annotate(error, f"in the context of {self.who}")
             raise
         return messages
+
+
+def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -> Any:
+    return render(one, **binding.bind(call))
 
 
 def with_task(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -506,7 +523,37 @@ def plan_rendering(
 
     A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
     """
-    rendering = Rendering(Shown(text_input_of(signature), dict(renders), options.name), options.who)
+    rendering, reads, optional, problems = _plan_context(context, signature, options)
+    reads, fields = dict(reads), {}
+    for tool, render in renders.items():
+        found = Flaws(f"the render of tool {tool!r}")
+        own = plan_binding(_behind_call(render, found.who), NodeOptions(options.name, options.schema), found)
+        names, _ = own.reading()
+        problems += tuple(found.without_sends())
+        if own.contexts or own.resources or names is None:
+            problems += (f"{found.who} gets values only: name the fields that it reads as its parameters",)
+        # No run needs them before a call of the tool is shown.
+        new = {name: field for name, field in (names or {}).items() if name not in reads}
+        reads, optional, fields[tool] = {**reads, **new}, optional | {*new.values()}, own
+    rendering = replace(rendering, how=rendering.how._replace(renders=dict(renders)), fields=fields)
+    return PlannedRendering(rendering, reads, optional, problems)
+
+
+def _behind_call(render: Render, who: str) -> FunctionSignature:
+    """The parameters of a render behind the first one, which gets the call."""
+    try:
+        first, *others = inspect.signature(render).parameters
+    except ValueError:  # a function of C has no signature
+        return FunctionSignature()
+    found = read_signature(render, who) if others else FunctionSignature()
+    return replace(found, parameters=tuple([one for one in found.parameters if one.name != first]))
+
+
+def _plan_context(
+    context: ContextFunction | None, signature: type[dspy.Signature], options: NodeOptions
+) -> PlannedRendering:
+    """The selection of the messages to show."""
+    rendering = Rendering(Shown(text_input_of(signature), mode=options.name), options.who)
     reads = {MESSAGES: MESSAGES}
     given: Any = options.views.get(CONTEXT, context)
     who = f"the context of {options.who}"
@@ -574,32 +621,44 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_message(
-    call_id: str, name: str, value: Any, error: bool = False, args: Mapping[str, Any] | None = None
+    call_id: str,
+    name: str,
+    value: Any,
+    error: bool = False,
+    args: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The result of a tool call: its value, and the value as text for other readers.
 
-    `args` are the arguments of the call if a person has changed them.
+    `args` are the arguments of the call if a person has changed them, `problems` what a check has found in the value.
 
     Example:
         >>> tool_message("call_0_0", "add", 3)["content"]
         '3'
         >>> tool_message("call_0_0", "add", 3, args={"to": 2})["content"]
         '(A person has changed the arguments of this call.) 3'
+        >>> tool_message("call_0_0", "add", 3, problems=["too small"])["content"]
+        '3\\n(A check of this result has found problems: too small)'
     """
     return {
         "role": "tool",
         "name": name,
         "tool_call_id": call_id,
-        "content": text_of(value) if args is None else edited_text(value),
+        "content": text_of(noted(value, args, problems)),
         "value": value,
         "error": error,
         **({} if args is None else {ARGS: args}),
+        **({PROBLEMS: list(problems)} if problems else {}),
     }
 
 
-def edited_text(value: Any) -> str:
-    """A result as it is shown of a call whose arguments a person has changed."""
-    return f"(A person has changed the arguments of this call.) {text_of(value)}"
+def noted(value: Any, args: Mapping[str, Any] | None, problems: Sequence[str]) -> Any:
+    """A result as it is shown: as text where a person has changed the arguments, or a check has found problems."""
+    if args is not None:
+        value = f"(A person has changed the arguments of this call.) {text_of(value)}"
+    if problems:
+        value = f"{text_of(value)}\n(A check of this result has found problems: {'; '.join(problems)})"
+    return value
 
 
 class RequestedCall(NamedTuple):

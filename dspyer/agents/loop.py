@@ -178,17 +178,17 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
     # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
-    kept = ("messages", *sessions, *((MODE,) if plan.shows_mode else ()), *own)
+    kept = (*sessions, *((MODE,) if plan.shows_mode else ()))  # besides what the schema says
     graph = Graph(
         model,
         name=given.name,
         inputs=inputs,
         required=required,
         outputs=(*task.output_fields, *own),
-        keep=[name for name in kept if name != PROBLEMS],
+        keep=kept,
     )
     # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
-    graph._options = graph._options._replace(also=frozenset(kept).difference(own))
+    graph._options = graph._options._replace(also=frozenset(("messages", *kept)))
     if given.warn_at is not None or given.max_demo_turns is not None:
         graph._layers.append(Conversations(warn_at=given.warn_at, max_demo_turns=given.max_demo_turns))
     return graph

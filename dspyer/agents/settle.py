@@ -17,7 +17,15 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
-from dspyer.agents.conversation import SUBMIT, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
+from dspyer.agents.conversation import (
+    PROBLEMS,
+    SUBMIT,
+    RequestedCall,
+    last_turn,
+    task_message,
+    tool_message,
+    unanswered_calls,
+)
 from dspyer.agents.tool_node import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
 from dspyer.extend import (
@@ -401,7 +409,8 @@ def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None)
         error = True
     elif value is None and handoff.target is not None:
         value = f"The next mode is {handoff.target}."
-    return tool_message(call.id, call.name, value, error, handoff.message.get(ARGS))
+    message = handoff.message
+    return tool_message(call.id, call.name, value, error, message.get(ARGS), message.get(PROBLEMS, ()))
 
 
 def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | None:

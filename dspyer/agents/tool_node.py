@@ -19,7 +19,7 @@ would come too early, since the policy decides outside of it whether there is an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
@@ -206,7 +206,7 @@ def call_text(name: str, args: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})?"
 
 
-# The check of a tool: it reads `tool`, `args` and `result`; if it finds problems, the call is repeated, once.
+# The check of a tool: it reads `tool`, `args`, `result` and fields; if it finds problems, the call is repeated, once.
 
 
 CHECK = "check"
@@ -214,7 +214,7 @@ CHECK = "check"
 
 ARGS = "args"
 SEEN = ("tool", ARGS, "result")
-"""What a check reads."""
+"""What a check reads besides fields."""
 
 
 Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
@@ -251,8 +251,8 @@ class ToolCheck:
         """Return whether a module makes the check: a language model may give another output when it is asked again."""
         return asks_module(self.finder)
 
-    def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate) -> Script[Verdict]:
-        """Check a result; `validate` refuses arguments that the tool does not take.
+    def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate | None) -> Script[Verdict]:
+        """Check a result; `validate` refuses arguments that the tool does not take, None: no other call may follow.
 
         The verdict is recorded: a later attempt must not come to another one.
         """
@@ -265,7 +265,7 @@ class ToolCheck:
 
         return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
 
-    def _verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
+    def _verdict(self, reply: Reply, call: Call, validate: Validate | None) -> Verdict:
         """The findings in the reply of the finder."""
         found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
         if isinstance(found, Mapping):  # of a function that gives arguments as well
@@ -278,7 +278,7 @@ class ToolCheck:
             found, args = found.get(PROBLEMS, ()), found.get(ARGS)
         problems = problem_texts(found, self.who, self.of_module)
         # A language model gives an empty dict for "the same arguments".
-        if not problems or args is None or args == {}:
+        if not problems or validate is None or args is None or args == {}:
             return Verdict(problems)
         try:
             if not isinstance(args, Mapping):
@@ -298,14 +298,10 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     name = f"check of {who}"
     is_module = isinstance(check, dspy.Module)
     is_model = isinstance(check, type) and issubclass(check, BaseModel)
-    own = NodeOptions(
-        CHECK,
-        # A function may read fields as well. What modules and models name is none of them.
-        Schema.of(None) if is_module or is_model else options.schema,
-        check,
-        overlay=frozenset(SEEN),
-    )
-    problems += _unknown_inputs(check, name) if is_module or is_model else []
+    # What a module gives goes to no field of the agent: only what it reads is compared with these.
+    schema = Schema.of(None) if is_module or is_model else options.schema
+    own = NodeOptions(CHECK, schema, check, overlay=frozenset(SEEN))
+    problems += _unknown_inputs(check, options.schema, name) if is_module or is_model else []
     built = build_finder(
         check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in (module_io(check).outputs or ()) else {}
     )
@@ -314,15 +310,16 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     return None if built.node is None else ToolCheck(built.node, name, options.name)
 
 
-def _unknown_inputs(check: Any, name: str) -> list[str]:
-    """Required inputs of a module or model that is a check, besides those that it is given."""
+def _unknown_inputs(check: Any, schema: Schema, name: str) -> list[str]:
+    """Required inputs of a module or model that is a check, besides fields and those that it is given."""
     if isinstance(check, dspy.Module):
         found = module_io(check)
         needed = [one for one in found.inputs if one not in found.optional]
     else:
         needed = [one for one, info in check.model_fields.items() if info.is_required()]
-    unknown = [one for one in needed if one not in SEEN]
-    return [f"{name}: it reads {list_names(unknown)}, and is given {list_names(SEEN)}"] if unknown else []
+    unknown = [one for one in needed if one not in SEEN and one not in schema.fields]
+    given = f"and is given {list_names(SEEN)} and fields ({list_names(schema.fields)})"
+    return [f"{name}: it reads {list_names(unknown)}, {given}"] if unknown else []
 
 
 # The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.
@@ -461,7 +458,9 @@ class ToolOptions(KindOptions):
         fields = (options.writes or {}) if built.fields is None else built.fields
         reads, optional = dict(built.reads), built.optional
         for more, unset in _further_reads(approval, check):
-            reads |= {name: field for name, field in more.items() if field not in reads.values()}
+            # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
+            new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
+            reads |= {one if one not in reads else f"field {one}": one for one in new}
             optional |= unset
         # The result is a message, or waits among the handoffs until the turn has ended.
         own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
@@ -571,23 +570,32 @@ class ToolNode(Node):
             parsed = self._ready(call, args)
         except ValueError as error:
             return self._error(call, error)
-        before = 0 if self.check is None else step_count()
-        made = yield from self._made(call, args, parsed)
+        made, verdict = yield from self._checked(call, args, parsed, self.parsed)
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
-        if self.check is not None and not made.error:
-            steps, edited = steps_since(before), call.context.delegate.edited
-            args = args if edited is None else edited
-            try:
-                verdict = yield from self.check.script(call, args, made.value, self.parsed)
-            except Exception as error:
-                annotate(error, f"in the {self.check.who}")  # see `error_reply`
-                raise
-            if verdict.problems:
-                # What gave the refused result is no example for an optimizer.
-                reject_steps(steps)
-                made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made)
-        return self._reply(call, made)
+        # An effect is made again only as another call: nothing says that the same one would do better.
+        if verdict.problems and not (self.spec.effect and verdict.args is None):
+            made, verdict = yield from self._repeated(call, args, made, verdict)
+        return self._reply(call, made, verdict.problems)
+
+    def _checked(
+        self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any], validate: Validate | None
+    ) -> Script[tuple[ToolOutcome | Refusal, Verdict]]:
+        """Make the call, and check its result; `validate` as in `ToolCheck.script`."""
+        before = 0 if self.check is None else step_count()
+        made = yield from self._made(call, args, parsed)
+        if self.check is None or isinstance(made, Refusal) or made.error:
+            return made, Verdict([])
+        steps, edited = steps_since(before), call.context.delegate.edited
+        try:
+            verdict = yield from self.check.script(call, args if edited is None else edited, made.value, validate)
+        except Exception as error:
+            annotate(error, f"in the {self.check.who}")  # see `error_reply`
+            raise
+        if verdict.problems:
+            # What gave the refused result is no example for an optimizer.
+            reject_steps(steps)
+        return made, verdict
 
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
         """Ask, if the call needs approval, and make it."""
@@ -605,25 +613,29 @@ class ToolNode(Node):
         made = ToolInvocation(self.spec.tool, self.who, self.action, parsed, recorded, self.spec.takes_key)
         return (yield from made.script(call))
 
-    def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:
+    def _repeated(
+        self, call: Call, args: Mapping[str, Any], first: ToolOutcome, found: Verdict
+    ) -> Script[tuple[ToolOutcome, Verdict]]:
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
-        parsed = self._ready(call, args)
         outer = call.context.delegate
+        args = found.args or (args if outer.edited is None else outer.edited)
+        parsed = self._ready(call, args)
         inner = outer.repeated()
         made: ToolOutcome | Refusal | None = None
         # Arguments that a person has edited stay in the conversation as those of the call, also when it is repeated.
         inner.edited = None if outer.edited is None else args
         try:
             # It is asked for again: approval of one call is none of another with other arguments.
-            made = yield from self._made(call._replace(context=replace(call.context, delegate=inner)), args, parsed)
+            again = call._replace(context=replace(call.context, delegate=inner))
+            made, verdict = yield from self._checked(again, args, parsed, None)
         finally:
             inner.over = True
             inner.finish()
             outer.edited = outer.edited if isinstance(made, Refusal) else inner.edited
         if not isinstance(made, ToolOutcome):
-            return first
+            return first, found
         outer.posts = inner.posts
-        return made
+        return made, verdict
 
     def _ready(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call, of a sub-agent with its session; raises `ValueError` for wrong ones."""
@@ -679,12 +691,13 @@ class ToolNode(Node):
     def _result(self, call: Call, value: Any, error: bool = False) -> Reply:
         return Reply({MESSAGES: self._message(call, value, error)})
 
-    def _message(self, call: Call, value: Any, error: bool) -> dict[str, Any]:
-        return tool_message(_call_of(call)["id"], self.name, value, error, call.context.delegate.edited)
+    def _message(self, call: Call, value: Any, error: bool, problems: Sequence[str] = ()) -> dict[str, Any]:
+        edited = call.context.delegate.edited
+        return tool_message(_call_of(call)["id"], self.name, value, error, edited, problems)
 
-    def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
+    def _reply(self, call: Call, outcome: ToolOutcome, problems: Sequence[str]) -> Reply:
         updates = dict(permitted(outcome.update, self.fields, self.who))
-        message = self._message(call, outcome.value, outcome.error)
+        message = self._message(call, outcome.value, outcome.error, problems)
         posted = [field for field, _ in call.context.delegate.posts or ()]
         # Only where another call of the turn may write the same field does the end of the turn decide about the result.
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])

@@ -68,10 +68,12 @@ def tool(
         effect: True to record the result, so that no later attempt calls the tool again.
         render: a pure function of a call that returns what the model is shown of its result, at each turn again; None
             leaves out the call. A call has `name`, `args`, `value`, `error`, `age` (0 for the last turn, 1 for the one
-            before) and `mode`, the mode that is shown it. To show other arguments, it returns
-            `call._replace(args=..., value=...)`.
-        check: finds problems in a result: a function of `tool`, `args` and `result` that returns a list of them, a
-            pydantic model, or a module with an output `problems: list[str]`. The call is then repeated once.
+            before) and `mode`, the mode that is shown it. Further parameters are fields. To show other arguments, it
+            returns `call._replace(args=..., value=...)`.
+        check: finds problems in a result: a function of `tool`, `args`, `result` and fields that returns a list of
+            them, a pydantic model, or a module or graph with an output `problems: list[str]`. The call is then repeated
+            once, with the `args` that it gives as well; one with an effect only if it gives some. The model is shown
+            the problems of the last result.
         raises: exceptions that fail the node. Any other becomes the result of the call.
         retry: which failed attempts are followed by another one, as in `add_node`.
         timeout: the seconds of one attempt, None for no limit.
@@ -99,6 +101,7 @@ def tool(
         found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
     )
     raised = raises if isinstance(raises, tuple) else (raises,)
+    check = check.compile() if isinstance(check, Graph) else check
     problems = [*found.problems, *(text.replace("node ", "tool ", 1) for text in options.problems)]
     if found.tool is None:
         raise GraphError(problems)
@@ -183,27 +186,25 @@ def _option_problems(
     yield from (f"{who}: {problem}" for problem in flag_problems(effect=effect))
     if render is not None and (not callable(render) or isinstance(render, type) or is_async(render)):
         yield f"{who}: render={brief(render)}: give a function of a call that is not async, render=lambda call: ..."
-    elif render is not None and not _takes_one(render):
-        yield f"{who}: its render takes other parameters than one call: render=lambda call: ..."
+    elif render is not None and not _takes_call(render):
+        yield f"{who}: its render takes no call: give it a first parameter for one, render=lambda call: ..."
     if isinstance(check, str) or (check is not None and not callable(check)):
         yield (
-            f"{who}: check={brief(check)}: give a function of `tool`, `args` and `result`, a pydantic model, or a "
-            "module with an output `problems: list[str]`"
+            f"{who}: check={brief(check)}: give a function of `tool`, `args`, `result` and fields, a pydantic model, "
+            "or a module or graph with an output `problems: list[str]`"
         )
     for kind in raises:
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             yield f"{who}: raises holds {brief(kind)}: give classes of exceptions, raises=(BillingError,)"
 
 
-def _takes_one(fn: Callable[..., object]) -> bool:
-    """Return whether a function can be called with one argument by its place."""
+def _takes_call(render: Callable[..., object]) -> bool:
+    """Return whether a function has a first parameter, for the call that it renders."""
     try:
-        signature_of(fn).bind(None)
-    except TypeError:
-        return False
+        first = next(iter(signature_of(render).parameters.values()), None)
     except ValueError:  # a function of C has no signature
         return True
-    return True
+    return first is not None and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
 
 
 # --- what the model sees of a tool, and what is hidden from it

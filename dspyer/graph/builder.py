@@ -70,8 +70,8 @@ class Graph:
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
             value`, or a dict from path pattern to one of these. By default a conflict raises.
-        keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
-            default all last.
+        keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
+            conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
 
     Raises:
         ValueError: if a merge policy is unknown.
@@ -96,7 +96,7 @@ class Graph:
         inputs: Iterable[str] | None = None,
         outputs: Iterable[str] | None = None,
         merge: object = None,
-        keep: Iterable[str] | None = None,
+        keep: Iterable[str] = (),
         required: Iterable[str] | None = None,
     ) -> None:
         # Checked here and not by `compile`: the traceback then shows the line with the mistake.
@@ -109,7 +109,7 @@ class Graph:
             None if required is None else NEEDED if required is NEEDED else as_names(required),
             None if outputs is None else as_names(outputs),
             checked_policies("merge", merge, fields),
-            None if keep is None else frozenset(as_names(keep)),
+            None if keep == "all" else fields.lasting.union(as_names(keep)),
         )
         check_fields("keep", self._options.keep or (), [fields])
         self._nodes: dict[str, NodeOptions] = {}

@@ -258,6 +258,9 @@ def explain(graph: GraphSpec) -> str:
     lines = [f"graph {graph.name}: {len(graph.nodes)} nodes"]
     lines.append(f"  inputs: {', '.join(inputs) or 'none'}")
     lines.append(f"  outputs: {outputs}")
+    if graph.keep is None or graph.keep:
+        lasting = "every field" if graph.keep is None else ", ".join(sorted(graph.keep))
+        lines.append(f"  lasts over the runs of a thread: {lasting}")
     labels = _joined(_router_labels(graph))  # by source and target
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
@@ -440,7 +443,7 @@ class GraphSpec:
     thawed: frozenset[str] = frozenset()
     closed: bool = True
     max_concurrency: int = 32
-    keep: frozenset[str] | None = None
+    keep: frozenset[str] | None = frozenset()
     answer: AnswerSource = no_answer
     condensers: Condensers = field(default_factory=dict)
     redaction: Redaction | None = None
@@ -524,6 +527,10 @@ class GraphSpec:
     def recorded(self) -> str:
         """The amount that is recorded of LM calls, as the header of a run says it."""
         return self.record_lm_calls if isinstance(self.record_lm_calls, str) else "function"
+
+    def lasts(self, field: str) -> bool:
+        """Return whether a field has the value of the run before when a run of a thread begins."""
+        return self.keep is None or field in self.keep
 
     def lm_call_log(self) -> LMCallLog | None:
         """The log of the LM calls of a stored run; None if they are not recorded."""
@@ -644,12 +651,22 @@ def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
     )
 
 
+TO_KEEP: Final = (
+    "a run begins with its inputs and the defaults of all other fields. What is to last over the runs of a thread is "
+    "declared `Kept[...]` in the schema, or named in Graph(keep=[...])"
+)
+
 RUN_OPTIONS: Final = ("budget", "resources", "answers")
 """What a run takes besides its inputs, and what a program called with its inputs by name does not."""
 
 
-def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str] = ()) -> None:
-    """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
+def check_inputs(
+    graph: GraphSpec, inputs: Collection[str], kept: Collection[str] = (), before: Collection[str] = ()
+) -> None:
+    """Refuse unknown and missing inputs of a run.
+
+    `kept` fields have a value from earlier runs of the thread; `before` are all that the last one had.
+    """
     known = graph.inputs
     allowed = {*known, *graph.also}
     # Most inputs are right: this is the only work of the straight path, and the rest words a mistake.
@@ -671,6 +688,8 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
         texts += f", ... ({len(missing)} in all)" if len(missing) > 6 else ""
         near = "".join(suggestion(name, sorted(graph.also.difference(known))) for name in missing[:3])
         problems.append(f"missing inputs: {texts} (given: {list_names(inputs)}){near and '.' + near}")
+        if lost := [name for name in missing if name in before]:
+            problems.append(f"The last run of the thread had {list_names(lost)}: {TO_KEEP}")
     if problems:
         raise InputError(". ".join(problems))
 

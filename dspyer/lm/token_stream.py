@@ -76,24 +76,26 @@ class GrowingValues:
     """The values of a mapping that is read again and again while it grows at its end.
 
     A text is shown as it grows, any other value when the next one has begun. `nested` gets the fields first, and says
-    whether it has taken one.
+    whether it has taken one. `fields` None means all that are texts.
     """
 
-    def __init__(self, fields: Collection[str], show: Show, nested: TakeNested | None = None) -> None:
-        self._lengths = dict.fromkeys(fields, 0)
+    def __init__(self, fields: Collection[str] | None, show: Show, nested: TakeNested | None = None) -> None:
+        self._fields = fields
+        self._lengths: dict[str, int] = {}
         self._done: set[str] = set()
         self._show = show
         self._nested = nested
 
-    def update(self, values: dict[str, Any]) -> None:
-        """Show what is new."""
-        last = next(reversed(values), None)
+    def update(self, values: dict[str, Any], ended: bool = False) -> None:
+        """Show what is new; `ended` says that they grow no more."""
+        last = None if ended else next(reversed(values), None)
         for field, value in values.items():
-            if field not in self._lengths or field in self._done or (self._nested and self._nested(field, value)):
+            wanted = isinstance(value, str) if self._fields is None else field in self._fields
+            if not wanted or field in self._done or (self._nested and self._nested(field, value)):
                 continue
             done = field != last
             if isinstance(value, str):
-                start = self._lengths[field]
+                start = self._lengths.get(field, 0)
                 if done or len(value) > start:
                     self._lengths[field] = len(value)
                     self._show(field, value[start:], done)
@@ -237,14 +239,23 @@ _READERS: tuple[tuple[type[dspy.Adapter], Callable[[GrowingValues], ResponseRead
 )
 
 
-# --- the final call of an agent
+# --- the calls of an agent
+
+SUBMIT = "submit"
+FINAL = -1
+"""The place of the fields that are outputs: of the predictor itself, and the arguments of the first `submit`."""
+
+ShowArgument = Callable[[int, str, str, bool], None]
+"""Called as `Show` is, with the place of the call before the field, which is `<tool>.<argument>`; or with `FINAL`."""
 
 
-class SubmitText:
-    """The arguments of the first call of `submit` in the tool calls of an agent, as they arrive."""
+class CallTexts:
+    """The arguments of the tool calls of an agent, as they arrive: those of the first `submit`, and texts of others."""
 
-    def __init__(self, fields: Collection[str], show: Show) -> None:
-        self._values = GrowingValues(fields, show)
+    def __init__(self, outputs: Collection[str], show: ShowArgument) -> None:
+        self._outputs = outputs
+        self._show = show
+        self._values: dict[int, GrowingValues] = {}  # by the place of the call
         self._native: dict[int, list[str]] = {}  # name and arguments of each call so far
 
     def update(self, calls: Any) -> None:
@@ -252,26 +263,34 @@ class SubmitText:
         calls = partial_json(calls) if isinstance(calls, str) else calls
         if isinstance(calls, dict):
             calls = calls.get("tool_calls", [calls])
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, dict) and call.get("name") == SUBMIT:
-                args = call.get("args", call.get("arguments"))
-                if isinstance(args, dict) and next(reversed(call)) != "name":  # a name at the end may still grow
-                    self._values.update(args)
-                return
+        submits = 0
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            ended = place + 1 < len(calls)
+            # A name at the end may still grow.
+            if not isinstance(call, dict) or "name" not in call or (next(reversed(call)) == "name" and not ended):
+                continue
+            submits += call["name"] == SUBMIT
+            if call["name"] != SUBMIT or submits == 1:
+                self._read(place, str(call["name"]), call.get("args", call.get("arguments")), ended)
 
     def add_native(self, index: int, name: str, arguments: str) -> None:
         """Read the next piece of a native call."""
         call = self._native.setdefault(index, ["", ""])
         call[0] += name
         call[1] += arguments
-        first = next((index for index, (known, _) in self._native.items() if known == SUBMIT), None)
-        if first == index:
-            args = partial_json(call[1])
-            if isinstance(args, dict):
-                self._values.update(args)
+        self.update([{"name": name, "args": partial_json(arguments)} for name, arguments in self._native.values()])
 
+    def _read(self, place: int, name: str, args: Any, ended: bool) -> None:
+        if not isinstance(args, dict):
+            return
+        if place not in self._values:
+            own = name == SUBMIT
+            show = partial(self._show, FINAL) if own else partial(self._show_of, place, name)
+            self._values[place] = GrowingValues(self._outputs if own else None, show)
+        self._values[place].update(args, ended)
 
-SUBMIT = "submit"
+    def _show_of(self, place: int, tool: str, argument: str, text: str, done: bool) -> None:
+        self._show(place, f"{tool}.{argument}", text, done)
 
 
 ShowToken = Callable[[dspy.Predict, str, str, bool], None]
@@ -366,10 +385,10 @@ class PredictorCall:
         self._queue = queue
         self._show_token = show
         self._redaction = redaction
-        self._held: dict[str, str] = {}  # what may be the beginning of a hidden text
+        self._held: dict[tuple[int, str], str] = {}  # what may be the beginning of a hidden text
         self._outputs = dspy.ensure_signature(inputs.get("signature") or predictor.signature).output_fields
-        self._shown: dict[str, list[str]] = {}
-        self._done: set[str] = set()
+        self._shown: dict[tuple[int, str], list[str]] = {}
+        self._done: set[tuple[int, str]] = set()
         self._make_reader: Callable[[], ResponseReader | None] = _no_reader
         self._reader: ResponseReader | None = None
         self._ended = False  # whether the first of several responses to one request has ended
@@ -377,7 +396,7 @@ class PredictorCall:
         self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
         calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
         self._calls_field, self._final = _submit_of(calls, inputs)
-        self._submit = SubmitText(self._final, self._show)
+        self._calls = CallTexts(self._final, self._show)
         settings = dspy.settings
         listeners = settings.get(LISTENERS) or ()
         wanted = not listeners or any(one.predict == predictor for one in listeners)
@@ -404,7 +423,7 @@ class PredictorCall:
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""
         fields = [name for name in signature.output_fields if name in self._outputs]
-        self._make_reader = partial(reader_for, adapter, fields, self._show, self._take_calls)
+        self._make_reader = partial(reader_for, adapter, fields, partial(self._show, FINAL), self._take_calls)
         left = {name: field.annotation for name, field in self._outputs.items() if name not in signature.output_fields}
         self._native = {name: kind for name, kind in left.items() if name == self._calls_field or _streams(kind)}
         self.begin_response()
@@ -412,7 +431,7 @@ class PredictorCall:
     def begin_response(self) -> None:
         """Take what is received from now on for another response."""
         self._reader, self._ended, self._half = self._make_reader(), False, ""
-        self._submit = SubmitText(self._final, self._show)
+        self._calls = CallTexts(self._final, self._show)
 
     def _receive(self, chunk: Any) -> None:
         choices = getattr(chunk, "choices", None)
@@ -429,51 +448,51 @@ class PredictorCall:
             if name == self._calls_field:
                 self._read_native_calls(getattr(delta, "tool_calls", None) or ())
             elif isinstance(part := kind.parse_stream_chunk(chunk), str):
-                self._show(name, part, False)
+                self._show(FINAL, name, part, False)
 
     def _read_native_calls(self, calls: Any) -> None:
         for call in calls:
             function = call["function"] if isinstance(call, Mapping) else call.function
             index = call["index"] if isinstance(call, Mapping) else call.index
-            self._submit.add_native(index, _get(function, "name"), _get(function, "arguments"))
+            self._calls.add_native(index, _get(function, "name"), _get(function, "arguments"))
 
     def _take_calls(self, field: str, value: Any) -> bool:
         """Takes the tool calls of an agent out of a parsed response."""
         if field != self._calls_field:
             return False
-        self._submit.update(value)
+        self._calls.update(value)
         return True
 
-    def _show(self, field: str, text: str, done: bool) -> None:
-        redaction = self._redaction
-        if field in self._done or not (text or done) or (redaction is not None and redaction.may_hide(field)):
+    def _show(self, place: int, field: str, text: str, done: bool) -> None:
+        redaction, key = self._redaction, (place, field)
+        if key in self._done or not (text or done) or (redaction is not None and redaction.may_hide(field)):
             return
-        self._shown.setdefault(field, []).append(text)
+        self._shown.setdefault(key, []).append(text)
         if done:
-            self._done.add(field)
+            self._done.add(key)
         if redaction is not None:
-            text = self._held.pop(field, "") + text
+            text = self._held.pop(key, "") + text
             if not done:
                 length = redaction.settled(text)
-                self._held[field], text = text[length:], text[:length]
+                self._held[key], text = text[length:], text[:length]
         if text or done:
             self._show_token(self._predictor, field, text, done)
 
     def end(self, prediction: dspy.Prediction) -> None:
         """Shows what is left of each field."""
-        values = {name: value for name, value in prediction.items() if name in self._outputs}
-        if self._calls_field in values:
-            values.update(_final_values(values.pop(self._calls_field), self._final))
-        for field, value in values.items():
-            if field in self._done:
+        outputs = {name: value for name, value in prediction.items() if name in self._outputs}
+        calls = outputs.pop(self._calls_field, None)
+        values = {(FINAL, name): value for name, value in outputs.items()} | _values_of_calls(calls, self._final)
+        for (place, field), value in values.items():
+            if (place, field) in self._done:
                 continue
-            whole, shown = with_valid_text(text_of_value(value)), "".join(self._shown.get(field, ()))
+            whole, shown = with_valid_text(text_of_value(value)), "".join(self._shown.get((place, field), ()))
             if self._redaction is not None and self._redaction.may_hide(field):
                 self._show_token(self._predictor, field, self._redaction.output(field, whole), True)
                 continue
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
-            self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
+            self._show(place, field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
 
 
 def _no_reader() -> None:
@@ -508,12 +527,18 @@ def _submit_of(calls: list[str], inputs: Mapping[str, Any]) -> tuple[str, tuple[
     return "", ()
 
 
-def _final_values(calls: Any, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of the first call of `submit`; none if there is no such call."""
-    for call in getattr(calls, "tool_calls", None) or ():
-        if call.name == SUBMIT:
-            return {name: value for name, value in (call.args or {}).items() if name in fields}
-    return {}
+def _values_of_calls(calls: Any, outputs: tuple[str, ...]) -> dict[tuple[int, str], Any]:
+    """The arguments of the first call of `submit` that are outputs, and the texts of other calls, as `CallTexts`."""
+    found: dict[tuple[int, str], Any] = {}
+    submitted = False
+    for place, call in enumerate(getattr(calls, "tool_calls", None) or ()):
+        args = (call.args or {}).items()
+        if call.name != SUBMIT:
+            found |= {(place, f"{call.name}.{name}"): value for name, value in args if isinstance(value, str)}
+        elif not submitted:
+            found |= {(FINAL, name): value for name, value in args if name in outputs}
+            submitted = True
+    return found
 
 
 def _get(value: Any, name: str) -> str:

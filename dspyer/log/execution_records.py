@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
 from dspyer.events import LMCall, Question
-from dspyer.ids import full_id, ids_around, is_within, whole_execution
+from dspyer.ids import Address, execution_id, full_id, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
 from dspyer.log.reader import newest_rows, own_commit, read_runs
 from dspyer.log.rows import (
@@ -503,6 +503,8 @@ class ExecutionRecords:
                 self._ended.add(head.execution)
                 if head.scope:
                     self.begun.add(whole_execution(full_id(*head.scope)))
+                elif kind == RowKind.UPDATE and head.route:
+                    self._forget_next(Address.parse(head.id))
             elif kind == RowKind.ASK:
                 self._add(QuestionRow.read(row, fetch).question())
             elif kind == RowKind.POST:
@@ -528,6 +530,12 @@ class ExecutionRecords:
             elif kind == RowKind.ITEM:
                 item = ItemRow.read(row, fetch, decode)
                 self.items[item.execution] = item.value
+
+    def _forget_next(self, edit: Address) -> None:
+        """Drop the stops of the node that would have come next: an edit has led to another one, which asks anew."""
+        for key in self._asked.pop(execution_id(edit.path, edit.index + 1), ()):
+            self.questions.pop(key)
+            self.answers.pop(key, None)
 
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""

@@ -23,11 +23,12 @@ from dspyer.log.rows import CommitRow, EndRow, RowKind
 from dspyer.patch import apply, seal
 from dspyer.record_codec import DecodeValue
 from dspyer.scheduler.join import JoinResult
-from dspyer.scheduler.lineage import joined_counts, merge_base
+from dspyer.scheduler.lineage import decided_by, joined_counts, merge_base
 from dspyer.scheduler.schedule import (
     Branch,
     Execution,
     Group,
+    Position,
     RunState,
     Target,
     Transition,
@@ -74,17 +75,18 @@ def replay(
     topology = run.topology
     # The limit of steps is for what is new: a run that reached it, and got a higher one, must replay.
     run = run._replace(topology=replace(topology, max_steps=maxsize))
+    left: dict[str, Position] = {}  # where the node of each commit was
     for row in rows:
         kind = row.kind
         schema = run.topology.schema if schema_at is None else schema_at(row)
         if schema is not run.topology.schema:
             run = run._replace(topology=replace(run.topology, schema=schema))
         if kind == RowKind.COMMIT:
-            run = _replay_commit(run, CommitRow.read(row, fetch, decode), opening)
+            run = _replay_commit(run, CommitRow.read(row, fetch, decode), opening, left)
         elif kind == RowKind.JOIN:
             run = _replay_join(run, CommitRow.read(row, fetch, decode))
         elif kind == RowKind.UPDATE:
-            run = _replay_update(run, CommitRow.read(row, fetch, decode))
+            run = _replay_update(run, CommitRow.read(row, fetch, decode), left)
         elif kind == RowKind.END and EndRow.of(row).status == "completed":
             # The step to `END` makes no commit, so the row of the end stands for it. Rows of other ends say nothing of
             # where the run is: their branches wait where their commits have led.
@@ -93,30 +95,35 @@ def replay(
     return run._replace(topology=topology)
 
 
-def _replay_commit(run: RunState, record: CommitRow, opening: InputsAndState) -> RunState:
+def _replay_commit(run: RunState, record: CommitRow, opening: InputsAndState, left: dict[str, Position]) -> RunState:
     run, execution = _execution_of(run, record)
     if execution is None or execution.node != record.node:
         raise _impossible(record)
+    left[record.id] = execution.position
     # The patch of the first commit is in the open row, which was written before any node ran.
     if record.patch is None:
         patch, state = opening
     else:
         state = run.topology.schema.replay(execution.branch.state, record.patch, record.made)
         patch = record.patch
-    # The route is taken from the row: routers are functions of users, and may decide otherwise today.
-    allowed = run.topology.targets(record.node)
-    gone = [name for name in record.route if name not in allowed]
-    if gone:
-        raise ChangedGraphError(
-            f"commit {record.id} of node {record.node!r} went to {gone[0]!r}, which is none of its targets in this "
-            "graph",
-            [f"node {record.node!r} cannot go to {gone[0]!r}"],
-        )
-    overlays = record.sent or (None,) * len(record.route)
-    targets = tuple([Target(name, overlay) for name, overlay in zip(record.route, overlays, strict=True)])
+    targets = _targets_of(run, record, record.node)
     times, attempts = record.seconds, record.attempts
     transition = Transition(patch, state, targets, record.reason, *times, record.live, record.calls, **attempts)
     return advance(run, execution.id, transition)[0]
+
+
+def _targets_of(run: RunState, record: CommitRow, node: str) -> tuple[Target, ...]:
+    """The targets to which a commit has led from a node."""
+    # The route is taken from the row: routers are functions of users, and may decide otherwise today.
+    allowed = run.topology.targets(node)
+    gone = [name for name in record.route if name not in allowed]
+    if gone:
+        raise ChangedGraphError(
+            f"commit {record.id} of node {node!r} went to {gone[0]!r}, which is none of its targets in this graph",
+            [f"node {node!r} cannot go to {gone[0]!r}"],
+        )
+    overlays = record.sent or (None,) * len(record.route)
+    return tuple([Target(name, overlay) for name, overlay in zip(record.route, overlays, strict=True)])
 
 
 def _execution_of(run: RunState, record: CommitRow) -> tuple[RunState, Execution | None]:
@@ -161,14 +168,21 @@ def _ready_index(run: RunState, wanted: Callable[[Group], bool]) -> tuple[RunSta
     return run, next(index for index, group in enumerate(plan(run)) if wanted(group))
 
 
-def _replay_update(run: RunState, record: CommitRow) -> RunState:
+def _replay_update(run: RunState, record: CommitRow, left: Mapping[str, Position]) -> RunState:
     branches = active_branches(run)
     if len(branches) != 1:
         raise _impossible(record)
     (branch,) = branches
     patch = record.patch or {}
     commit = update_commit(branch, run.first + len(run.log), record.node, patch, *record.seconds)
-    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, record.made))
+    state = run.topology.schema.replay(branch.state, patch, record.made)
+    if not record.route:
+        return append_commit(run, commit, state)
+    before = decided_by(run.log, branch.head)
+    if before.commit.id not in left:
+        raise _impossible(record)
+    targets = _targets_of(run, record, before.commit.node)
+    return append_commit(run, replace(commit, route=record.route), state, left[before.commit.id], targets)
 
 
 def update_commit(

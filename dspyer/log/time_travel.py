@@ -544,7 +544,7 @@ def _question_rows(store: Store, at: Point) -> Iterator[Row]:
     before such a commit has to be read.
     """
     for _, row in newest_rows(store, at, 4):
-        if row.kind in (RowKind.ASK, RowKind.ANSWER):
+        if row.kind in (RowKind.ASK, RowKind.ANSWER, RowKind.UPDATE):
             yield row
         elif row.kind == RowKind.OPEN:
             return

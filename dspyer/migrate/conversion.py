@@ -320,6 +320,7 @@ class Conversion:
             required=NEEDED,  # LangGraph requires none: what nodes= brings cannot do without
             outputs=self.fields.outputs,
             merge=self._merge(),
+            keep="all",  # as with a checkpointer: what a run leaves in a channel, the next one finds there
         )
 
     def _merge(self) -> object:

@@ -361,7 +361,7 @@ def _admit(session: Session, layer: Layer, call: Call) -> None:
 def _known_targets(session: Session, name: str, goto: Sequence[str | Send] | None = None) -> tuple[Target, ...] | None:
     """The targets if no router is asked: by a `Command`, or one edge; else None."""
     if goto is not None:
-        return checked_targets(session, name, goto)
+        return checked_targets(session.graph, name, goto)
     exits = session.graph.exits[name]
     return (Target(exits[0]),) if len(exits) == 1 and isinstance(exits[0], str) else None
 
@@ -399,7 +399,9 @@ def _route(
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = perf_counter() - clock
-    return Transition(patch, state, checked_targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+    return Transition(
+        patch, state, checked_targets(session.graph, name, goto), "\n".join(reasons) or None, began, duration
+    )
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
@@ -412,9 +414,9 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     return Updates(patch[field], update) if field in patch else update
 
 
-def checked_targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
+def checked_targets(graph: GraphSpec, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
     """The targets of a node, or a `RouteError`: equal names count once, each `Send` is a branch of its own."""
-    allowed = session.graph.topology.own_targets(name)
+    allowed = graph.topology.own_targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
         return (Target(goto[0]),)
     targets: dict[Any, Target] = {}
@@ -430,7 +432,7 @@ def checked_targets(session: Session, name: str, goto: Sequence[str | Send]) -> 
         if isinstance(target, str):
             targets.setdefault(target, Target(target))
         else:
-            check_send(session.graph, name, target)
+            check_send(graph, name, target)
             targets[index] = Target(node, target.overlay)
     if not targets:
         raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
@@ -801,6 +803,6 @@ def _function_router(name: str, router: FunctionRouter) -> WayOut:
             annotate(error, f"in {who}")
             raise
         found = known.get(result) if type(result) is str else None
-        return found or checked_targets(session, name, router.resolve(result))
+        return found or checked_targets(session.graph, name, router.resolve(result))
 
     return targets

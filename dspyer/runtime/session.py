@@ -71,6 +71,7 @@ from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
+from dspyer.scheduler.lineage import decided_by
 from dspyer.scheduler.schedule import (
     Advanced,
     Branch,
@@ -427,7 +428,7 @@ class Session(AttemptHost):
         """Return whether a branch waits for the answer of a breakpoint after its last node; asks for it once."""
         if branch.head < 0:
             return False
-        commit = self.run.log[branch.head].commit
+        commit = decided_by(self.run.log, branch.head).commit  # a person who edits what it wrote has not answered
         if commit.node not in self.layers.stops_after:
             return False
         text = f"{commit.node!r} has run; continue?"

@@ -403,7 +403,8 @@ class ReadSources:
         of = -1 if check is None else check.visit_at(self._log, head).of
         if check is None or of < 0:
             sender = head
-            while self._log[sender].commit.is_manual():  # edits stand between; the route is that of a node
+            # Edits stand between, unless one has decided anew.
+            while self._log[sender].commit.is_manual() and not self._log[sender].commit.route:
                 (sender,) = self._log[sender].parents
             return {name: {sender} for name in names}
         found = self._node(of)

@@ -70,7 +70,8 @@ class Log(Protocol):
 
 def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
     """Values that a `Send` brings to the execution that follows some commits on the branch at `path`."""
-    while len(parents) == 1 and log[parents[0]].commit.is_manual():  # it changes the state, and sends nothing
+    # One that changes the state alone sends nothing; one with a route has decided anew.
+    while len(parents) == 1 and log[parents[0]].commit.is_manual() and not log[parents[0]].commit.route:
         parents = log[parents[0]].parents
     return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
 
@@ -259,6 +260,13 @@ def joined_counts(log: Log, base: int, commits: Iterable[ReachableCommit]) -> Li
 
 UPDATE_AUTHOR = "update"
 """The author of a manual commit, unless it was made as a node."""
+
+
+def decided_by(log: Log, head: int) -> LogEntry:
+    """Return the entry of the node behind which manual commits stand: its route is the one that they may change."""
+    while log[head].commit.is_manual():
+        head = log[head].parents[0]
+    return log[head]
 
 
 def lineage_counts(log: Log, head: int) -> LineageCounts:

@@ -362,7 +362,9 @@ class _IndexBuilder:
     def _add(self, log: Log, at: int, reset: bool, found: Iterable[tuple[Any, Any]], parallel: bool) -> None:
         of = self._of
         winners, this_commit = log[at].winners, of.global_id(log, at)
-        before = {part.key: part for part in self.parts} if reset and winners else {}
+        # A person who edits a conversation gives all messages, and has changed some.
+        edited = self._kind == "messages" and log[at].commit.node != START
+        before = {part.key: part for part in self.parts} if reset and (winners or edited) else {}
         if reset:
             self._load(EMPTY_INDEX)
         author, commit = log[at].commit, this_commit

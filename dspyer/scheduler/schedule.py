@@ -651,12 +651,28 @@ def force_ready(run: RunState, position: Position) -> RunState:
     return run._replace(waiting=run.waiting.discard(position), ready=run.ready.added([run.waiting[position]]))
 
 
-def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
-    """Adds a manual commit on top of the only active branch, with the state after it. The branch keeps its target."""
+def append_commit(
+    run: RunState,
+    commit: Commit,
+    state: ImmutableState,
+    left: Position | None = None,
+    targets: Sequence[Target] = (),
+) -> RunState:
+    """Adds a manual commit on top of the only active branch, with the state after it.
+
+    The branch keeps its target, or continues to `targets` from the position `left`, where its last node was.
+    """
     (branch,) = active_branches(run)
     commit = run.topology.schema.with_sizes(commit, commit.patch, state)
     counts = branch.counts.update(extra_counts(commit, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
+    if left is not None:
+        overlays = tuple([target.overlay for target in targets])
+        several, sends = len(targets) > 1, overlays if any(one is not None for one in overlays) else ()
+        entry = LogEntry(commit, state, (branch.head,), counts if several else None, sends=sends)
+        run = run._replace(log=run.log.append(entry), waiting=_NONE, ready=NOTHING_READY, trunk_state=state)
+        children = _fork(moved, len(targets)) if several else [moved]
+        return _arrive(run._replace(positions=NO_POSITIONS.set(left, 1)), left, zip(targets, children, strict=True))
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(
         log=run.log.append(LogEntry(commit, state, (branch.head,), None)),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -32,6 +32,7 @@ from typing_extensions import is_typeddict
 from dspyer import reducers
 from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
 from dspyer.hints import UNIONS, without_none
+from dspyer.message_list import Edited
 from dspyer.patch import DELETE, Replace, apply_value, resets
 from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
@@ -79,6 +80,7 @@ class Field:
         validate_item: validates one item of a list; None if only the whole list can be validated.
         plain_config: the configuration of the model, if the type alone says what is valid; None if constraints or
             validators of the field say it too.
+        lasts: whether it lasts over the runs of a thread.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Field:
     limit: Limit | None = None
     validate_item: Check | None = None
     plain_config: ConfigDict | None = None
+    lasts: bool = False
 
     def default(self, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """Return the frozen default, `DELETE` for none; `others` are the earlier fields, which a factory may read."""
@@ -309,6 +312,8 @@ MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping, colle
 CHANGING_OPTIONS = frozenset(
     {"str_strip_whitespace", "str_to_lower", "str_to_upper", "str_min_length", "str_max_length", "allow_inf_nan"}
 )
+# The names of the reducers whose fields are conversations, also of LangGraph's function.
+CONVERSATIONS = frozenset({"conversation", "add_messages"})
 # The empty value by type, from which the reducers start that work on several types.
 STARTS: Mapping[Any, Any] = {
     list: FrozenList(),
@@ -432,7 +437,19 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         limit=bound,
         validate_item=None if validated else _item_validator(inner, constraints, config),
         plain_config=config if plain else None,
+        # A conversation that a run began anew would not be one; what other reducers fold is the work of one run.
+        lasts=_is_kept(info, place) or (folding is not None and folding.name.strip("_") in CONVERSATIONS),
     )
+
+
+def _is_kept(info: FieldInfo, place: str) -> bool:
+    """Return whether a field is declared `Kept[...]`."""
+    kept = any(isinstance(item, Lasting) for item in info.metadata)
+    if kept and isinstance(info.annotation, TypeVar):
+        raise GraphError(f"{place}: Kept has no type: write Kept[int], or Kept[Any]")
+    if not kept and _names_inside(info.annotation, Lasting):
+        raise GraphError(f"{place}: it is kept as a whole, or not at all: Kept[int | None], not Kept[int] | None")
+    return kept
 
 
 def _item_validator(annotation: Any, constraints: list[Any], config: ConfigDict) -> Check | None:
@@ -562,13 +579,15 @@ def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live |
                 found.append(Reducer.of(item))
             except TypeError as error:
                 raise GraphError(f"{place}: {error}") from None
+        elif isinstance(item, Lasting):
+            continue
         elif item is None or isinstance(item, (bool, int, float, list, dict, tuple, set)):
             raise GraphError(f"{place}: {brief(item)} is no reducer; use one of dspyer.reducers or a function")
         else:
             rest.append(item)
     if len(found) > 1:
         raise GraphError(f"{place}: it has {len(found)} reducers ({', '.join(each.name for each in found)}); keep one")
-    if not found and _has_inner_reducer(info.annotation):
+    if not found and _names_inside(info.annotation, Reducer):
         raise GraphError(
             f"{place}: its reducer belongs to the whole type: Annotated[list[str] | None, reducers.extend], "
             "not Annotated[list[str], reducers.extend] | None"
@@ -588,12 +607,13 @@ def _text_advice(text: str) -> str:
     return f"{brief(text)} is no reducer.{near} A description is written as Field(description=...)"
 
 
-def _has_inner_reducer(annotation: Any) -> bool:
+def _names_inside(annotation: Any, marker: type) -> bool:
+    """Return whether a part of a type is annotated with an instance of a class."""
     if get_origin(annotation) is Annotated:
-        return any(isinstance(item, Reducer) for item in annotation.__metadata__) or _has_inner_reducer(
-            annotation.__origin__
+        return any(isinstance(item, marker) for item in annotation.__metadata__) or _names_inside(
+            annotation.__origin__, marker
         )
-    return any(_has_inner_reducer(part) for part in get_args(annotation))
+    return any(_names_inside(part, marker) for part in get_args(annotation))
 
 
 # --- writing one field
@@ -640,6 +660,8 @@ class FieldWriter(NamedTuple):
             )
         if field.reducer is not None and field.reducer.append_only and self.node is not None:
             self._check_kept(field, update)
+        if isinstance(update, Edited):  # of a person, who may change what nodes only add to
+            update = Replace(update.messages)
         try:
             if field.reducer is None:
                 return update, field.new_value(
@@ -679,6 +701,23 @@ def refusal_text(refusal: ValidationError, name: str) -> str:
         found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
     more = refusal.error_count() - len(found)
     return "; ".join(found) + (f"; and {more} more" if more else "")
+
+
+# --- the marker of a field that lasts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """Marks a field as one that lasts over the runs of a thread."""
+
+
+Kept = Annotated[T, Lasting()]
+"""The type of a field that lasts over the runs of a thread: `refunds: Kept[int] = 0`. Others live for one run.
+
+A reducer may stand around it or inside, `Kept[Annotated[list[str], reducers.append]]`. A conversation lasts anyway.
+"""
 
 
 # --- the marker of a live field

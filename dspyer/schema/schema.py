@@ -59,6 +59,7 @@ class Schema:
         field_shapes: the description of the fields in events.
         show_value: how errors show a value.
         user_folded: names of the fields that a function of the user folds.
+        lasting: names of the fields that last over the runs of a thread by their declaration.
 
     Example:
         >>> from pydantic import BaseModel
@@ -77,6 +78,7 @@ class Schema:
         "_reducers",
         "field_shapes",
         "fields",
+        "lasting",
         "limited_fields",
         "live_fields",
         "model",
@@ -98,6 +100,7 @@ class Schema:
             name: field.live for name, field in fields.items() if field.live is not None
         }
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
+        self.lasting = frozenset(name for name, field in fields.items() if field.lasts)
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
         # A factory may read the clock or count: its value is made anew for each run, all other defaults once.
         fixed = all(field.info.default_factory is None for field in fields.values())

@@ -16,7 +16,7 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer import DELETE, END, START, Command, Context, Failure, Graph, ImmutableState, Replace, Send
+from dspyer import DELETE, END, START, Command, Context, Failure, Graph, ImmutableState, Kept, Replace, Send
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
@@ -413,7 +413,6 @@ def _search(
         inputs=fields.inputs,
         required=fields.required,
         outputs=fields.given,
-        keep=known,
     )
     folded = frozenset(name for name in fields.types if Schema.of(schema).reducer(name) is not None)
     graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
@@ -553,6 +552,7 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
     schema = graph.topology.schema
     names = list(graph.inputs if graph.outputs is None else dict.fromkeys((*graph.inputs, *graph.outputs)))
     kinds = {name: _field_of_model(schema, name) for name in names}
+    kinds |= {name: (cast(Any, Kept)[kind], info) for name, (kind, info) in kinds.items() if graph.lasts(name)}
     changed = [name for name in graph.inputs if graph.writes is None or name in graph.writes]
     written = graph.writes if graph.outputs is None else graph.outputs
     has_search = any(part.graph.searches for _, part in modules_in(module) if is_program(part))

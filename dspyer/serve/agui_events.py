@@ -273,7 +273,8 @@ class EventTranslator:
             return not token.scope or writes is None or token.field in writes
         # The only output of a module that adds a message is the text of the message.
         adds = bool(writes and writes & self._texts & self._of_messages)
-        return adds and (writes or frozenset()) - self._of_messages <= {token.field} and token.field not in _THOUGHTS
+        own = token.field not in _THOUGHTS and "." not in token.field  # an argument of a call is no text for the user
+        return adds and own and (writes or frozenset()) - self._of_messages <= {token.field}
 
     def _token(self, token: Token) -> Iterator[BaseEvent]:
         place = (token.scope, token.execution, token.attempt, token.predictor, token.field)

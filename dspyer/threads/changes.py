@@ -14,12 +14,21 @@ states, if the caller names the state that both come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from dspyer.errors import ConcurrentRunError, NodeOutputError, StateError, StoreError, ThreadError, brief, suggestion
+from dspyer.errors import (
+    ConcurrentRunError,
+    NodeOutputError,
+    StateError,
+    StoreError,
+    ThreadError,
+    annotate,
+    brief,
+    suggestion,
+)
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.spec import checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
@@ -53,17 +62,23 @@ from dspyer.log.rows import (
     frozen_conflicts,
 )
 from dspyer.log.time_travel import HistoryCache, Moment
-from dspyer.patch import DELETE, Replace, diff
+from dspyer.message_list import EMPTY, Remove, edited
+from dspyer.nodes.node import Call
+from dspyer.nodes.steps import run_script
+from dspyer.patch import DELETE, Replace, diff, each_update, resets
 from dspyer.policies import Conflict, Policies
+from dspyer.runtime.execution import checked_targets
 from dspyer.runtime.session import log_conflict
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
-from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry
-from dspyer.scheduler.schedule import Branch, active_branches
+from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry, decided_by, sent_to
+from dspyer.scheduler.schedule import Branch, RunState, Target, active_branches
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import NOTHING_MADE, Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
 from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, names_of_next
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenList
 from dspyer.values.scalars import KeyPath, check_flags
 
 NewRun = tuple[RunRow, list[DraftRow]]
@@ -273,13 +288,25 @@ def _commit_in_open_run(
     """
     schema = thread.schema
     thread.compatibility.check_graph(prefix.run)
-    branch = _only_branch(thread, prefix)
-    _check_next_node_not_started(thread, prefix, branch)
+    run, branch = _only_branch(thread, prefix)
+    records = thread.read_records(prefix.run)
+    upcoming = execution_id(branch.path, branch.counts.get(branch.path, 0))
+    _check_next_node_not_started(thread, prefix, records.items, upcoming)
     commit = update_commit(branch, 0, UPDATE_AUTHOR, {}, time.time())
-    update, after = _validated(schema, branch.state, patch, UPDATE_AUTHOR, full_id(label, commit.id))
+    update, after = _validated(schema, branch.state, patch, UPDATE_AUTHOR, full_id(label, commit.id), runs_on=True)
     made = schema.made(branch.state, after, update)
+    targets = _decided_anew(thread, run, branch, after)
+    if targets:
+        # What the node that came next has recorded is not for another one: not even under the same name.
+        given = [
+            key for key in records.answers if key in records.questions and records.questions[key].answer is not None
+        ]
+        _check_next_node_not_started(thread, prefix, [key.execution for key in (*records.effects, *given)], upcoming)
+    commit = replace(commit, patch=update, route=tuple([target.node for target in targets]))
+    sent = tuple([target.overlay for target in targets])
+    sent = sent if any(overlay is not None for overlay in sent) else ()
     return [
-        CommitRow.of_commit(replace(commit, patch=update), kind=RowKind.UPDATE, made=made).row(),
+        CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made, sent=sent).row(),
         thread.end_of_open(prefix.run, root, prefix.run.status or "stopped", more=1),
     ]
 
@@ -306,14 +333,15 @@ def _write_run(store: Store, thread: ThreadRow, made: NewRun) -> None:
     )
 
 
-def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> Branch:
-    """The only active branch of an open run.
+def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> tuple[RunState, Branch]:
+    """An open run as it stands, and its only active branch.
 
     Raises `ThreadError` if several branches are active, with the nearest versions at which only one was, or if the run
     has no commit yet.
     """
     # The rebuilt run knows where it stands: rows alone do not say which branches are active.
-    branches = active_branches(thread.rebuild(prefix.run, thread.read_records(prefix.run)).run)
+    run = thread.rebuild(prefix.run, thread.read_records(prefix.run)).run
+    branches = active_branches(run)
     if len(branches) != 1:
         raise ThreadError(
             f"{len(branches)} branches of thread {thread.name!r} are active there, and a manual change must be one "
@@ -325,7 +353,7 @@ def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> Branch:
             f"the last run of thread {thread.name!r} has no commit yet: call thread.resume(), or start another "
             "run with thread.run(..., if_open='abandon')"
         )
-    return branch
+    return run, branch
 
 
 def _nearest_single_branch(listed: CommitListing, number: int) -> str:
@@ -344,17 +372,62 @@ def _nearest_single_branch(listed: CommitListing, number: int) -> str:
     return f"Nearest versions with one branch: {' and '.join(found)}"
 
 
-def _check_next_node_not_started(thread: StoredThread, prefix: HistoryPrefix, branch: Branch) -> None:
-    """Refuse a change before a node that has used the unchanged state for items of a map or commits inside."""
-    records = thread.read_records(prefix.run)
-    upcoming = execution_id(branch.path, branch.counts.get(branch.path, 0))
+def _check_next_node_not_started(
+    thread: StoredThread, prefix: HistoryPrefix, recorded: Iterable[str], upcoming: str
+) -> None:
+    """Refuse a change before a node that has used the unchanged state for items of a map or commits inside.
+
+    `recorded` are the executions of what it may have recorded.
+    """
     scopes = [CommitRow.of(row).scope for row in prefix.run.rows if row.kind in COMMITS]
-    started = [*records.items, *[scope[0] for scope in scopes if scope]]
+    started = [*recorded, *[scope[0] for scope in scopes if scope]]
     if any(outermost_execution(name) == upcoming for name in started):
         raise ThreadError(
             f"the next node of thread {thread.name!r} has done a part of its work already, with the state as it is. "
             "Let it finish with thread.resume(), or commit in its place with thread.update(..., as_node=...)"
         )
+
+
+def _decided_anew(thread: StoredThread, run: RunState, branch: Branch, after: ImmutableState) -> tuple[Target, ...]:
+    """The targets of the branch in an edited state, if the routers behind its last node decide otherwise now.
+
+    What a node has decided in its own code, by a `Command`, stays as it is.
+    """
+    before = decided_by(run.log, branch.head)
+    node, exits = before.commit.node, thread.graph.exits.get(before.commit.node, ())
+    groups = [*run.waiting.values(), *run.ready]
+    changed = {
+        name for name in {*branch.state, *after} if not same(branch.state.raw(name, None), after.raw(name, None))
+    }
+    routers = [exit_ for exit_ in exits if not isinstance(exit_, str)]
+    read = [one for one in routers if one.reads is None or not changed.isdisjoint(one.reads.values())]
+    if not read or before.commit.failure is not None or before.commit.branch != branch.path or len(groups) != 1:
+        return ()
+    for router in routers:
+        if router.module_name is not None or router.binding.contexts or router.binding.resources:
+            why = "is a module" if router.module_name is not None else "takes `ctx` or a resource"
+            raise ThreadError(
+                f"{read[0].who} has read what this change writes, and cannot be asked again here: {router.who} {why}. "
+                + (
+                    "Start another run with the inputs"
+                    if node == START
+                    else f"Commit as its node: thread.update(..., as_node={node!r}); the next resume asks it"
+                )
+            )
+    overlay = sent_to(run.log, before.parents, before.commit.branch) or None
+
+    def decided(state: ImmutableState) -> tuple[Target, ...]:
+        call = Call(state, cast("Any", None), cast("Any", thread.program), overlay)
+        found = [(exit_,) if isinstance(exit_, str) else run_script(exit_.script(call)).targets for exit_ in exits]
+        return checked_targets(thread.graph, node, [target for targets in found for target in targets])
+
+    try:
+        old, new = decided(branch.state), decided(after)
+    except Exception as error:
+        annotate(error, f"asked again, since thread.update(...) of thread {thread.name!r} changes what it has read")
+        raise
+    # A node that has gone elsewhere was asked by no router: its own code has decided.
+    return () if old == new or [target.node for target in old] != [groups[0].position[0]] else new
 
 
 def _validated(
@@ -364,15 +437,38 @@ def _validated(
     author: str,
     commit_id: str,
     new_thread: bool = False,
+    runs_on: bool = False,
 ) -> tuple[dict[str, Any], ImmutableState]:
-    """A patch as a commit holds it, and the state after it. In a new thread it adds the defaults of the fields."""
+    """A patch as a commit holds it, and the state after it. In a new thread it adds the defaults of the fields.
+
+    `runs_on` says that an open run goes on behind the commit, see `message_list.edited`.
+    """
     if not isinstance(patch, Mapping):
         raise NodeOutputError(f"the patch is {brief(patch)}: give a mapping of fields to what is written")
+    patch = {name: _with_edits(schema, state, name, update, commit_id, runs_on) for name, update in patch.items()}
     if new_thread:
         update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
     else:
         update, after = schema.commit(state, patch, node=author, commit_id=commit_id)
     return update, after
+
+
+def _with_edits(
+    schema: Schema, state: ImmutableState, field: str, update: Any, commit_id: str, runs_on: bool
+) -> object:
+    """The update of a field; of a conversation, all messages after it if it changes or removes some."""
+    reducer = schema.reducer(field)
+    parts = each_update(update)
+    if reducer is None or reducer.kind != "messages" or update is None or resets(update):
+        return update
+    changes = [one for part in parts for one in (part if isinstance(part, (list, tuple, FrozenList)) else [part])]
+    assert reducer.check is not None  # both reducers of messages have one
+    reducer.check([change for change in changes if not isinstance(change, Remove)])
+    before = state.raw(field, None)
+    try:
+        return edited(EMPTY if before is None else before, changes, commit_id, runs_on) or update
+    except ThreadError as error:
+        raise ThreadError(f"field {field!r} cannot be changed so: {error}. Nothing was written") from None
 
 
 # --- merge
@@ -435,7 +531,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         )
     # Only now, and not while the policies decide: a merge that raises logs nothing.
     for conflict in merged.conflicts:
-        if _lasts(thread, conflict.path[0]):
+        if thread.graph.lasts(conflict.path[0]):
             log_conflict(conflict)
     heads = (head.row.head, other_head.row.head)  # ours first: readers fold along first parents
     # Its version counts the commits of both sides.
@@ -452,14 +548,9 @@ def _deciding(thread: StoredThread, policies: Policies) -> PolicyLookup:
     """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
 
     def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-        return policies.decider_for(path) if _lasts(thread, path[0]) else ("last_write_wins", attrgetter("right"))
+        return policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
 
     return deciding
-
-
-def _lasts(thread: StoredThread, field: str) -> bool:
-    keep = thread.graph.keep
-    return keep is None or field in keep
 
 
 def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:

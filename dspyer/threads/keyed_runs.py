@@ -207,12 +207,11 @@ def _digests_as_read(graph: GraphSpec, inputs: Mapping[str, Any]) -> tuple[tuple
     except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
         return (), error
     default = schema.initial_state({})
-    lasting = schema.fields if graph.keep is None else graph.keep
     values = {name: _comparable(read.raw(name)) for name in inputs if name in read}
     same = {name for name in values if name in default and values[name] == _comparable(default.raw(name))}
     return tuple(
         _digest([when, {name: values[name] for name in values if name not in left_out}])
-        for when, left_out in (("first", same), ("later", same.difference(lasting)))
+        for when, left_out in (("first", same), ("later", {name for name in same if not graph.lasts(name)}))
     ), None
 
 

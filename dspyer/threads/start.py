@@ -245,11 +245,11 @@ class StoredThread:
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
-        keep, schema, label = self.graph.keep, self.schema, self.next_label(head)
+        schema, label = self.schema, self.next_label(head)
         check_inputs_by_name(self.graph, inputs)
         # What lasts from the run before needs no input.
-        check_inputs(self.graph, inputs, frozenset(one for one in adapted.state if keep is None or one in keep))
-        patch, _ = schema.begin(adapted.state, inputs, keep=keep, commit_id=full_id(label, FIRST))
+        check_inputs(self.graph, inputs, [name for name in adapted.state if self.graph.lasts(name)], adapted.state)
+        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=full_id(label, FIRST))
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
         last_row = head.last_readable if head.broken else head.row.head

@@ -554,8 +554,7 @@ class Thread:
         Args:
             to: the name of the new thread.
             at: version or id of a commit; None for the thread as it is.
-            patch: a change that the copy begins with, written as a node would. It changes the state, not where the
-                run goes.
+            patch: a change that the copy begins with, as `update` takes it.
 
         Raises:
             ThreadError: if there is a thread of this name, nothing to copy, or several branches are active where
@@ -659,10 +658,12 @@ class Thread:
     def update(self, patch: Mapping[str, Any] | None, as_node: str | None = None) -> Commit:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
 
-        In an open run the commit comes between the last one and the next node: `resume()` continues with it.
+        In an open run the commit comes between the last one and the next node: `resume()` continues with it. If the
+        router of the last node has read what it changes, the run goes on where that router leads now.
 
         Args:
-            patch: the change, as a node would return it; None changes nothing.
+            patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a
+                known id replaces the one that has it, and `remove(id)` removes one.
             as_node: makes this node the author; the next `resume()` continues along its edges, and asks its routers.
                 An open run is abandoned.
 
@@ -671,7 +672,9 @@ class Thread:
 
         Raises:
             ConcurrentRunError: if a run owns the thread.
-            ThreadError: if several branches are active, with the nearest versions at which only one was.
+            ThreadError: if several branches are active, with the nearest versions at which only one was; if a message
+                has an unknown id, or a call would be without its result or a result without its call; if the router
+                is a module: it is asked after `update(patch, as_node=...)`.
             NodeOutputError: if the patch does not fit the schema.
 
         Example:

@@ -66,9 +66,9 @@ class EarlierRuns:
             return self._found[name]
 
     def _history_of(self, name: str) -> PriorHistory:
-        keep = self.graph.keep
-        if name and keep is not None and name not in keep:  # each run begins with its default
-            default = self.reader.schema.fields[name].fixed_default
+        if name and not self.graph.lasts(name):  # each run begins with its default
+            field = self.reader.schema.fields.get(name)
+            default = DELETE if field is None else field.fixed_default
             return PriorHistory.of_state(ImmutableState({} if default is DELETE else {name: default}), START)
         if not self.first:
             return PriorHistory((), ())

@@ -108,7 +108,15 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a description that is no text": (lambda: loop(tools=[tool(desc=3)]), "desc=3.: give a text"),
     "a render without a call": (
         lambda: loop(tools=[tool(render=lambda: "x")]),
-        "tool 'look_up': its render takes other parameters than one call",
+        "tool 'look_up': its render takes no call: give it a first parameter for one",
+    ),
+    "a render of an unknown field": (
+        lambda: loop(tools=[tool(render=lambda call, mod: "x")]),
+        "the render of tool 'look_up': its parameter 'mod' is no field",
+    ),
+    "a render with ctx": (
+        lambda: loop(tools=[tool(render=lambda call, ctx: "x")]),
+        "the render of tool 'look_up' gets values only",
     ),
     "a signature of another type": (
         lambda: loop(dspy.Predict("task -> report")),

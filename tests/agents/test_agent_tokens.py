@@ -97,6 +97,8 @@ def test_the_arguments_of_submit_are_tokens_of_the_output_fields(adapter: str, h
     found = by_place(events)
     assert found.pop(("react", 2, "report")) == run.state["report"] == REPORT
     assert json.loads(found.pop(("react", 2, "pages"))) == [1, 2]
+    # Texts that other tools are given; there are two calls of one tool, in two turns.
+    assert [found.pop(("react", visit, "look_up.topic")) for visit in (1, 2)] == ["tides", "moons"]
     thoughts = {visit: message["content"] for visit, message in enumerate(_turns(run), 1)}
     assert found == {("react", visit, "next_thought"): text for visit, text in thoughts.items() if text}
     assert len(pieces(events, "report")) > 5
@@ -108,6 +110,49 @@ def test_the_arguments_of_submit_are_tokens_of_the_output_fields(adapter: str, h
 
 def _turns(run: Any) -> list[Mapping[str, Any]]:
     return [message for message in run.state["messages"] if message["role"] == "assistant"]
+
+
+def write(path: str, text: str, mode: int = 0) -> str:
+    """Writes a file."""
+    return f"{len(text)} characters"
+
+
+@modes
+@adapters
+def test_the_texts_of_all_calls_of_a_turn_are_tokens_one_call_after_the_other(adapter: str, how: str) -> None:
+    calls = [("a.md", REPORT), ("b.md", ""), ("b.md", "[[ ## end ## ]]")]
+    made = [("write", {"path": path, "mode": 7, "text": text}) for path, text in calls]
+    script = [
+        turn(*made, ("no_tool", {"why": "none"}), thought="now"),
+        turn(("submit", {"report": "done"}), thought=""),
+    ]
+    program = agents.tool_loop("task -> report", [write]).compile()
+    with ScriptedLM(script), dspy.context(adapter=ADAPTERS[adapter]()):
+        events, run = streamed(program, how, task="Write.")
+    assert run.status == "completed", run.error
+    whole: list[tuple[str, str]] = []
+    begun = ""
+    for one in events:
+        if isinstance(one, Token) and "." in one.field:
+            begun += one.text
+            if one.done:
+                whole.append((one.field, begun))
+                begun = ""
+    expected = [pair for path, text in calls for pair in (("write.path", path), ("write.text", text))]
+    assert whole == [*expected, ("no_tool.why", "none")]
+    assert len(pieces(events, "write.text")) > 10
+
+
+@modes
+@each("redact", [["messages"], ["messages.*.tool_calls"], lambda path, value: "x" if path[0] == "messages" else value])
+def test_arguments_are_hidden_with_the_conversation(redact: Any, how: str) -> None:
+    program = agents.tool_loop("task -> report", [look_up]).compile(redact=redact)
+    with ScriptedLM(SCRIPT):
+        events, run = streamed(program, how, task="Tell about the tides.")
+    assert run.status == "completed", run.error
+    shown = [(one.text, one.done) for one in events if isinstance(one, Token) and one.field.endswith(".topic")]
+    assert shown == [("x" if callable(redact) else "[redacted]", True)] * 2
+    assert "tides" not in "".join(one.text for one in events if isinstance(one, Token) and "." in one.field)
 
 
 @modes
@@ -183,6 +228,7 @@ def test_sub_agents_that_run_at_once_have_tokens_of_their_own(how: str) -> None:
         if isinstance(one, Token):
             place = (*[started[execution] for execution in one.scope], one.scope, one.node, one.field)
             found[place] = found.get(place, "") + one.text
+    assert found.pop(((), "react", "research.topic")) == "tidesmoons"
     inner = {place: text for place, text in found.items() if place[0] == "research"}
     assert sorted(inner.values()) == ["moons it is", "thinking of moons", "thinking of tides", "tides it is"]
     assert {place[2:] for place in inner} == {("react", "next_thought"), ("react", "findings")}

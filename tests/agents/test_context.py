@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 from dspyer import CompiledGraph, Run, agents, view
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
+from tests.agents.recording import RecordingLM
 from tests.messages.providers import problems_of
 from tests.openai_server import OpenAIServer
 from tests.rows import each
@@ -451,6 +453,31 @@ def test_a_render_may_shorten_the_arguments_too_and_changes_nothing_that_is_kept
     assert [each.get("tool_calls") for each in run.state.to_dict()["messages"][1:7]] == [
         each.get("tool_calls") for each in messages[1:]
     ]
+
+
+class Limits(BaseModel):
+    limit: int = 2
+
+
+def test_a_render_reads_fields_when_a_call_is_shown() -> None:
+    """By whatever kind of function."""
+
+    def short(call: Any, limit: int) -> Any:
+        return f"<{call.value[:limit]}>"
+
+    def upper(call: Any, /) -> Any:
+        return call.value.upper()
+
+    renders: dict[str, Any] = {"add": short, "see": functools.partial(lambda call, by: call.value * by, by=2)}
+    renders |= {"up": upper, "value": operator.attrgetter("value")}
+    tools = [agents.tool(lambda a: a, name=name, desc="Gives it.", render=one) for name, one in renders.items()]
+    program = agents.tool_loop("question -> answer: int", tools, schema=Limits).compile()
+    script = [calls(*((name, {"a": "word"}) for name in ("add", "see", "up", "value"))), SUBMIT]
+    with RecordingLM(script) as lm:
+        run = program.run({"question": "?"})
+    assert run.status == "completed", run.error
+    assert [text in lm.requests[1] for text in ("<wo>", "wordword", "WORD")] == [True] * 3, lm.requests[1]
+    assert "limit" in (program.graph.nodes["react"].reads or {})
 
 
 def test_an_error_of_a_render_names_the_tool() -> None:

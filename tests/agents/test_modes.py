@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import Command, agents
+from dspyer import Command, Kept, agents
 from dspyer.errors import CheckError, RouteError
 from dspyer.testing import ScriptedLM
 from tests.agents.test_loop import turn
 
 
 class Work(BaseModel):
-    plan: list[str] = []
+    plan: Kept[list[str]] = []
 
 
 def look_up(word: str) -> str:

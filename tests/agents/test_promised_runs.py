@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import Command, CompiledGraph, Run, Thread, agents, reducers, to_chat
+from dspyer import Command, CompiledGraph, Kept, Run, Thread, agents, reducers, to_chat
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.parity import ADAPTERS
 from tests.agents.promised_runs import (
@@ -38,8 +38,8 @@ CALLS: Counter[str] = Counter()
 
 
 class Notes(BaseModel):
-    plan: Annotated[list[str], reducers.append] = []
-    found: Annotated[list[str], reducers.extend] = []
+    plan: Kept[Annotated[list[str], reducers.append]] = []
+    found: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 def look(tag: str) -> str:

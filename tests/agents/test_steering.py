@@ -11,7 +11,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Graph, Run, agents, search, view
+from dspyer import END, START, Command, Graph, Kept, Run, agents, search, view
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.recording import RecordingLM
 from tests.agents.scripts import submit, turn
@@ -226,8 +226,8 @@ def test_kinds_of_messages_are_left_out_of_the_context() -> None:
 def test_each_interaction_renders_itself_by_the_state() -> None:
     """S002-19, S002-23, S002-24: the tool says how its call and its result are shown; old ones get short."""
 
-    def brief(call: Any) -> Any:
-        short = call._replace(args={"place": "..."}, value=f"({len(call.value)} characters)")
+    def brief(call: Any, language: str) -> Any:
+        short = call._replace(args={"place": "..."}, value=f"({len(call.value)} characters, {language})")
         return call.value if call.age < 2 else short
 
     signature = dspy.Signature("question -> answer").with_instructions("You speak {language}.")
@@ -236,7 +236,7 @@ def test_each_interaction_renders_itself_by_the_state() -> None:
     with dspy.context(adapter=NATIVE), RecordingLM([*places, submit(answer="9:40")]) as lm:
         run = program.run({"question": "When?"})
     assert ["9:40 in Brest" in shown(lm, n) for n in range(4)] == [False, True, True, False]
-    assert "(13 characters)" in shown(lm, 3)
+    assert "(13 characters, French)" in shown(lm, 3)
     assert ["Brest" in request for request in lm.requests] == [False, True, True, False], (
         "nor is the place of the old call shown"
     )
@@ -266,7 +266,7 @@ def test_messages_are_templates_that_are_filled_at_each_call() -> None:
 
 
 class Tongue(BaseModel):
-    language: str = "French"
+    language: Kept[str] = "French"
 
 
 class Plan(BaseModel):
@@ -478,7 +478,8 @@ def test_one_tool_call_is_redone(by: str) -> None:
         return submit(**found) if "next_thought" in prompt.asks else found
 
     script = iter([turn(("look", {"place": "Dover"}), ("look", {"place": "Brest"})), submit(answer="9:40")])
-    program = agents.tool_loop("question -> answer", [agents.tool(look, check=check)]).compile()
+    # An effect too: other arguments make it another call.
+    program = agents.tool_loop("question -> answer", [agents.tool(look, check=check, effect=True)]).compile()
     with dspy.context(adapter=NATIVE), ScriptedLM(answer):
         run = program.run({"question": "When?"})
     results = [m["value"] for m in done(run).state["messages"] if m["role"] == "tool"]

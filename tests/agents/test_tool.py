@@ -527,7 +527,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "approve": (look_up, {"approve": "yes"}, "approve='yes': give True, or a function"),
     "effect": (look_up, {"effect": 1}, "effect=1: give True or False"),
     "render": (look_up, {"render": "short"}, "render='short': give a function of a call"),
-    "check": (look_up, {"check": "react"}, "check='react': give a function of `tool`, `args` and `result`"),
+    "check": (look_up, {"check": "react"}, "check='react': give a function of `tool`, `args`, `result` and fields"),
     "raises": (look_up, {"raises": (ValueError("x"),)}, "raises holds ValueError"),
     "raises a base exception": (look_up, {"raises": KeyboardInterrupt}, "give classes of exceptions"),
     "retry": (look_up, {"retry": 0}, "tool 'look_up': Retry"),
@@ -569,7 +569,7 @@ BUILD: dict[str, tuple[Any, str]] = {
     "a check without problems": (agents.tool(look_up, check=dspy.Predict("result -> ok: bool")), "problems: list"),
     "a check with unknown inputs": (
         agents.tool(look_up, check=dspy.Predict("output -> problems: list[str]")),
-        "it reads 'output', and is given 'tool', 'args', 'result'",
+        "it reads 'output', and is given 'tool', 'args', 'result' and fields",
     ),
     "a module that writes what it does not give": (
         agents.tool(dspy.Predict("a -> b"), name="ask", writes={"c": "mood"}),

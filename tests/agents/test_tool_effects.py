@@ -9,18 +9,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dspy
-from pydantic import BaseModel, computed_field, field_validator
+from pydantic import BaseModel, computed_field, field_validator, model_validator
 from tenacity import wait_none
 
-from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, agents
+from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, agents, to_chat
 from dspyer.agents import Approval
 from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
+from tests.agents.recording import RecordingLM
 from tests.log.processes import end_of, fork
 from tests.rows import each, in_turn
 
@@ -205,26 +207,106 @@ class Good(BaseModel):
         return value
 
 
-CHECKS: dict[str, tuple[Any, list[str], str]] = {
-    "finds nothing": (lambda result: [], ["a"], "a 1"),
-    "refuses the first": (refuse_first, ["a", "a"], "a 2"),
-    "refuses each": (never_good, ["a", "a"], "a 2"),
-    "gives other arguments": (with_args, ["a", "aa"], "aa 2"),
-    "a model": (Good, ["a", "a"], "a 2"),
+def with_args_once(args: dict[str, Any], result: str) -> dict[str, Any]:
+    return {"problems": refuse_first(args, result, "find"), "args": {"word": "b"}}
+
+
+class Mood(BaseModel):
+    mood: str = "strict"
+    known: list[str] = ["a 2"]
+
+
+class Known(BaseModel):
+    """A model that reads a field, which a result must be among."""
+
+    result: str
+    known: list[str]
+
+    @model_validator(mode="after")
+    def is_known(self) -> Known:
+        if self.result not in self.known:
+            raise ValueError("not known")
+        return self
+
+
+def strict(result: str, mood: str) -> list[str]:
+    return refuse_first({}, result, "find") if mood == "strict" else []
+
+
+class Judged(BaseModel):
+    result: str
+    mood: str
+    problems: list[str] = []
+
+
+def by_graph() -> Graph:
+    graph = Graph(Judged, inputs=["result", "mood"], outputs=["problems"])
+    judge = graph.add_node("judge", lambda result, mood: {"problems": strict(result, mood)}, writes=["problems"])
+    return judge.add_path(START, "judge", END)
+
+
+class Judging(dspy.Module):
+    """A module that reads a field; it has an input that is none."""
+
+    def forward(self, result: str, mood: str, hint: str = "") -> dspy.Prediction:
+        return dspy.Prediction(problems=strict(result, mood) if not hint else ["a hint"])
+
+
+BAD = ["of the first call"]
+# Checks, and what is found in the last result: without an effect a call is repeated in any case, with one only if the
+# check gives arguments.
+CHECKS: dict[str, tuple[Any, list[str], list[str], bool]] = {
+    "finds nothing": (lambda result: [], [], [], False),
+    "refuses the first": (refuse_first, [], BAD, False),
+    "refuses each": (never_good, ["bad"], ["bad"], False),
+    "gives other arguments": (with_args_once, [], [], True),
+    "gives other arguments each time": (with_args, ["too short"], ["too short"], True),
+    "a model": (Good, [], ["result: of the first call"], False),
+    "a model with a field": (Known, [], ["not known"], False),
+    "a function with a field": (strict, [], BAD, False),
+    "a module with a field": (Judging, [], BAD, False),
+    "a graph with a field": (by_graph, [], BAD, False),
 }
+MAKES = (Judging, by_graph)
 
 
 @modes
-@each("case", CHECKS)
-def test_a_call_with_problems_is_repeated_once(case: str, mode: str) -> None:
-    """Only this call, and an effect gets another key; the conversation has the last result."""
-    check, words, value = CHECKS[case]
-    flaky = Flaky()
-    tool = agents.tool(flaky.find, effect=True, check=check)
-    run = run_turn(agent(tool, store=":memory:"), ("find", {"word": "a"}), mode=mode)
-    assert results(run) == [("find", value, False)]
+@each(("case", "effect"), itertools.product(CHECKS, [False, True]))
+def test_what_a_check_finds_is_shown_and_repeats_a_call_once(case: str, effect: bool, mode: str) -> None:
+    """Only this call, an effect under another key and with other arguments; the last result is checked as well."""
+    check, without, with_effect, gives_args = CHECKS[case]
+    flaky, found = Flaky(), with_effect if effect else without
+    find = flaky.find if effect else partial(flaky.find, key="")
+    tool = agents.tool(find, effect=effect, check=check() if check in MAKES else check)
+    repeated = case != "finds nothing" and (gives_args or not effect)
+    with RecordingLM([turn(("find", {"word": "a"})), SUBMIT]) as lm:
+        run = start(agent(tool, schema=Mood, store=":memory:"), mode)
+    assert run.status == "completed", run.error
+    words = ["a", *[{"gives other arguments": "b", "gives other arguments each time": "aa"}.get(case, "a")] * repeated]
     assert [word for word, _ in flaky.calls] == words
-    assert len({key for _, key in flaky.calls}) == len(words)
+    assert len({key for _, key in flaky.calls}) == (len(words) if effect else 1)
+    (message,) = [one for one in run.state["messages"] if one.get("name") == "find"]
+    assert message["value"] == f"{words[-1]} {len(words)}"
+    assert list(message.get("problems", ())) == found
+    told = f"(A check of this result has found problems: {found[0]})" if found else "A check"
+    assert (told in lm.requests[1], told in message["content"]) == (bool(found),) * 2
+
+
+@modes
+def test_problems_of_a_result_that_waits_for_the_end_of_the_turn_are_shown(mode: str) -> None:
+    """Those of a call that writes fields; a map of runs and a crash change nothing in that."""
+
+    def note(text: str) -> Command[Any]:
+        """Notes a text."""
+        return Command(update={"mood": text}, result=[text])
+
+    tool = agents.tool(note, check=lambda result: ["sad"] if result == ["grey"] else [])
+    run = run_turn(agent(tool, schema=Mood), ("note", {"text": "grey"}), ("note", {"text": "grey"}), mode=mode)
+    found = [message for message in run.state["messages"] if message.get("name") == "note"]
+    assert [(one["content"], one["value"], one["problems"]) for one in found] == [
+        ('["grey"]\n(A check of this result has found problems: sad)', ["grey"], ["sad"])
+    ] * 2
+    assert to_chat(run.state["messages"])[2]["content"].endswith("problems: sad)")
 
 
 @modes
@@ -236,7 +318,7 @@ def test_a_check_that_is_a_module_is_tuned_as_a_part_of_the_tool(mode: str) -> N
     script = [turn(("find", {"word": "a"})), {"problems": ["odd"]}, SUBMIT]
     with dspy.context(lm=ScriptedLM(script)):
         run = start(program, mode)
-    assert results(run) == [("find", "a 2", False)]
+    assert results(run) == [("find", "a 1", False)]
     assert [predictor for predictor, _, _ in run.trace][1] is program.find.check
 
 
@@ -261,12 +343,13 @@ def test_the_steps_of_a_refused_call_are_rejected(case: str, check: str, mode: s
     asked = check == "a module"
     checks: Any = dspy.Predict("result -> problems: list[str]") if asked else of_first
     program = agent(agents.tool(make(), name="write", desc="Writes.", check=checks))
-    script = [turn(("write", {"word": "a"})), said("x"), *[{"problems": ["bad"]}] * asked, said("y"), SUBMIT]
+    found = [[{"problems": problems}] * asked for problems in (["bad"], [])]
+    script = [turn(("write", {"word": "a"})), said("x"), *found[0], said("y"), *found[1], SUBMIT]
     with dspy.context(lm=ScriptedLM(script)):
         run = start(program, mode)
     assert results(run) == [("write", "y", False)]
     statuses = [step.status for step in run.trace_steps if step.node == "write"]
-    assert statuses == ["rejected", *["used"] * asked, "used"]
+    assert statuses == ["rejected", *["used"] * asked, "used", *["used"] * asked]
     own = [predictor for _, predictor in program.named_predictors()]
     rejected = run.trace[1][0]
     assert all(rejected is not each for each in own)
@@ -294,7 +377,7 @@ class Judge(dspy.Signature):
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "other ones": ({"word": "b"}, ["a", "b"], "b 2"),
-    "the same": ({}, ["a", "a"], "a 2"),
+    "the same": ({}, ["a"], "a 1"),
 }
 
 
@@ -304,7 +387,8 @@ def test_a_module_may_give_other_arguments(case: str, mode: str) -> None:
     args, words, value = ARGUMENTS[case]
     flaky = Flaky()
     program = agent(agents.tool(flaky.find, effect=True, check=dspy.Predict(Judge)))
-    script = [turn(("find", {"word": "a"})), {"problems": ["odd"], "args": args}, SUBMIT]
+    found = [{"problems": ["odd"], "args": args}, {"problems": [], "args": {"no": 1}}][: len(words)]
+    script = [turn(("find", {"word": "a"})), *found, SUBMIT]
     with dspy.context(lm=ScriptedLM(script)):
         run = start(program, mode)
     assert results(run) == [("find", value, False)]
@@ -317,7 +401,8 @@ def test_a_module_that_gives_wrong_arguments_is_asked_again(mode: str) -> None:
     flaky = Flaky()
     program = agent(agents.tool(flaky.find, effect=True, check=dspy.Predict(Judge), retry=2))
     wrong, right = {"problems": ["odd"], "args": {"wrd": "b"}}, {"problems": ["odd"], "args": {"word": "b"}}
-    with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"})), wrong, right, SUBMIT])), no_pauses():
+    # What is wrong with the last result leads to no call, so its arguments are not looked at.
+    with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"})), wrong, right, wrong, SUBMIT])), no_pauses():
         run = start(program, mode)
     assert results(run) == [("find", "b 2", False)]
     assert [word for word, _ in flaky.calls] == ["a", "b"]
@@ -351,8 +436,8 @@ def test_a_check_may_be_a_program(mode: str) -> None:
     inner = Graph(Checked, inputs=["result"], outputs=["problems"])
     inner.add_node("judge", lambda result: {"problems": refuse_first({}, result, "find")}, writes=["problems"])
     flaky = Flaky()
-    program = agent(agents.tool(flaky.find, effect=True, check=inner.add_path(START, "judge", END).compile()))
-    run = run_turn(program, ("find", {"word": "a"}), ("find", {"word": "b"}), mode=mode)
+    tool = agents.tool(partial(flaky.find, key=""), check=inner.add_path(START, "judge", END).compile())
+    run = run_turn(agent(tool), ("find", {"word": "a"}), ("find", {"word": "b"}), mode=mode)
     assert [value.partition(" ")[0] for _, value, _ in results(run)] == ["a", "b"]
     assert len(flaky.calls) == 3
 

@@ -12,7 +12,7 @@ from dspy.utils.exceptions import AdapterParseError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dspyer.lm.token_stream import SubmitText, reader_for, text_of_value
+from dspyer.lm.token_stream import CallTexts, reader_for, text_of_value
 from tests.rows import each
 
 TWO = dspy.Signature("question -> one, two")
@@ -148,7 +148,7 @@ def test_the_reader_is_that_of_the_code_that_parses() -> None:
     assert reader_for(dspy.TwoStepAdapter(dspy.LM("openai/x")), ["one"], print) is None
 
 
-# --- the final call of an agent
+# --- the calls of an agent
 
 CALLS: dict[str, Any] = {
     "an object": {"tool_calls": [{"name": "look", "args": {"one": "no"}}, {"name": "submit", "args": "ARGS"}]},
@@ -164,22 +164,33 @@ def test_the_arguments_of_submit_are_read_from_every_form(form: str) -> None:
     args = {"one": 'a "quoted"\ntext', "two": [1, {"x": 2}], "three": "end"}
     response = json.dumps(CALLS[form]).replace('"ARGS"', json.dumps(args))
     shown: list[tuple[str, str, bool]] = []
-    reader = SubmitText(["one", "two", "three"], lambda *piece: shown.append(piece))
+    others: list[Any] = []
+    reader = CallTexts(["one", "two", "three"], lambda at, *piece: (shown if at < 0 else others).append(piece))
     for end in range(len(response)):
         reader.update(response[: end + 1])
+    assert others == (
+        [("look.one", "n", False), ("look.one", "o", False), ("look.one", "", True)] * ("look" in response)
+    )
     joined = {name: "".join(text for field, text, _ in shown if field == name) for name in args}
     assert joined == {name: text_of_value(value) for name, value in args.items()}
-    assert [(field, done) for field, _, done in shown if done] == [("one", True), ("two", True)]
+    assert [(field, done) for field, _, done in shown if done][:2] == [("one", True), ("two", True)]
     assert len(shown) > 10
 
 
 @pytest.mark.parametrize("name", ["submitted", "submi", "report"])
 def test_other_calls_are_not_taken_for_submit(name: str) -> None:
-    shown: list[str] = []
-    reader = SubmitText(["one"], lambda _field, text, _done: shown.append(text))
-    calls = json.dumps([{"args": {"one": "no"}, "name": name}, {"name": name, "args": {"one": "no"}}])
+    shown: list[Any] = []
+    calls = json.dumps([{"args": {"one": "no"}, "name": name}, {"name": name, "args": {"one": "no", "two": 2}}])
+    reader = CallTexts(["one"], lambda *piece: shown.append(piece))
     for end in range(len(calls)):
         reader.update(calls[: end + 1])
-    for piece in (name, '{"one": ', '"no"}'):
-        reader.add_native(0, piece if piece == name else "", "" if piece == name else piece)
-    assert shown == []
+    # One call after the other, each with an end; a number is no text.
+    field = f"{name}.one"
+    assert [one for one in shown if one[0] == 0] == [(0, field, "no", True)]
+    assert shown[1:] == [(1, field, "n", False), (1, field, "o", False), (1, field, "", True)]
+    shown.clear()
+    reader = CallTexts(["one"], lambda *piece: shown.append(piece))
+    for index in (3, 7):  # whatever numbers a provider gives them
+        for piece in (name, '{"one": ', '"no"}'):
+            reader.add_native(index, piece if piece == name else "", "" if piece == name else piece)
+    assert shown == [(0, field, "no", False), (0, field, "", True), (1, field, "no", False)]

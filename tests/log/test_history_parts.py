@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Kept, Thread, reducers
 from dspyer.errors import ThreadError
 from dspyer.log.history import History
 from dspyer.log.journal import Heads
@@ -125,7 +125,7 @@ def program(store: Store | str = ":memory:", laps: int = 3) -> CompiledGraph:
 
         return work
 
-    graph = Graph(Notes, inputs=["q"])
+    graph = Graph(Notes, inputs=["q"], keep="all")
     for name in ("begin", "left", "right", "more", "meet"):
         own = {"left": ["left"], "right": ["right"], "meet": ["both"]}.get(name, [])
         graph.add_node(name, node(name), writes=["log", *own])
@@ -442,7 +442,7 @@ def step(n: int, more: int) -> dict[str, Any]:
 
 def chatting(store: Store | None) -> CompiledGraph:
     """As many rounds as `more` says; each forks in two every other time."""
-    graph = Graph(Chat).add_node(step, writes=["messages", "n"])
+    graph = Graph(Chat, keep="all").add_node(step, writes=["messages", "n"])
     graph.add_node("l", lambda n: {"left": n, "messages": [{"role": "l", "content": str(n)}]})
     graph.add_node("r", lambda n: {"right": n, "messages": [{"role": "r", "content": str(n)}]})
     graph.add_node("join", lambda left, right: {"note": f"{left}{right}"}, writes=["note"])
@@ -569,13 +569,13 @@ def test_the_limits_keep_the_promise() -> None:
 
 class Book(BaseModel):
     q: str = ""
-    notes: Annotated[list[str], reducers.extend] = []
+    notes: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 def test_who_brought_old_items_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     take_snapshots(monkeypatch, 8)
     store = Counting()
-    built = Graph(Book, keep=["notes"]).add_node("note", lambda q: {"notes": [q]}, writes=["notes"])
+    built = Graph(Book).add_node("note", lambda q: {"notes": [q]}, writes=["notes"])
     thread = built.add_path(START, "note", END).compile(store=store).thread("t")
     for q in map(str, range(40)):
         thread.run({"q": q})

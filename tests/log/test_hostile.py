@@ -33,7 +33,7 @@ class State(BaseModel):
 
 
 def program(store: Any) -> CompiledGraph:
-    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q]}, writes=["log"])
+    graph = Graph(State, inputs=["q"], keep="all").add_node("work", lambda q: {"log": [q]}, writes=["log"])
     return graph.add_path(START, "work", END).compile(store=store)
 
 
@@ -407,7 +407,7 @@ def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("small")
 def test_a_snapshot_that_could_not_be_read_again_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each commit is small enough, and the rows have it all."""
-    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 100}, writes=["log"])
+    graph = Graph(State, inputs=["q"], keep="all").add_node("work", lambda q: {"log": [q] * 100}, writes=["log"])
     graph.add_path(START, "work").add_conditional_edges(
         "work", lambda log: len(log) > 11_000, {True: END, False: "work"}
     )
@@ -419,7 +419,7 @@ def test_a_snapshot_that_could_not_be_read_again_is_left_out(tmp_path: Path, cap
 @pytest.mark.usefixtures("small")
 def test_a_history_cannot_be_pruned_at_a_state_that_is_too_large(tmp_path: Path) -> None:
     """Its snapshot would be all that is left of what is pruned."""
-    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 4_000}, writes=["log"])
+    graph = Graph(State, inputs=["q"], keep="all").add_node("work", lambda q: {"log": [q] * 4_000}, writes=["log"])
     t = graph.add_path(START, "work", END).compile(store=tmp_path / "runs.db").thread("t")
     for number in range(4):
         t.run({"q": str(number)})

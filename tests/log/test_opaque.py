@@ -52,11 +52,11 @@ def test_a_node_fails_only_if_it_reads_an_opaque_value(tmp_path: Path) -> None:
 
     first = Graph(Drafts, name="Graph").add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
     first.add_path(START, "write", END).compile(store=store).thread("t").run({})
-    other = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
+    other = Graph(keep="all").add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
     run = other.compile(store=store).thread("t", graphs=["Graph"]).run({"n": 1})
     assert run.state["n"] == 2
     assert "<opaque" in repr(run.state["draft"])
-    reader = Graph().add_node("read", read, writes=[]).add_path(START, "read", END)
+    reader = Graph(keep="all").add_node("read", read, writes=[]).add_path(START, "read", END)
     run = reader.compile(store=store).thread("t", graphs="Graph").run({})
     assert run.status == "failed"
     assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
@@ -168,7 +168,11 @@ def test_what_may_be_written(tmp_path: Path) -> None:
     graph = Graph(Named, inputs=[], name="Graph").add_node("write", lambda: {"value": values}, writes=["value"])
     store = tmp_path / "runs.db"
     assert graph.add_path(START, "write", END).compile(store=store).thread("t").run({}).status == "completed"
-    again = Graph().add_node("pass_on", lambda state: {"value": [*state["value"], 1]}).add_path(START, "pass_on", END)
+    again = (
+        Graph(keep="all")
+        .add_node("pass_on", lambda state: {"value": [*state["value"], 1]})
+        .add_path(START, "pass_on", END)
+    )
     t = again.compile(store=store).thread("t")
     assert t.run({}).status == "completed"
     assert "<opaque" in repr(t.state["value"])

@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, Kept, reducers
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.postgres import Postgres
 from dspyer.testing import NearestLM
@@ -24,7 +24,7 @@ TRAIN = [
 class State(BaseModel):
     text: str = ""
     mood: str = ""
-    log: Annotated[list[str], reducers.extend] = []
+    log: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 def program(store: Any) -> CompiledGraph:

@@ -15,7 +15,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, live, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Kept, Thread, live, reducers
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.extend import Layer, NewRow
@@ -30,8 +30,8 @@ LONG = "long " * 9_000
 
 class State(BaseModel):
     q: str = ""
-    log: Annotated[list[str], reducers.extend] = []
-    long: str = ""
+    log: Kept[Annotated[list[str], reducers.extend]] = []
+    long: Kept[str] = ""
 
 
 def graph(store: Any, schema: type[BaseModel] = State) -> CompiledGraph:
@@ -162,7 +162,7 @@ def counts(current: Any, update: Any) -> Any:
 
 def test_a_field_is_readable_whose_reducer_is_gone(tmp_path: Path) -> None:
     class Before(State):
-        n: Annotated[int, Reducer("counts", counts)] = 0
+        n: Kept[Annotated[int, Reducer("counts", counts)]] = 0
 
     class After(State):
         pass

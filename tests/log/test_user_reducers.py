@@ -65,7 +65,7 @@ def forked(store: Any, reducer: Any, **options: Any) -> CompiledGraph:
         kinds["sums"] = (Annotated[dict[str, int], by_key], {})
     schema: type[BaseModel] = create_model("State", **kinds)
     writes = [] if reducer is None else ["n", "xs", "sums"]
-    graph = Graph(schema, name="G", inputs=["q"])
+    graph = Graph(schema, name="G", inputs=["q"], keep="all")
     for name in ("l", "r"):
         graph.add_node(name, partial(write, name) if writes else nothing, writes=writes)
     graph.add_node("end", lambda q: {"done": q}, writes=["done"])

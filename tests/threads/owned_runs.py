@@ -9,14 +9,14 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Run, reducers
+from dspyer import END, START, CompiledGraph, Graph, Kept, Run, reducers
 from dspyer.stores import Memory
 from dspyer.stores.base import Change, Owner, Store, ThreadRow
 
 
 class Count(BaseModel):
-    n: Annotated[int, reducers.increment] = 0
-    log: Annotated[list[str], reducers.extend] = []
+    n: Kept[Annotated[int, reducers.increment]] = 0
+    log: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 class Gate:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Failure, Graph, Thread, reducers
+from dspyer import END, START, CompiledGraph, Failure, Graph, Kept, Thread, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Point
@@ -25,9 +25,9 @@ LONG = "a long text " * 3_000
 
 class State(BaseModel):
     q: str = ""
-    log: Annotated[list[str], reducers.extend] = []
-    long: str = ""
-    raw: bytes = b""
+    log: Kept[Annotated[list[str], reducers.extend]] = []
+    long: Kept[str] = ""
+    raw: Kept[bytes] = b""
 
 
 def work(q: str) -> dict[str, Any]:

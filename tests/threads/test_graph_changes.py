@@ -70,7 +70,7 @@ def build(
 ) -> Graph:
     """START -> write -> judge -> END, with other names or more of it."""
     judge = (names or {}).get("judge", "judge")
-    graph = Graph(schema, **options)
+    graph = Graph(schema, **{"keep": "all", **options})
     writes = ["n", "note"] if write == "less" else ["n", "log", "note"]
     graph.add_node("write", getattr(calls, write), writes=writes)
     graph.add_node(judge, calls.judge, writes=["n"])
@@ -335,7 +335,7 @@ def rested(tmp_path: Path) -> CompiledGraph:
 
 def counting(schema: type[BaseModel] | None, store: Any, **options: Any) -> CompiledGraph:
     """Another graph, which counts."""
-    graph = Graph(schema).add_node("count", lambda q: {"n": 1}, writes=["n"]).add_path(START, "count", END)
+    graph = Graph(schema, keep="all").add_node("count", lambda q: {"n": 1}, writes=["n"]).add_path(START, "count", END)
     return graph.compile(store=store, **options)
 
 
@@ -355,7 +355,7 @@ def test_a_new_field_without_default_stays_unset(tmp_path: Path) -> None:
         must: str
 
     rested(tmp_path)
-    graph = Graph(Wanted, inputs=["q"]).add_node("count", lambda q: {"n": 1}, writes=["n"])
+    graph = Graph(Wanted, inputs=["q"], keep="all").add_node("count", lambda q: {"n": 1}, writes=["n"])
     t = graph.add_path(START, "count", END).compile(store=tmp_path / "runs.db").thread("t")
     state = t.run({"q": "b"}).state
     assert (state["n"], "must" in state) == (5, False)
@@ -378,7 +378,7 @@ def test_a_removed_field_leaves_the_state_with_one_warning(tmp_path: Path, caplo
 
 def test_a_value_that_does_not_fit_the_new_type_is_refused(tmp_path: Path) -> None:
     rested(tmp_path)
-    graph = Graph(Texts).add_node("count", lambda q: {"n": q}, writes=["n"]).add_path(START, "count", END)
+    graph = Graph(Texts, keep="all").add_node("count", lambda q: {"n": q}, writes=["n"]).add_path(START, "count", END)
     t = graph.compile(store=tmp_path / "runs.db").thread("t")
     with pytest.raises(ChangedGraphError, match=r"field 'n': 4 no longer fits: Input should be a valid string"):
         t.run({"q": "b"})
@@ -399,7 +399,9 @@ def test_migrate_makes_the_new_values(tmp_path: Path) -> None:
         seen.append(old)
         return move(old)
 
-    graph = Graph(Texts).add_node("count", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "count", END)
+    graph = (
+        Graph(Texts, keep="all").add_node("count", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "count", END)
+    )
     t = graph.compile(store=tmp_path / "runs.db").thread("t", migrate=migrate)
     assert t.run({"q": "b"}).state.to_dict() == {"q": "b", "n": "4!"}
     assert t.run({"q": "c"}).state["n"] == "4!!"
@@ -412,7 +414,7 @@ def test_migrate_makes_the_new_values(tmp_path: Path) -> None:
 def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
     calls = Calls()
     opened(tmp_path, calls)
-    graph = Graph(Texts).add_node("write", lambda q: {"n": q}, writes=["n"])
+    graph = Graph(Texts, keep="all").add_node("write", lambda q: {"n": q}, writes=["n"])
     graph.add_node("judge", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "write", "judge", END)
     t = graph.compile(store=tmp_path / "runs.db").thread("t", migrate=move)
     assert t.resume(allow_changed_graph=True).state["n"] == "2!"
@@ -444,7 +446,7 @@ def test_values_of_a_changed_class_are_validated_again(tmp_path: Path) -> None:
     def show(note: Any) -> dict[str, Any]:
         return {"q": f"{note.text} by {note.by}"}
 
-    graph = Graph(renamed_note(), inputs=["things"]).add_node("show", show, reads=["note"], writes=["q"])
+    graph = Graph(renamed_note(), inputs=["things"], keep="all").add_node("show", show, reads=["note"], writes=["q"])
     t = graph.add_path(START, "show", END).compile(store=tmp_path / "runs.db").thread("t")
     run = t.run({})
     assert run.error is None

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, Kept, reducers
 from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row
@@ -25,7 +25,7 @@ from dspyer.stores.base import Row
 
 class Said(BaseModel):
     say: str = ""
-    log: Annotated[list[str], reducers.append] = []
+    log: Kept[Annotated[list[str], reducers.append]] = []
 
 
 def compiled(store: Any) -> CompiledGraph:

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Replace, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Kept, Replace, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
@@ -21,9 +21,9 @@ from tests.rows import each
 
 class Notes(BaseModel):
     q: str = ""
-    log: Annotated[list[str], reducers.extend] = []
-    answer: str = ""
-    user: dict[str, Any] = {}
+    log: Kept[Annotated[list[str], reducers.extend]] = []
+    answer: Kept[str] = ""
+    user: Kept[dict[str, Any]] = {}
 
 
 def program(store: Store) -> CompiledGraph:

@@ -121,7 +121,7 @@ def test_inputs_are_compared_as_the_graph_reads_them(turned: bool) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("keep", "lasts"), [(None, True), (["amount"], True), (["lasts"], False), ([], False)])
+@pytest.mark.parametrize(("keep", "lasts"), [("all", True), (["amount"], True), (["lasts"], False), ([], False)])
 def test_a_default_is_no_input_left_out_where_a_run_before_has_another_value(keep: Any, lasts: bool) -> None:
     graph = Graph(Order, inputs=["amount"], keep=keep).add_node("note", lambda amount: {"out": f"{amount}"})
     program = graph.add_path(START, "note", END).compile(store=":memory:")

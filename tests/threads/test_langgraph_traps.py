@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Run, Thread, reducers
+from dspyer import END, START, CompiledGraph, Graph, Kept, Run, Thread, reducers
 from dspyer.errors import ImmutableError, MergeConflictError, NodeOutputError, OpenRunError
 from dspyer.stores import SQLite
 from dspyer.stores.base import Store
 
 
 class Log(BaseModel):
-    log: Annotated[list[str], reducers.extend] = []
+    log: Kept[Annotated[list[str], reducers.extend]] = []
     x: Any = None
     size: int = 0
 

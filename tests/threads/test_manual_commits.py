@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, Thread, reducers
+from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Kept, Run, Thread, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
 from dspyer.stores.base import Change
@@ -16,10 +16,10 @@ from dspyer.stores.base import Change
 
 class Mail(BaseModel):
     q: str = "q"
-    draft: str = ""
-    n: Annotated[int, reducers.increment] = 0
+    draft: Kept[str] = ""
+    n: Kept[Annotated[int, reducers.increment]] = 0
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
-    log: Annotated[list[str], reducers.extend] = []
+    log: Kept[Annotated[list[str], reducers.extend]] = []
 
 
 class Office:

@@ -20,8 +20,8 @@ def test_history_inside_of_a_pruned_thread() -> None:
 
 
 def test_writers_of_a_pruned_thread_whose_fields_are_older() -> None:
-    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-    program = graph.compile(store=":memory:")
+    graph = Graph(inputs=["n"], keep="all").add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+    program = graph.add_path(START, "add", END).compile(store=":memory:")
     thread = program.thread("t")
     thread.run({"n": 1})
     thread.update({"old": 1})

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Replace, Thread, reducers
+from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Kept, Replace, Thread, reducers
 from dspyer.events import Commit
 from dspyer.stores import SQLite, Store
 from dspyer.stores.base import Row
@@ -305,7 +305,7 @@ def test_a_finished_agent_and_the_main_agent_can_be_given_more_and_continue(tmp_
     """S002-12, S002-13: multi-turn, each turn by another program; what was said before is there."""
 
     class Talk(BaseModel):
-        said: Annotated[list[str], reducers.extend] = []
+        said: Kept[Annotated[list[str], reducers.extend]] = []
 
     def reply(said: list[str]) -> dict[str, Any]:
         return {"said": [f"reply {len(said)}"]}

@@ -51,7 +51,9 @@ READS = {"new": view("log").new(), "mine": view("own").own(), "calls": view("cal
 
 
 def program(store: Store | str = ":memory:", **options: Any) -> CompiledGraph:
-    graph = Graph(Board, **options).add_node(write).add_node("look", look, reads=READS, writes=["own"])
+    graph = (
+        Graph(Board, **{"keep": "all", **options}).add_node(write).add_node("look", look, reads=READS, writes=["own"])
+    )
     return graph.add_path(START, "write", "look", END).compile(store=store)
 
 
@@ -109,7 +111,7 @@ def test_a_manual_update_is_new_and_has_an_author() -> None:
         found.append(log)
         return {}
 
-    graph = Graph(Board).add_node("read", read, reads={"log": view("log").by("update", "START")}, writes=[])
+    graph = Graph(Board, keep="all").add_node("read", read, reads={"log": view("log").by("update", "START")}, writes=[])
     thread = graph.add_path(START, "read", END).compile(store=":memory:").thread("t")
     thread.run({"question": "a"})
     thread.update({"log": "manual"})
@@ -134,7 +136,7 @@ def test_authors_are_unknown_where_an_earlier_graph_had_another_reducer(caplog: 
     store = open_store(":memory:")
 
     def thread_of(kind: Any) -> Thread:
-        graph = Graph(create_model("Board", log=(kind, [])))
+        graph = Graph(create_model("Board", log=(kind, [])), keep="all")
 
         def write(ctx: Context) -> dict[str, Any]:
             return {"log": ["x"]}
@@ -167,7 +169,7 @@ def test_authors_of_pruned_history_are_unknown_with_a_warning(
     assert caplog.text.count("since older history was pruned") == 3
     caplog.clear()
     thread.prune(before="t.3/trunk:0")
-    graph = Graph(Board).add_node("other", look, reads=READS, writes=["own"]).add_path(START, "other", END)
+    graph = Graph(Board, keep="all").add_node("other", look, reads=READS, writes=["own"]).add_path(START, "other", END)
     with caplog.at_level(logging.WARNING, "dspyer"):
         graph.compile(store=store).thread("t").run({"question": "d"}).raise_error()
     assert SEEN[-1] == (["default", "a", "b", "c"], [], 3)
@@ -211,7 +213,7 @@ def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
     store = open_store(":memory:")
 
     def compiled() -> CompiledGraph:
-        graph = Graph(Board, merge="last_write_wins", inputs=["question", "log"])
+        graph = Graph(Board, keep="all", merge="last_write_wins", inputs=["question", "log"])
         graph.add_node(write).add_node("look", look, reads=READS, writes=["own"])
         graph.add_node("all", keep, reads={"log": view("log").last(99)}, writes=[])
         return graph.add_path(START, "write", "look", "all", END).compile(store=store)
@@ -253,7 +255,7 @@ def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
 def test_without_views_no_history_is_read() -> None:
     """What a later run reads does not grow with the runs before."""
     store = Counting()
-    thread = Graph(Board).add_node(write).add_path(START, "write", END).compile(store=store).thread("t")
+    thread = Graph(Board, keep="all").add_node(write).add_path(START, "write", END).compile(store=store).thread("t")
     read = []
     for number in range(120):
         store.read = 0
@@ -284,7 +286,7 @@ def test_views_of_a_rerun_or_copy_name_the_commits_of_the_history(change: str) -
         found[ctx.execution] = [entry.commit for entry in ctx.view(view("log"))]
         return {"log": ctx.node}
 
-    graph = Graph(Board)
+    graph = Graph(Board, keep="all")
     for name in "abcd":
         graph.add_node(name, step, reads=["log"], writes=["log"])
     thread = graph.add_path(START, *"abcd", END).compile(store=":memory:").thread("t")
@@ -308,7 +310,7 @@ def test_a_new_run_reads_no_earlier_rows_unless_a_view_looks_back() -> None:
 
     read: dict[object, list[int]] = {"log": [], view("log").own(): []}
     for lines, counts in read.items():
-        graph = Graph(Board).add_node("note", note, reads={"question": "question", "lines": lines})
+        graph = Graph(Board, keep="all").add_node("note", note, reads={"question": "question", "lines": lines})
         store = Counting()
         program = graph.add_path(START, "note", END).compile(store=store)
         for number in range(3):
