@@ -46,11 +46,12 @@ from ag_ui.core import (
 )
 from ag_ui.encoder import EventEncoder
 from pydantic_core import PydanticSerializationError
+from starlette.exceptions import HTTPException
 
 from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_node import call_text
-from dspyer.errors import BudgetError, OpenRunError
+from dspyer.errors import BudgetError
 from dspyer.events import Asked, AttemptFailed, Committed, Emitted, NodeFailed, NodeStarted, Question, RunStarted, Token
 from dspyer.extend import Event, FrozenList, is_within, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
@@ -79,22 +80,24 @@ def encoded(event: BaseEvent) -> bytes:
         return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
 
 
-class ProtocolError(Exception):
+class ProtocolError(HTTPException):
     """A request that the protocol answers by `RUN_ERROR`."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(400, message)
         self.code = code
 
 
 def refusal(error: BaseException) -> RunErrorEvent:
     """The event that tells the client why a run could not begin or go on."""
-    if isinstance(error, OpenRunError):
-        error = ProtocolError("open_interrupts", "the thread waits for answers: send them in `resume`, or cancel them")
-    if isinstance(error, ProtocolError):
-        return RunErrorEvent(message=str(error), code=error.code)
-    found = last_of_refusal(error)["error"]
-    return RunErrorEvent(message=found["message"], code=found["type"])
+    if isinstance(error, HTTPException):  # what the application, or this route, says itself
+        return RunErrorEvent(message=str(error.detail), code=getattr(error, "code", "invalid"))
+    return _told(last_of_refusal(error, hides=True))
+
+
+def _told(last: dict[str, Any]) -> RunErrorEvent:
+    """The event for the last message of a stream; the log has what a customer must not read."""
+    return RunErrorEvent(message=last["error"]["message"], code=last["error"]["code"])
 
 
 class _Text(NamedTuple):
@@ -195,12 +198,8 @@ class EventTranslator:
         outcome: RunFinishedOutcome = RunFinishedSuccessOutcome()
         if run.status == "interrupted":
             outcome = RunFinishedInterruptOutcome(interrupts=[self._interrupt(one) for one in run.questions])
-        elif run.status == "failed":
-            last_of_run(run.run_id, run.status, run.error)  # writes the log
-            failures = ", ".join(f"node {one.node!r} failed ({one.type})" for one in run.failures) or "the run failed"
-            return RunErrorEvent(message=f"{failures}; the log of the server says why", code="failed")
-        elif isinstance(run.error, BudgetError):
-            return RunErrorEvent(message=str(run.error), code=type(run.error).__name__)
+        elif run.status == "failed" or isinstance(run.error, BudgetError):
+            return _told(last_of_run(run.run_id, run.status, run.error, hides=True))
         elif run.status == "stopped":
             outcome = RunFinishedCancelledOutcome()
         return RunFinishedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id, outcome=outcome)

@@ -119,11 +119,12 @@ def default_inputs(graph: GraphSpec, of_messages: frozenset[str]) -> Inputs:
     def last_message(body: RunAgentInput) -> dict[str, Any]:
         last = body.messages[-1] if body.messages else None
         if not isinstance(last, UserMessage):
-            raise InputError("the last message of the request is not the user's")
+            raise ProtocolError("invalid", "the last message of the request is not the user's")
         parts = last.content if isinstance(last.content, list) else [TextPart(text=last.content)]
         others = sorted({part.type for part in parts if not isinstance(part, TextPart)})
         if others:
-            raise InputError(f"the message has parts of the type {list_names(others)}: this program takes text alone")
+            found = f"the message has parts of the type {list_names(others)}: this program takes text alone"
+            raise ProtocolError("invalid", found)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         message_id = OF_CLIENT + last.id.removeprefix(OF_CLIENT)
         return {name: [{"role": "user", "content": text, "id": message_id}] if name in of_messages else text}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dspyer import CompiledGraph, Thread
+from dspyer.errors import InputError
 from dspyer.extend import thaw
 
 T = TypeVar("T")
@@ -30,14 +31,27 @@ async def json_content(request: Request) -> bytes:
 
 async def asked(function: Callable[..., T | Awaitable[T]], *given: Any) -> T:
     """What a function of the application returns: sync ones may block, and are called in a worker thread."""
-    found = function(*given) if iscoroutinefunction(function) else await run_sync(function, *given)
-    return await found if isawaitable(found) else found
+    with of_application():
+        found = function(*given) if iscoroutinefunction(function) else await run_sync(function, *given)
+        return await found if isawaitable(found) else found
 
 
 async def asked_thread(program: CompiledGraph, function: Callable[..., Any], *given: Any) -> Thread:
     """The thread that a function of the application gives to a request, or names."""
     found = await asked(function, *given)
-    return found if isinstance(found, Thread) else program.thread(found)
+    with of_application():
+        return found if isinstance(found, Thread) else program.thread(found)
+
+
+@contextmanager
+def of_application() -> Iterator[None]:
+    """A block of the application: what it raises is no fault of the client, unless it says so."""
+    try:
+        yield
+    except (HTTPException, InputError):
+        raise
+    except Exception as error:
+        raise RuntimeError("a function of the application has failed, or has returned no name of a thread") from error
 
 
 def as_json(value: Any) -> Any:

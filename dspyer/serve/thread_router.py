@@ -7,9 +7,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 from anyio.to_thread import run_sync
@@ -51,11 +52,18 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
     if if_open not in ("refuse", "amend", "abandon"):
         raise ValueError(f'router(if_open={if_open!r}): it is "refuse", "amend" or "abandon"')
     service = Service(program, thread, by, if_open)
-    recovery = Recovery(program, recover)
+
+    @cache  # once: when the router starts, or else with its first request, since Starlette starts no mounted router
+    def begin() -> None:
+        if recover:
+            # In the context of the application, which may have set its language model there. A daemon: the end of the
+            # process crashes the run that goes on here, and the next start resumes it.
+            work = partial(copy_context().run, recover_crashed, program)
+            threading.Thread(target=work, name="dspyer-recover", daemon=True).start()
 
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "POST") -> Route:
         async def respond(request: Request) -> Response:
-            recovery.begin()
+            begin()
             try:
                 return await answer(request)
             except HTTPException as error:
@@ -71,7 +79,7 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
 
     @asynccontextmanager
     async def lifespan(_app: object) -> AsyncIterator[None]:
-        recovery.begin()
+        begin()
         yield
 
     routes = [
@@ -85,33 +93,14 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
     return Router(routes, lifespan=lifespan)
 
 
-class Recovery:
-    """Resumes crashed runs in the background, once: when the router starts, or else with its first request.
-
-    Starlette starts a router that is mounted without telling it.
-    """
-
-    def __init__(self, program: CompiledGraph, due: bool) -> None:
-        self._program = program
-        self._due = due
-
-    def begin(self) -> None:
-        """Begin, unless it has begun."""
-        if self._due:
-            self._due = False
-            work = copy_context().run  # with the language model of the application
-            # A daemon: the end of the process crashes the run that goes on here, and the next start resumes it.
-            threading.Thread(target=work, args=(self._recover,), name="dspyer-recover", daemon=True).start()
-
-    def _recover(self) -> None:
-        for pause in (AGAIN, 0):
-            try:
-                names = self._program.recover()
-            except Exception:
-                logger.exception("crashed runs of graph %r were not resumed", self._program.graph.name)
-            else:
-                logger.info("%d crashed runs of graph %r were resumed", len(names), self._program.graph.name)
-            time.sleep(pause)
+def recover_crashed(program: CompiledGraph) -> None:
+    """Resume crashed runs, twice."""
+    for pause in (AGAIN, 0):
+        try:
+            logger.info("crashed runs of these threads were resumed: %s", program.recover())
+        except Exception:
+            logger.exception("crashed runs of graph %r were not resumed", program.graph.name)
+        time.sleep(pause)
 
 
 # --- requests
@@ -131,17 +120,6 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 def _refused_constant(name: str) -> None:
     raise ValueError(f"{name} is none of its numbers")
-
-
-@contextmanager
-def of_application() -> Iterator[None]:
-    """A block in which a function of the application is called: what it raises is no fault of the client."""
-    try:
-        yield
-    except HTTPException:
-        raise
-    except Exception as error:
-        raise RuntimeError("the application has given no thread or author to a request") from error
 
 
 class Service(NamedTuple):
@@ -170,8 +148,7 @@ class Service(NamedTuple):
         if wrong or not answers:
             what = f"{wrong[0]!r} is no id of a question" if wrong else "there is no answer"
             raise HTTPException(422, f"{what}: give each answer by its question's id, {{id: answer}}")
-        with of_application():
-            by = None if self.by is None else await asked(self.by, request)
+        by = None if self.by is None else await asked(self.by, request)
         return await self._played(request, thread.astream_resume(answers, by=by, tokens=wants_events(request)))
 
     async def resume(self, request: Request) -> Response:
@@ -192,9 +169,8 @@ class Service(NamedTuple):
 
     async def names(self, request: Request) -> Response:
         """The names below the one that the application gives to the empty name."""
-        with of_application():
-            found = await asked(self.thread, request, "")
-            prefix = found.name if isinstance(found, Thread) else found
+        found: Any = await asked(self.thread, request, "")
+        prefix = found.name if isinstance(found, Thread) else found
         return respond_json({"names": await run_sync(self._names, prefix, request.query_params.get("after", ""))})
 
     def _names(self, prefix: str, after: str) -> list[str]:
@@ -210,8 +186,7 @@ class Service(NamedTuple):
 
     async def _thread(self, request: Request, begun: bool = False) -> Thread:
         """The thread that the application gives to a name; raises status 404 if it must have runs and has none."""
-        with of_application():
-            thread = await asked_thread(self.program, self.thread, request, request.path_params["name"])
+        thread = await asked_thread(self.program, self.thread, request, request.path_params["name"])
         if begun and await run_sync(lambda: thread.status) == "new":
             raise LookupError(f"thread {thread.name!r} has no run")
         return thread
