@@ -402,6 +402,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("testing.store_samples", "f'trunk:{seq}'"): "an example",
     ("testing.store_samples", "'trunk:'"): "a part of that f-string",
     ("threads.start", "'/' in str(name)"): "the key of a question, or its id, which ends with the key",
+    ("serve.thread_router", "'/' not in one"): "what the name of a thread has after that of its user",
     ("threads.graph_changes", "name.rpartition(':')"): "module:class",
     ("values.json", "name.rpartition(':')"): "module:class",
     ("values.json", "text.partition('/')"): "a fraction",

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from functools import cache, partial
@@ -51,6 +51,8 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
             raise InputError(f"router({name}={function!r}): pass a function that gets the request")
     if if_open not in ("refuse", "amend", "abandon"):
         raise ValueError(f'router(if_open={if_open!r}): it is "refuse", "amend" or "abandon"')
+    if not isinstance(cast(object, recover), bool):
+        raise TypeError(f"recover={recover!r}: give True or False")
     service = Service(program, thread, by, if_open)
 
     @cache  # once: when the router starts, or else with its first request, since Starlette starts no mounted router
@@ -141,12 +143,10 @@ class Service(NamedTuple):
         """Continue a run with the answers in the body, by the ids of their questions."""
         answers = await body_of(request)
         thread = await self._thread(request, begun=True)
-        questions = await run_sync(lambda: thread.questions)
         # A key means whatever is open now: an answer that comes late would be that to another question.
-        keys = {one.key for one in questions} - {one.id for one in questions}
-        wrong = [one for one in answers if one in keys or "/" not in one]
-        if wrong or not answers:
-            what = f"{wrong[0]!r} is no id of a question" if wrong else "there is no answer"
+        unknown = await run_sync(_unknown, thread, answers)
+        if unknown or not answers:
+            what = f"{unknown[0]!r} is no id of a question" if unknown else "there is no answer"
             raise HTTPException(422, f"{what}: give each answer by its question's id, {{id: answer}}")
         by = None if self.by is None else await asked(self.by, request)
         return await self._played(request, thread.astream_resume(answers, by=by, tokens=wants_events(request)))
@@ -221,6 +221,12 @@ async def _stop_at_leave(request: Request, stream: AsyncEvents) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     await stream.aclose()
+
+
+def _unknown(thread: Thread, answers: Iterable[str]) -> list[str]:
+    """What of these is the id of no question, open or answered."""
+    unknown = set(answers).difference(one.id for one in thread.questions)
+    return sorted(unknown.difference(one.question.id for one in thread.answers) if unknown else ())
 
 
 def of_thread(graph: GraphSpec, thread: Thread) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from starlette.requests import Request
 
 from dspyer import END, START, CompiledGraph, Graph, Thread, serve
 from dspyer.errors import InputError, ThreadError
-from dspyer.stores import SQLite
+from dspyer.stores import Memory, SQLite
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
 from tests.threads.test_leases import set_owner_on_another_host
@@ -170,7 +171,7 @@ def test_a_run_its_question_and_its_answer(calls: Calls) -> None:
         ("POST", "/1/answers", {"json": {}}, 422, "invalid"),
         ("POST", "/1/answers", {"json": {"approve": True}}, 422, "invalid"),
         ("POST", "/1/answers", {"json": {"ada/1.1/trunk:2/approve": "yes"}}, 422, "invalid"),
-        ("POST", "/1/answers", {"json": {"ada/9.1/trunk:2/approve": True}}, 409, "conflict"),
+        ("POST", "/1/answers", {"json": {"ada/9.1/trunk:2/approve": True}}, 422, "invalid"),
         ("POST", "/1/stop", {}, 409, "conflict"),
         ("GET", "/2", {}, 404, "unknown"),
         ("POST", "/2/answers", {"json": {"ada/2.1/trunk:2/approve": True}}, 404, "unknown"),
@@ -249,7 +250,7 @@ def test_a_busy_thread_and_a_stop_from_another_request(calls: Calls) -> None:
     with service(calls.waiting()) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/1", json={"customer": "Ada"})
         assert calls.began.wait(PATIENCE)
-        for path, body in (("/1", {"customer": "Eve"}), ("/1/answers", {"ada/1.1/trunk:1/x": 1}), ("/1/resume", None)):
+        for path, body in (("/1", {"customer": "Eve"}), ("/1/resume", None)):
             busy = client.post(path, json=body)
             assert (busy.status_code, busy.json()["error"]["code"]) == (409, "busy"), path
         assert client.get("/1").json()["status"] == "running"
@@ -318,18 +319,24 @@ def test_an_error_of_the_application_is_one_of_the_server(calls: Calls, caplog: 
     assert "x-user" in caplog.text
 
 
-def test_names_are_those_of_the_user_page_by_page(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = calls.mails()
-    for name in ("ada", "ada/1", "ada/2", "ada/3", "ada/x/1", "ada0/1", "bob/1"):
-        program.thread(name).run({"customer": "Ada"})
+class Many(Memory):
+    """A store with many threads."""
+
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        found = [*(f"ada/{number:04}" for number in range(1_500)), "ada/x/1", "ada0/1", "bob/1"]
+        return [name for name in found if name > after][:limit]
+
+
+def test_names_are_those_of_the_user_page_by_page(calls: Calls) -> None:
+    program = calls.mails(store=Many())
     with service(program) as client:
-        assert client.get("/").json() == {"names": ["1", "2", "3"]}
+        first = client.get("/").json()["names"]
+        assert (first[0], first[-1], len(first)) == ("0000", "0999", 1_000)
+        rest = client.get("/", params={"after": first[-1]}).json()["names"]
+        assert (rest[0], rest[-1], len(rest)) == ("1000", "1499", 500)
+        assert client.get("/", params={"after": rest[-1]}).json() == {"names": []}
         assert client.get("/", headers={"x-user": "eve"}).json() == {"names": []}
-        monkeypatch.setattr("dspyer.serve.thread_router.PAGE", 2)
-        assert client.get("/").json() == {"names": ["1", "2"]}
-        assert client.get("/", params={"after": "2"}).json() == {"names": ["3"]}
-    with service(program, thread=lambda request, name: name) as client:
-        assert client.get("/", params={"after": "ada"}).json() == {"names": []}
+        assert client.get("/", headers={"x-user": "bob"}).json() == {"names": ["1"]}
 
 
 def test_what_is_redacted_is_hidden(calls: Calls) -> None:
@@ -381,7 +388,7 @@ def test_crashed_runs_go_on_when_the_service_starts(
     lifespan: Any = "off" if start == "with the first request" else "on"
     with served(router if start == "as an app" else app, lifespan=lifespan) as address:
         if start == "with the first request":
-            assert not done.wait(0.1)
+            assert not done.is_set()
             httpx.get(f"{address}/chats/", headers={"x-user": "bob"}, timeout=PATIENCE)
         assert done.wait(PATIENCE)
     thread = program.thread("ada/1")
@@ -395,12 +402,24 @@ def test_a_run_of_a_lost_container_goes_on_once_its_lease_has_ended(
 ) -> None:
     """A new container starts at once, when nobody can know yet that the owner is gone: so it looks again."""
     crash(tmp_path, "t")
-    store, done = SQLite(tmp_path / "runs.db"), threading.Event()
-    set_owner_on_another_host(store, lease=0.3)
-    monkeypatch.setattr("dspyer.serve.thread_router.AGAIN", 0.4)
+    store, done, looked, minute = SQLite(tmp_path / "runs.db"), threading.Event(), threading.Event(), threading.Event()
+    set_owner_on_another_host(store)
+    sleep = time.sleep
+
+    def passing(seconds: float) -> None:
+        if seconds != 60:
+            sleep(seconds)
+        elif not looked.is_set():
+            looked.set()
+            minute.wait(PATIENCE)
+
+    monkeypatch.setattr(time, "sleep", passing)
     program = letters(store, lambda customer: {"sent": done.set()})
     with served(serve.router(program, thread=own, recover=True), lifespan="on"):
+        assert looked.wait(PATIENCE)
         assert program.thread("t").status == "running"
+        set_owner_on_another_host(store, lease=0.0)
+        minute.set()
         assert done.wait(PATIENCE)
 
 
