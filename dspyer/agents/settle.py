@@ -335,6 +335,8 @@ class SettleNode(Node):
         after: where a branch goes when its outputs are accepted.
     """
 
+    bounded: bool = True
+
     submit: Tool
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
