@@ -30,7 +30,7 @@ async def json_content(request: Request) -> bytes:
 
 
 async def asked(function: Callable[..., T | Awaitable[T]], *given: Any) -> T:
-    """What a function of the application returns: sync ones may block, and are called in a worker thread."""
+    """Call a function of the application, a sync one in a worker thread, since it may block; return its result."""
     with of_application():
         found = function(*given) if iscoroutinefunction(function) else await run_sync(function, *given)
         return await found if isawaitable(found) else found

@@ -224,20 +224,20 @@ async def _stop_at_leave(request: Request, stream: AsyncEvents) -> None:
 
 
 def _unknown(thread: Thread, answers: Iterable[str]) -> list[str]:
-    """What of these is the id of no question, open or answered."""
+    """The names that are the id of no question, open or answered."""
     unknown = set(answers).difference(one.id for one in thread.questions)
     return sorted(unknown.difference(one.question.id for one in thread.answers) if unknown else ())
 
 
 def of_thread(graph: GraphSpec, thread: Thread) -> dict[str, Any]:
-    """What a client sees of a thread."""
+    """The last run of a thread as a client sees it, and all answers."""
     status = thread.status  # before the rest, so that nothing is missing once it says "completed"
     error = public(DspyerError()) if status == "failed" else None
     return {**shown(graph, thread, status, error), "answers": [one.to_dict() for one in thread.answers]}
 
 
 def shown(graph: GraphSpec, source: Run | Thread, status: str, error: PublicError | None) -> dict[str, Any]:
-    """What a client sees of a run: what the program returns, as far as it is there, and its open questions."""
+    """The run as a client sees it: the fields that the program returns, as far as they are there, and open questions."""
     if graph.redaction is None:
         fields: dict[str, Any] = dict(source.state)
     else:
