@@ -237,7 +237,7 @@ def of_thread(graph: GraphSpec, thread: Thread) -> dict[str, Any]:
 
 
 def shown(graph: GraphSpec, source: Run | Thread, status: str, error: PublicError | None) -> dict[str, Any]:
-    """The run as a client sees it: the fields that the program returns, as far as they are there, and open questions."""
+    """The run as a client sees it: the fields that the program returns, as far as there are any, and open questions."""
     if graph.redaction is None:
         fields: dict[str, Any] = dict(source.state)
     else:
