@@ -399,14 +399,16 @@ def tool_loop(
             and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
-        schema: a model of further fields of the state, for the tools. They last over the runs of a thread.
+        schema: a model of further fields of the state, for the tools. Those declared
+            `Kept[...]` last over the runs of a thread.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
             "react", which asks the agent's own predictor for problems. The problems become a user message.
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
-        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        warn_at: the number of remaining steps of a given `max_steps` from which on the model is warned, as in
+            `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: the most characters of a tool's result that the model is shown whole; None for no limit. Of a
             longer one it is shown the first tenth, and gets a tool `read_result` to read on.
@@ -472,7 +474,8 @@ def modes(
         max_fixes: as in `tool_loop`.
         accept: as in `tool_loop`.
         name: the name of the graph.
-        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        warn_at: the number of remaining steps of a given `max_steps` from which on the model is warned, as in
+            `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: as in `tool_loop`.
 

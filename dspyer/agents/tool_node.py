@@ -521,6 +521,7 @@ class ToolNode(Node):
     """
 
     kind: ClassVar[str] = "tool"
+    bounded: bool = True
 
     spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]

@@ -180,6 +180,7 @@ def test_what_waits_or_was_resumed(mode: str, tmp_path: Any) -> None:
     assert told(run.trajectory) == told(run.prediction.trajectory) == edited
     assert told(pickle.loads(cloudpickle.dumps(run)).trajectory) == edited
     (call,) = run.trajectory[1].calls
+    assert call.answer is not None
     assert (call.args, call.answer.value, call.answer.by) == ({"a": 10, "b": 2}, given["add"], "ada")
     assert run.trajectory[0].calls[1].answer is None
 
