@@ -274,7 +274,8 @@ def test_a_failure_is_told_without_its_text(calls: Calls, caplog: pytest.LogCapt
         assert read.json()["error"] == failed.json()["error"]
         streamed = client.post("/1/resume", headers=EVENTS)
         assert (streamed.status_code, data(streamed)[-1]["status"]) == (200, "failed")
-        assert "secret" not in failed.text + read.text
+        assert data(streamed)[-1]["error"] == failed.json()["error"]
+        assert "secret" not in failed.text + read.text + streamed.text
         assert client.post("/2", json={"customer": "Ada"}).status_code == 200
     assert "secret-host does not answer" in caplog.text
 
