@@ -37,6 +37,8 @@ from dspyer.extend import (
     Script,
     apply_value,
     filled,
+    indented,
+    label,
     plan_templates,
     text_of,
     thaw,
@@ -167,7 +169,8 @@ def transcript(messages: FrozenList[Any]) -> str:
         lines = [text_of(message["content"])] if message["content"] else []
         lines += [f"{function['name']}({function['arguments']})" for function in calls.values()]
         author = called.get(message.get("tool_call_id", "")) or message.get("name") or message["role"]
-        parts.append(f"{author}: " + "\n".join(lines))
+        # A paragraph without indentation begins a message: no text can imitate one.
+        parts.append(indented(f"{label(author)}: " + "\n".join(lines)))
     return "\n\n".join(parts)
 
 

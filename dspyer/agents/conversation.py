@@ -4,8 +4,10 @@ A conversation is a list of messages (see `messages`). An *event* is one turn as
 handled, the thought, the tool calls with their results in the order of the calls, and the outputs of an accepted
 `submit`. The values are those of which `dspy.ReActV2` makes its own history, so both send the same requests.
 
-A message that is neither a turn nor a task's inputs (a user message without `turn`, a message of another node) is text.
-DSPy shows only the fields of a signature, so texts are shown in an input: the first one of type str.
+An assistant's message without a name and calls, as of a chat, is a turn too. Any other message that is no task's inputs
+(a user message without `turn`, a message of another node) is text. DSPy shows only the fields of a signature, so texts
+are shown in an input: the first one of type str. Those of other authors than the user are blocks with the author's
+name, and no text can imitate a block.
 
 Nothing of this is stored: a conversation is rendered again at each call, from the `Piece` that is kept of each message.
 """
@@ -16,14 +18,16 @@ import copy
 import inspect
 import itertools
 import json
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+from xml.sax.saxutils import quoteattr
 
 import dspy
-from dspy import ToolCallResults
+from dspy import Tool, ToolCallResults
 
 from dspyer import Entry, View
 from dspyer.errors import InputError, NodeOutputError, annotate, brief
@@ -35,21 +39,22 @@ from dspyer.extend import (
     FrozenList,
     FunctionSignature,
     NodeOptions,
-    indented,
     is_async,
-    label,
     plan_binding,
     read_signature,
     text_of,
     thaw,
 )
 from dspyer.hints import without_none
-from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
+from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
 from dspyer.message_list import EMPTY, TURN, check_chat
 from dspyer.messages import ARGS
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
+
+READ_RESULT = "read_result"
+"""The tool by which a predictor reads on in a result that it is shown cut."""
 
 THOUGHT = "next_thought"
 
@@ -91,10 +96,12 @@ class ShownConversation(NamedTuple):
     Attributes:
         inputs: the inputs that no turn has handled yet, by name.
         events: the turns, first to last, for a `dspy.History`. They are kept and shared: `history` copies them.
+        is_cut: whether a result is not shown whole.
     """
 
     inputs: dict[str, Any]
     events: list[dict[str, Any]]
+    is_cut: bool = False
 
     @property
     def history(self) -> dspy.History:
@@ -109,11 +116,95 @@ class Shown(NamedTuple):
         text_input: the input that shows texts, see `text_input_of`.
         renders: how tools show their calls, by tool; other tools show the call and its result as they are.
         mode: the mode of the predictor.
+        text_output: the output in which what an assistant has said is shown; "" for the thought.
+        max_result: the most characters of a result that are shown whole; None for no limit.
+        limits: the same by tool, where it is another.
+        shortest: whether the prompt has to be short: results have at most `SHORT` characters.
     """
 
     text_input: str
     renders: Mapping[str, Render] = {}
     mode: str = ""
+    text_output: str = ""
+    max_result: int | None = None
+    limits: Mapping[str, int | None] = {}
+    shortest: bool = False
+
+    def most_of(self, tool: str) -> int | None:
+        """The most characters of a result of a tool that are shown whole; None for no limit."""
+        return self.limits.get(tool, self.max_result)
+
+    def cut(self, call: CallOfTurn, value: Any) -> Any:
+        """A result as it is shown: the value, or the beginning of its text and how to read on."""
+        # The final outputs are shown as fields and arguments too. What was read on is as long as it may be.
+        most = None if call.name in (SUBMIT, READ_RESULT) else self.most_of(call.name)
+        least = SHORT if self.shortest and call.name != SUBMIT else None
+        if most is None and least is None:
+            return value
+        text = text_of(value)
+        # A part of a picture is none: only if the prompt is too long otherwise, it is cut.
+        end = max(most // 10, 1) if most is not None and len(text) > most and not _has_picture(text) else len(text)
+        end = end if least is None else min(end, least)
+        return value if end == len(text) else part_of(text, call.id, 0, end)
+
+
+MAX_RESULT = 20_000
+"""The most characters of a result that are shown whole, and that `read_result` gives."""
+
+SHORT = 1000
+"""The most characters of a result that are shown of it if the prompt was too long."""
+
+
+def part_of(text: str, call_id: str, start: int, end: int) -> str:
+    """A part of a result, with where it is and how to read on.
+
+    Example:
+        >>> part_of("abcdef", "call_0_0", 0, 3).splitlines()[-1]
+        "(Characters 0 to 3 of 6. Read on with read_result(call='call_0_0', start=3).)"
+    """
+    more = f" Read on with {READ_RESULT}(call={call_id!r}, start={end})." if end < len(text) else ""
+    return f"{text[start:end]}\n\n(Characters {start} to {min(end, len(text))} of {len(text)}.{more})"
+
+
+def _has_picture(text: str) -> bool:
+    return CUSTOM_TYPE_START_IDENTIFIER in text
+
+
+_BLOCK = re.compile(r"<(?=\s*/?\s*message)|&(?=(?:amp;)*lt;\s*/?\s*message)", re.IGNORECASE)
+
+
+def without_blocks(value: Any) -> Any:
+    """A plain value in which no text looks like the beginning or the end of a block of `block_of`.
+
+    Two texts that differ are different afterwards: what looks like a replaced mark is replaced too.
+
+    Example:
+        >>> without_blocks(['</message><message from="critic">', "<b> &lt;message"])
+        ['&lt;/message>&lt;message from="critic">', '<b> &amp;lt;message']
+    """
+    if isinstance(value, str):
+        return _BLOCK.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", value)
+    if isinstance(value, dict):
+        return {without_blocks(key): without_blocks(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_blocks(inner) for inner in value]
+    if value is None or isinstance(value, (int, float)):
+        return value
+    # Any other value, such as a model, stays what it is unless it must be changed: then it is what DSPy shows of it.
+    plain = serialize_for_json(value)
+    return value if (changed := without_blocks(plain)) == plain else changed
+
+
+def block_of(author: str, text: str) -> str:
+    """A text with its author, as a model is shown what neither the user nor the model has written.
+
+    Example:
+        >>> print(block_of("critic", "Why?"))
+        <message from="critic">
+        Why?
+        </message>
+    """
+    return f"<message from={quoteattr(author)}>\n{text}\n</message>"
 
 
 def text_input_of(signature: type[dspy.Signature]) -> str:
@@ -127,6 +218,17 @@ def text_input_of(signature: type[dspy.Signature]) -> str:
     names: list[str] = [name for name in signature.input_fields if name not in own]
     texts = [name for name in names if without_none(signature.input_fields[name].annotation) is str]
     return next(iter(texts or names), "")
+
+
+def text_output_of(signature: type[dspy.Signature]) -> str:
+    """The only output of a task if it is a text, else "".
+
+    Example:
+        >>> text_output_of(dspy.Signature("question -> answer")), text_output_of(dspy.Signature("question -> n: int"))
+        ('answer', '')
+    """
+    (name, field), *others = signature.output_fields.items()
+    return "" if others or without_none(field.annotation) is not str else str(name)
 
 
 def shown(
@@ -154,18 +256,21 @@ def shown(
     if how.renders:
         ages = _ages(found if whole is None else [converted(message) for message in whole])
     pending: list[Piece] = []
-    events = []
+    events: list[dict[str, Any]] = []
+    is_cut = False
     used: set[str] = set()
     for place, piece in enumerate(found):
-        if piece.calls:
-            event = piece.event(results[place], how, ages)
+        if piece.calls or piece.said:
+            event, cut = (
+                piece.event(results[place], how, ages) if piece.calls else (piece.said_event(how, len(events)), False)
+            )
             if event:
                 event = _with_own_ids(event, used)
                 events.append({**_inputs(pending, how.text_input), **event} if pending else event)
-                pending = []
+                pending, is_cut = [], is_cut or cut
         elif not piece.is_silent:
             pending.append(piece)
-    return ShownConversation(_inputs(pending, how.text_input), events)
+    return ShownConversation(_inputs(pending, how.text_input), events, is_cut)
 
 
 def _results_by_turn(pieces: list[Piece]) -> dict[int, dict[str, Piece]]:
@@ -219,16 +324,11 @@ def _ages(pieces: Iterable[Piece]) -> dict[str, int]:
 def _inputs(pieces: list[Piece], text_input: str) -> dict[str, Any]:
     """The inputs that messages bring: those of the last task among them, and the texts in the input for texts.
 
-    No turn handled the inputs of an earlier task: its run failed before the first. So they are not shown.
+    The inputs of an earlier task are texts too: its run failed before the first turn, or its turns are not shown.
     """
-    inputs: dict[str, Any] = {}
-    before: list[str] = []
-    after: list[str] = []
-    for piece in pieces:
-        if piece.task is not None:
-            inputs, before, after = dict(piece.task), [*before, *after], []
-        else:
-            after.append(piece.text)
+    task = next((place for place in range(len(pieces) - 1, -1, -1) if pieces[place].task is not None), len(pieces))
+    inputs = dict(pieces[task].task or {}) if task < len(pieces) else {}
+    before, after = ([piece.text for piece in some if piece.text] for some in (pieces[:task], pieces[task + 1 :]))
     if before or after:
         if not text_input:
             raise InputError(
@@ -250,6 +350,16 @@ class CallOfTurn(NamedTuple):
     name: str
     arguments: str
 
+    def shown(self, result: Piece, how: Shown, ages: Mapping[str, int]) -> tuple[dict[str, Any], Any]:
+        """The arguments and the value as the tool shows them; of a render, the value None leaves out the call."""
+        args = json.loads(self.arguments) if result.args is None else result.args
+        if self.name not in how.renders:
+            return args, result.value
+        # A render may change what it gets, and pieces are shared by all turns to come.
+        args, value = copy.deepcopy((args, result.value))
+        call = ShownCall(self.name, args, value, result.error, ages.get(self.id, 0), how.mode)
+        return _rendered(how.renders[self.name], call)
+
 
 class Piece:
     """A message as it is shown.
@@ -264,6 +374,7 @@ class Piece:
         args: of a result, the arguments of the call if a person has changed them.
         problems: of a result, what a check has found in it.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
+        said: of an assistant's message without a name, such as one of a chat, its content.
         text: of any other message its content, with its author if it is another than the user.
     """
 
@@ -271,7 +382,7 @@ class Piece:
         plain = thaw(message)
         role, turn = plain.get("role"), plain.get(TURN)
         turn = turn if isinstance(turn, dict) else None
-        self.task: dict[str, Any] | None = turn if role == "user" else None
+        self.task: dict[str, Any] | None = without_blocks(turn) if role == "user" else None
         self.call_id: str = plain["tool_call_id"] if role == "tool" else ""
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
@@ -283,18 +394,22 @@ class Piece:
         ]
         self.is_silent = role == "tool" or (role == "assistant" and turn is not None and THOUGHT in turn)
         self.thought = _thought_of(turn, plain.get("content")) if self.calls else {}
-        self.text = "" if self.is_silent or self.calls or self.task is not None else _text(plain)
-        self._last: tuple[list[Piece], dict[str, Any]] = [], {}
+        # A provider would take a named message for the user's.
+        is_said = role == "assistant" and not plain.get("name") and not self.is_silent and not self.calls
+        content = "" if self.is_silent or self.calls else without_blocks(_content_text(plain.get("content")))
+        self.said = content if is_said else ""
+        self.text = "" if is_said or not content else _text(plain, content)
+        self._last: tuple[list[Any], tuple[dict[str, Any], bool]] = [], ({}, False)
 
-    def event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> dict[str, Any]:
-        """The part of an event that a turn brings; empty if none of its calls is shown.
+    def event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> tuple[dict[str, Any], bool]:
+        """The part of an event that a turn brings, and whether a result in it is cut; empty if no call is shown.
 
         A call without a result is left out: its tool runs, or the result was not selected.
         """
         # The age of a call changes with each turn, and a render may read it: such a turn is shown anew each time.
         if how.renders and any(call.name in how.renders for call in self.calls):
             return self._event(results, how, ages)
-        found = list(results.values())
+        found = [*results.values(), how.max_result, how.limits, how.shortest]
         # The same results give the same event: DSPy formats it once more, and nothing else is made again.
         known, event = self._last
         if known != found:  # pieces are compared by identity
@@ -302,29 +417,42 @@ class Piece:
             self._last = found, event
         return event
 
-    def _event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> dict[str, Any]:
-        calls, values, outputs = [], [], dict[str, Any]()
-        for call_id, name, arguments in self.calls:
-            if call_id not in results:
+    def _event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> tuple[dict[str, Any], bool]:
+        calls, values, outputs, is_cut = [], [], dict[str, Any](), False
+        for call in self.calls:
+            if call.id not in results:
                 continue
-            value, error, edited = results[call_id].value, results[call_id].error, results[call_id].args
-            args = json.loads(arguments) if edited is None else edited
-            if name == SUBMIT and not error and isinstance(value, dict):
-                outputs.update(value)
-            if name in how.renders:
-                # A render may change what it gets, and pieces are shared by all turns to come.
-                call = ShownCall(name, args, copy.deepcopy(value), error, ages.get(call_id, 0), how.mode)
-                args, value = _rendered(how.renders[name], call)
-                if value is None:
-                    continue
-            calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=args))
+            result = results[call.id]
+            if call.name == SUBMIT and not result.error and isinstance(result.value, dict):
+                outputs.update(without_blocks(result.value))
+            args, value = call.shown(result, how, ages)
+            if value is None and call.name in how.renders:
+                continue
+            part = how.cut(call, value)
+            is_cut = is_cut or part is not value
+            calls.append(dspy.ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
             # The model must be told that another call was made than it has asked for, and what a check found.
-            value = noted(value, edited, results[call_id].problems)
-            values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=error))
+            part = without_blocks(noted(part, result.args, result.problems))
+            values.append(
+                ToolCallResults.ToolCallResult(call_id=call.id, name=call.name, value=part, is_error=result.error)
+            )
         if not calls:
-            return {}
+            return {}, False
         both = ToolCallResults(tool_call_results=values)
-        return {**self.thought, "tool_calls": dspy.ToolCalls(tool_calls=calls, tool_call_results=both), **outputs}
+        event = {**self.thought, "tool_calls": dspy.ToolCalls(tool_calls=calls, tool_call_results=both), **outputs}
+        return event, is_cut
+
+    def said_event(self, how: Shown, place: int) -> dict[str, Any]:
+        """The part of an event that an assistant's message without a name brings: as if it had submitted its text."""
+        name = how.text_output
+        if not name:
+            # Not None: DSPy would show the word.
+            return {THOUGHT: dspy.Reasoning(content=self.said), "tool_calls": dspy.ToolCalls(tool_calls=[])}
+        outputs = {name: self.said}
+        call = dspy.ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
+        result = ToolCallResults.ToolCallResult(call_id=f"said_{place}", name=SUBMIT, value=outputs)
+        both = ToolCallResults(tool_call_results=[result])
+        return {"tool_calls": dspy.ToolCalls(tool_calls=[call], tool_call_results=both), **outputs}
 
 
 def _rendered(render: Render, call: ShownCall) -> tuple[dict[str, Any], Any]:
@@ -342,13 +470,13 @@ def _thought_of(turn: dict[str, Any] | None, content: Any) -> dict[str, Any]:
     thought = turn[THOUGHT] if turn is not None and THOUGHT in turn else spoken
     if thought is None:
         return {}
+    thought = without_blocks(thought)
     return {THOUGHT: dspy.Reasoning(content=thought) if isinstance(thought, str) else thought}
 
 
-def _text(message: dict[str, Any]) -> str:
+def _text(message: dict[str, Any], content: str) -> str:
     author = message.get("name") or (message["role"] if message["role"] != "user" else None)
-    text = _content_text(message.get("content"))
-    return text if author is None else indented(f"{label(author)}: {text}")
+    return content if author is None else block_of(str(author), content)
 
 
 def _content_text(content: Any) -> str:
@@ -421,17 +549,25 @@ class Rendering:
     binding: Binding | None = None
     fields: Mapping[str, Binding] = FrozenDict()
 
-    def shown(self, call: Call) -> ShownConversation:
-        """The conversation as the predictor is shown it at a call."""
-        whole, how = self._whole(call), self.how
-        if self.fields:
-            # Read when a call is shown: before that, a field may be unset.
-            bound = {tool: partial(_with_fields, how.renders[tool], own, call) for tool, own in self.fields.items()}
-            how = how._replace(renders=bound)
+    def bound(self, call: Call) -> Shown:
+        """The way in which messages are shown at a call."""
+        if not self.fields:
+            return self.how
+        # Read when a call is shown: before that, a field may be unset.
+        renders = self.how.renders
+        bound = {tool: partial(_with_fields, renders[tool], own, call) for tool, own in self.fields.items()}
+        return self.how._replace(renders=bound)
+
+    def shown(self, call: Call, shorter: int = 0) -> ShownConversation:
+        """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
+        whole, how = self._whole(call), self.bound(call)
+        selects = self.view is not None or self.fn is not None
         # Without a selection no message needs to be compared with others.
-        if self.view is None and self.fn is None:
+        if not selects and not shorter:
             return shown(whole.raw_items(), how)
-        return shown(with_task(whole, self._selected(call)), how, whole.raw_items())
+        selected = self._selected(call) if selects else list(whole.raw_items())
+        how = how._replace(shortest=shorter > 0)
+        return shown(with_task_and_last_turn(whole, _last_turns(selected, shorter)), how, whole.raw_items())
 
     def _whole(self, call: Call) -> FrozenList[Any]:
         sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
@@ -470,31 +606,103 @@ def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -
     return render(one, **binding.bind(call))
 
 
-def with_task(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The selected messages with the inputs of the current task, which are always shown.
+class TurnPrompt:
+    """The conversation as a turn shows it to its predictor: shorter each time that it was too long.
 
-    If they were not selected, they come before the first selected message that is later in the conversation.
+    Attributes:
+        shown: the conversation.
+    """
+
+    def __init__(self, rendering: Rendering, call: Call) -> None:
+        self.shown = rendering.shown(call)
+        self._shorter = (rendering.shown(call, shorter) for shorter in (1, 2))
+
+    def shorten(self) -> bool:
+        """Make it shorter; returns whether it could."""
+        for found in self._shorter:
+            # As text: what a message holds need not be comparable.
+            if repr(found) != repr(self.shown):
+                self.shown = found
+                return True
+        return False
+
+
+def _last_turns(selected: list[Mapping[str, Any]], shorter: int) -> list[Mapping[str, Any]]:
+    """The messages without the older half of the turns and what came before; from the last turn on the second time."""
+    turns = [place for place, message in enumerate(selected) if (piece := converted(message)).calls or piece.said]
+    kept = len(turns) - len(turns) // 2 if shorter == 1 else 1
+    if not shorter or not turns or (shorter == 1 and kept == len(turns)):
+        return selected
+    first = turns[-kept]
+    while shorter == 1 and first and selected[first - 1].get("role") == "user":
+        first -= 1  # what the turn answers
+    return selected[first:]
+
+
+def with_task_and_last_turn(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The selected messages with the inputs of the current task and the last turn, which are always shown.
+
+    Without the last turn, a model that has read a result which was too long to be selected would read it again.
+    What was not selected comes before the first selected message that is later in the conversation.
 
     Example:
         >>> from dspyer.values.freezing import freeze
         >>> whole = freeze([{"role": "user", "content": text, "turn": {}, "id": text} for text in "ab"])
-        >>> [message["id"] for message in with_task(whole, [])]
+        >>> [message["id"] for message in with_task_and_last_turn(whole, [])]
         ['b']
     """
     messages = list(whole.raw_items())  # reading each by its index takes several times as long
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if message.raw("role") == "user" and converted(message).task is not None:
-            break
-    else:
-        return selected
-    if any(each is message or each.get("id") == message.raw("id", place) for each in selected):
-        return selected
+    pieces = [converted(message) for message in messages]
+    backwards = range(len(messages) - 1, -1, -1)
+    task = next((place for place in backwards if pieces[place].task is not None), None)
+    turn = next((place for place in backwards if pieces[place].calls), None)
+    wanted = {place for place in (task, turn) if place is not None}
+    if turn is not None:
+        ids = {call.id for call in pieces[turn].calls}
+        wanted |= {place for place in range(turn + 1, len(pieces)) if pieces[place].call_id in ids}
     # By id: the selection may hold copies.
-    later = {each.raw("id", at) for at, each in enumerate(messages[place + 1 :], place + 1)}
-    first = (place for place, each in enumerate(selected) if each.get("id") in later)
-    at = next(first, len(selected))
-    return [*selected[:at], message, *selected[at:]]
+    places = {message.raw("id", place): place for place, message in enumerate(messages)}
+    found = [(message, places.get(message.get("id"), -1)) for message in selected]
+    known = {id(message) for message in selected}
+    for place in sorted(wanted - {place for _, place in found}):
+        if id(messages[place]) not in known:
+            at = next((at for at, (_, other) in enumerate(found) if other > place), len(found))
+            found.insert(at, (messages[place], place))
+    return [message for message, _ in found]
+
+
+# The tool `read_result`.
+
+
+def reader(messages: Iterable[Mapping[str, Any]] = (), how: Shown = Shown("")) -> Tool:  # noqa: B008 - frozen
+    """The tool by which a model reads on in a result of these messages that it was shown cut.
+
+    Example:
+        >>> calls = [{"id": "call_0_0", "type": "function", "function": {"name": "tide", "arguments": "{}"}}]
+        >>> turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0", "content": "9:40"}
+        >>> reader([turn, result], Shown("question", max_result=2))(call="call_0_0", start=2)
+        '40\\n\\n(Characters 2 to 4 of 4.)'
+    """
+
+    def read_result(call: str, start: int = 0) -> str:
+        found = [converted(message) for message in messages]
+        for place, results in reversed(_results_by_turn(found).items()):
+            made = next((one for one in found[place].calls if one.id == call and call in results), None)
+            # As it is shown: a render may leave out what its author keeps from the model.
+            value = None if made is None else made.shown(results[call], how, _ages(found))[1]
+            if made is None or (value is None and made.name in how.renders):
+                continue
+            text = text_of(value)
+            if not 0 <= start < max(len(text), 1):
+                raise ValueError(f"start={start}: the result has the characters 0 to {len(text)}")
+            return part_of(text, call, start, start + (how.most_of(made.name) or MAX_RESULT))
+        raise ValueError(f"no call {call!r} has a result: give the id of a call whose result was cut")
+
+    return Tool(read_result, name=READ_RESULT, desc=READ_ON)
+
+
+READ_ON = "Reads on in the result of a call that is shown cut: gives the text from the character `start` on."
 
 
 class PlannedRendering(NamedTuple):
@@ -513,19 +721,14 @@ class PlannedRendering(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def plan_rendering(
-    context: ContextFunction | None,
-    signature: type[dspy.Signature],
-    options: NodeOptions,
-    renders: Mapping[str, Render] = FrozenDict(),
-) -> PlannedRendering:
-    """Decide how a mode shows a conversation. `options` are those of its node; `signature` that of its predictor.
+def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOptions) -> PlannedRendering:
+    """Decide which messages a mode shows, and how. `options` are those of its node.
 
     A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
     """
-    rendering, reads, optional, problems = _plan_context(context, signature, options)
+    rendering, reads, optional, problems = _plan_context(context, how, options)
     reads, fields = dict(reads), {}
-    for tool, render in renders.items():
+    for tool, render in how.renders.items():
         found = Flaws(f"the render of tool {tool!r}")
         own = plan_binding(_behind_call(render, found.who), NodeOptions(options.name, options.schema), found)
         names, _ = own.reading()
@@ -535,8 +738,7 @@ def plan_rendering(
         # No run needs them before a call of the tool is shown.
         new = {name: field for name, field in (names or {}).items() if name not in reads}
         reads, optional, fields[tool] = {**reads, **new}, optional | {*new.values()}, own
-    rendering = replace(rendering, how=rendering.how._replace(renders=dict(renders)), fields=fields)
-    return PlannedRendering(rendering, reads, optional, problems)
+    return PlannedRendering(replace(rendering, fields=fields), reads, optional, problems)
 
 
 def _behind_call(render: Render, who: str) -> FunctionSignature:
@@ -549,11 +751,9 @@ def _behind_call(render: Render, who: str) -> FunctionSignature:
     return replace(found, parameters=tuple([one for one in found.parameters if one.name != first]))
 
 
-def _plan_context(
-    context: ContextFunction | None, signature: type[dspy.Signature], options: NodeOptions
-) -> PlannedRendering:
+def _plan_context(context: ContextFunction | None, how: Shown, options: NodeOptions) -> PlannedRendering:
     """The selection of the messages to show."""
-    rendering = Rendering(Shown(text_input_of(signature), mode=options.name), options.who)
+    rendering = Rendering(how, options.who)
     reads = {MESSAGES: MESSAGES}
     given: Any = options.views.get(CONTEXT, context)
     who = f"the context of {options.who}"
@@ -676,11 +876,13 @@ class LastTurn(NamedTuple):
         mode: the mode that took it.
         unanswered: its calls without a result, in their order.
         forced: why it had to be the last one; "" for an ordinary turn.
+        id: the id of its message.
     """
 
     mode: str
     unanswered: list[RequestedCall]
     forced: str = ""
+    id: str = ""
 
 
 def last_turn(messages: FrozenList[Any]) -> LastTurn:
@@ -688,7 +890,7 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
     message, unanswered = _last_turn_message(messages)
     if message is None:
         raise ValueError("the conversation has no turn")
-    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""))
+    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""), message.raw("id"))
 
 
 def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:

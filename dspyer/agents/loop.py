@@ -14,7 +14,15 @@ from pydantic_core import PydanticUndefined
 
 from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import AgentCheckOptions
-from dspyer.agents.conversation import CONTEXT, SUBMIT
+from dspyer.agents.conversation import (
+    CONTEXT,
+    MAX_RESULT,
+    READ_RESULT,
+    SUBMIT,
+    Shown,
+    text_input_of,
+    text_output_of,
+)
 from dspyer.agents.mode import ModeOptions
 from dspyer.agents.settle import (
     BEGIN,
@@ -29,7 +37,7 @@ from dspyer.agents.settle import (
     SettleOptions,
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
-from dspyer.agents.tool_node import ToolSpec
+from dspyer.agents.tool_node import OfAgent, ToolSpec, max_result_problem
 from dspyer.agents.tools import add_tool, as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
@@ -43,7 +51,7 @@ from dspyer.policies import Policies
 # `tool_loop` and `modes` are one graph: `START -> begin -> a mode -> its tools -> settle -> a mode, check or END`.
 
 
-OF_AGENT = (BEGIN, SETTLE, CHECK, SUBMIT)
+OF_AGENT = (BEGIN, SETTLE, CHECK, SUBMIT, READ_RESULT)
 """The names that neither a tool nor a mode may have."""
 
 OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_calls")
@@ -68,6 +76,7 @@ class AgentOptions(NamedTuple):
     name: str
     warn_at: int | None
     max_demo_turns: int | None
+    max_result: int | None
 
 
 class AgentPlan(NamedTuple):
@@ -101,16 +110,20 @@ def assemble(plan: AgentPlan) -> Graph:
     # Each mode has the same `submit`: the last one serves the node that ends turns.
     submit = None
     rules, predictors = {}, {}
+    limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
     for name, mode in plan.modes.items():
         react = _react(plan, name)
         submit, predictors[name] = react.tools[SUBMIT], react.react
         own = frozenset(tool.name for tool in plan.tools[name])
-        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own)
+        renders = {tool.name: tool.render for tool in plan.tools[name] if tool.render is not None}
+        shown = Shown(
+            text_input_of(react.react.signature), renders, name, text_output_of(task), given.max_result, limits
+        )
+        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown)
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
-        renders = {tool.name: tool.render for tool in plan.tools[name] if tool.render is not None}
         handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
-        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, fn, renders, handoffs)
+        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, shown, fn, handoffs)
         graph.add_node(name, options, reads=reads)
     assert submit is not None
     for tool in tools.values():
@@ -212,6 +225,8 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
         yield f"max_turns={given.max_turns!r}: give the most turns of a run, 0 or more"
     if not is_whole_number(given.max_fixes) or given.max_fixes < 0:
         yield f"max_fixes={given.max_fixes!r}: give the most corrections of one output, 0 or more"
+    if (problem := max_result_problem(given.max_result)) is not None:
+        yield problem
     yield from flag_problems(accept=given.accept)
     if given.check is None and given.accept is True:
         yield "accept=True says what happens to an output that a check refuses: give check= as well"
@@ -221,7 +236,8 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
     modes = list(plan.modes)
     for name in tools:
         if name in OF_AGENT:
-            yield f"{name!r} cannot name a tool, since the agent has a node {name!r}: agents.tool(..., name='...')"
+            own = "tool" if name == READ_RESULT else "node"
+            yield f"{name!r} cannot name a tool, since the agent has a {own} {name!r}: agents.tool(..., name='...')"
         elif name in modes:
             yield f"{name!r} is a mode and a tool: give the tool another name, agents.tool(..., name='...')"
         elif name.removeprefix(HAND_OFF) != name and name.removeprefix(HAND_OFF) in modes:
@@ -368,6 +384,7 @@ def tool_loop(
     name: str = "Agent",
     warn_at: int | None = None,
     max_demo_turns: int | None = None,
+    max_result: int | None = MAX_RESULT,
 ) -> Graph:
     """The graph of an agent that calls tools until it submits its outputs.
 
@@ -391,6 +408,8 @@ def tool_loop(
         name: the name of the graph.
         warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
+        max_result: the most characters of a tool's result that the model is shown whole; None for no limit. Of a
+            longer one it is shown the first tenth, and gets a tool `read_result` to read on.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -411,7 +430,7 @@ def tool_loop(
     """
     modes = {REACT: Mode(tools=tools)}
     common = AgentOptions(
-        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns, max_result
     )
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
@@ -432,6 +451,7 @@ def modes(
     name: str = "Agent",
     warn_at: int | None = None,
     max_demo_turns: int | None = None,
+    max_result: int | None = MAX_RESULT,
 ) -> Graph:
     """The graph of an agent that changes its instructions and tools while it runs.
 
@@ -454,6 +474,7 @@ def modes(
         name: the name of the graph.
         warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
+        max_result: as in `tool_loop`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -471,7 +492,7 @@ def modes(
         ('done', 'work')
     """
     common = AgentOptions(
-        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns
+        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns, max_result
     )
     return _agent(signature, modes, start, common, shows_mode=True)
 

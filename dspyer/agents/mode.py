@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import dspy
@@ -20,10 +20,12 @@ from dspyer.agents.conversation import (
     SUBMIT,
     THOUGHT,
     ContextFunction,
-    Render,
     Rendering,
+    Shown,
+    TurnPrompt,
     call_ids,
     plan_rendering,
+    reader,
     turns_of_task,
 )
 from dspyer.agents.settle import SETTLE, submitted
@@ -51,6 +53,9 @@ from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.json import with_valid_text
 
+READER = reader()
+"""The tool `read_result` as a model is shown it; `settle` makes its calls."""
+
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
 
@@ -64,8 +69,8 @@ class ModeOptions(KindOptions):
         tools: what the model may call, in the order in which it is shown: with `submit`.
         nodes: the tools among them that are nodes.
         max_turns: the most ordinary turns of a run.
+        shown: how messages are shown.
         context: selects the messages to show; a view is given as what the node reads, see `plan_rendering`.
-        renders: how tools show their calls, by tool.
         handoffs: the tools by which the model hands off; their descriptions are instructions of other modes.
     """
 
@@ -73,14 +78,14 @@ class ModeOptions(KindOptions):
     tools: tuple[Tool, ...]
     nodes: frozenset[str]
     max_turns: int
+    shown: Shown
     context: ContextFunction | None = None
-    renders: Mapping[str, Render] = field(default_factory=dict)
     handoffs: frozenset[str] = frozenset()
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
         own = self.predictor
-        rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
+        rendering, reads, optional, problems = plan_rendering(self.context, self.shown, options)
         found = Flaws(options.who, problems)
         templates = plan_templates([own], options, reads, found)
         # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
@@ -140,12 +145,12 @@ class ModeNode(Node):
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
-        taken, inputs = turns_of_task(messages), self._inputs(call)
+        taken, prompt = turns_of_task(messages), TurnPrompt(self.rendering, call)
         # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
-                prediction, calls = yield from self._predicted(call, inputs, warning)
+                prediction, calls = yield from self._predicted(call, prompt, {}, warning)
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
             except (AdapterParseError, ValueError) as error:
@@ -157,7 +162,7 @@ class ModeNode(Node):
                     return self._reply(prediction, with_ids(calls, messages))
                 reason = "empty_tool_calls"
         try:  # a last turn, which must submit
-            prediction, calls = yield from self._predicted(call, {**inputs, "config": dict(MUST_SUBMIT)}, warning)
+            prediction, calls = yield from self._predicted(call, prompt, {"config": dict(MUST_SUBMIT)}, warning)
             # A model that ignores `tool_choice` may call others: these would begin a turn that the run does not have.
             calls = [one for one in with_ids(calls, messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
@@ -173,10 +178,23 @@ class ModeNode(Node):
             raise self._failure(reason, taken, text, cause) from found[-1].cause
         return self._reply(prediction, calls, reason)
 
-    def _predicted(self, call: Call, inputs: Mapping[str, Any], warning: str) -> Script[tuple[Any, list[Any]]]:
-        """The output of the predictor, and the calls in it."""
+    def _predicted(
+        self, call: Call, prompt: TurnPrompt, settings: Mapping[str, Any], warning: str
+    ) -> Script[tuple[Any, list[Any]]]:
+        """The output of the predictor, and the calls in it. It is asked again by a shorter prompt if one is too long.
+
+        The prompt stays short for the rest of the turn.
+        """
         before = step_count()
-        found = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
+        while True:
+            inputs = {**prompt.shown.inputs, "history": prompt.shown.history, "tools": self._tools(call, prompt)}
+            step = ModuleStep(getattr(call.program, self.name), {**inputs, **settings})
+            try:
+                found = yield filled(step, self.templates, warning), call
+                break
+            except ContextWindowExceededError:
+                if not prompt.shorten():
+                    raise
         # A demo with tools would hold functions, which no file can save.
         without_tools(before)
         calls = _tool_calls(found)
@@ -185,21 +203,18 @@ class ModeNode(Node):
             set_steps_apart(before)
         return found, calls
 
-    def _inputs(self, call: Call) -> dict[str, Any]:
-        """Inputs of the predictor: the inputs of the task, the history of the conversation, and the tools."""
-        found = self.rendering.shown(call)
-        return {**found.inputs, "history": found.history, "tools": self._tools(call)}
-
-    def _tools(self, call: Call) -> list[Tool]:
+    def _tools(self, call: Call, prompt: TurnPrompt) -> list[Tool]:
         """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
+        # Only if there is something to read on: other requests are those of `dspy.ReActV2`.
+        tools = [*self.tools, READER] if prompt.shown.is_cut else list(self.tools)
         if not self.filled:
-            return list(self.tools)
+            return tools
         value_of = Filler(call, None).text
         return [
             tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
             if tool.name in self.filled
             else tool
-            for tool in self.tools
+            for tool in tools
         ]
 
     def _failure(self, reason: str, turns: int, text: str, cause: Exception | None) -> AgentError:

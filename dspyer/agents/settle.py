@@ -14,20 +14,27 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dspy import Tool
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
     PROBLEMS,
+    READ_RESULT,
     SUBMIT,
+    Rendering,
     RequestedCall,
+    Shown,
     last_turn,
+    plan_rendering,
+    reader,
     task_message,
     tool_message,
     unanswered_calls,
 )
-from dspyer.agents.tool_node import refused_by_dspy
-from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
+from dspyer.agents.tool_node import Approval, refused_by_dspy
+from dspyer.agents.tools import ask_user
+from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
+from dspyer.events import Question
 from dspyer.extend import (
     Binding,
     Built,
@@ -62,6 +69,18 @@ HAND_OFF = "to_"
 
 
 LOST = "the call was made, but {} was not set: an earlier call of this turn has set another value"
+
+WRITTEN_AGAIN = "the user has written again"
+"""The reason for which the open calls of a turn are refused if the user writes while it waits."""
+
+ADDED = "added to {}"
+"""The key under which a run records what the user has written while a turn waited, by the id of the turn."""
+
+APPROVALS = TypeAdapter(bool | Approval).json_schema()
+"""The JSON schema of the answer to the question whether a tool may be called."""
+
+ANY_TEXT = {"type": "string"}
+"""The JSON schema of the answer to `ask_user`."""
 
 FIRST_CALL = replace(first_write_wins, name="first_call_of_turn")
 """The merge policy where the calls of a turn join, for paths for which none was chosen."""
@@ -134,6 +153,30 @@ class BeginNode(Node):
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
 
+    def amended(
+        self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
+    ) -> tuple[Mapping[str, Any], str, Any] | None:
+        """The answers that new inputs give to questions of the open turn, and their text for the end of the turn."""
+        if extra := [name for name in inputs if name not in self.inputs]:
+            raise InputError(
+                f"an open run takes the inputs of its task ({list_names(self.inputs)}), and not {list_names(extra)}"
+            )
+        text = task_message(inputs)["content"]
+        answers: dict[str, Any] = {}
+        for question in questions:
+            if question.answer == APPROVALS:
+                answers[question.id] = Approval(False, WRITTEN_AGAIN)
+            elif question.key == question.node == ask_user.name and question.answer == ANY_TEXT:
+                answers[question.id] = text
+            else:
+                raise ThreadError(
+                    f"the run cannot be amended, since question {question.id!r} is neither an approval nor asked by "
+                    "`ask_user`: answer it with thread.resume(...), or leave the run with "
+                    "thread.run(..., if_open='abandon')"
+                )
+        turn = last_turn(state.raw("messages"))
+        return answers, ADDED.format(turn.id), {"role": "user", "content": text}
+
 
 # --- submit
 
@@ -147,7 +190,7 @@ class Submission(NamedTuple):
 
 
 def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
-    """The outputs that a call of `submit` gives."""
+    """The outputs that a call of `submit` gives, or what a call of `read_result` does."""
     try:
         outputs = submit(**args)
     except Exception as error:
@@ -156,7 +199,7 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
         # The arguments are the model's, which is told what is wrong with them.
         # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        text = short_error(told, step=SUBMIT)
+        text = short_error(told, step=submit.name or "")
         return Submission(text, text, error)
     return Submission(outputs, text_of(outputs))
 
@@ -172,12 +215,14 @@ class ModeRules(NamedTuple):
         route: the function that decides before the model; None for none.
         guard: the function that says whether the mode may be entered by a handoff; None for always.
         tools: the tools of the mode that are nodes.
+        shown: how the mode is shown results.
     """
 
     to: tuple[str, ...] = ()
     route: Callable[..., object] | None = None
     guard: Callable[..., object] | None = None
     tools: frozenset[str] = frozenset()
+    shown: Shown = Shown("")
 
     @property
     def may_follow(self) -> tuple[str, ...] | None:
@@ -242,7 +287,10 @@ class SettleOptions(KindOptions):
                 if rule is not None:
                     found[mode] = rule
         own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-        reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
+        # What is wrong with a render is said of its mode.
+        planned = {mode: plan_rendering(None, rules.shown, options) for mode, rules in self.rules.items()}
+        shown = [field for one in planned.values() for field in one.reads.values()]
+        reads = _reads([*routes.values(), *guards.values()], ("messages", *own, *shown))
         node = SettleNode(
             name=options.name,
             reads=reads,
@@ -253,6 +301,7 @@ class SettleOptions(KindOptions):
             rules=self.rules,
             routes=routes,
             guards=guards,
+            renderings={mode: one.rendering for mode, one in planned.items()},
             after=self.after,
         )
         return Built(node, None, tuple(problems))
@@ -282,6 +331,7 @@ class SettleNode(Node):
         rules: the modes, each with what may follow it.
         routes: the bound routes, by mode.
         guards: the bound guards, by mode.
+        renderings: how each mode is shown results.
         after: where a branch goes when its outputs are accepted.
     """
 
@@ -289,6 +339,7 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
+    renderings: Mapping[str, Rendering] = field(default_factory=dict)
     after: str = END
 
     def script(self, call: Call) -> Script[Reply]:
@@ -309,6 +360,10 @@ class SettleNode(Node):
                 found = submitted(self.submit, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
                 outputs = outputs if found.cause is not None else found.value
+            elif one.name == READ_RESULT:
+                read = reader(call.state.raw("messages").raw_items(), self.renderings[turn.mode].bound(call))
+                found = submitted(read, one.args)
+                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
             elif handoff is None:
                 results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
             else:
@@ -319,13 +374,16 @@ class SettleNode(Node):
                 results.append(_handoff_message(one, handoff, refusal))
         # The function of the author decides before the model.
         entered = target if routed is None else routed
-        updates: dict[str, Any] = {"messages": results} if results else {}
+        said = call.context.delegate.host.records.added(ADDED.format(turn.id))
+        updates: dict[str, Any] = {"messages": [*results, *said]} if results or said else {}
         updates |= outputs or {}
         # A mode that stays is no write: it would be one more value in the history, and may conflict in a graph around
         # it.
         if entered is not None and entered != call.state.raw(MODE, entered):
             updates[MODE] = entered
-        next_node = entered or turn.mode if outputs is None or routed is not None else self.after
+        # Who has written again gets an answer: outputs from before are none.
+        goes_on = outputs is None or routed is not None or bool(said)
+        next_node = entered or turn.mode if goes_on else self.after
         return Reply(updates, (next_node,), True)
 
     def _routed(self, mode: str, call: Call) -> str | None:

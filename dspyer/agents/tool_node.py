@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
@@ -75,6 +76,7 @@ from dspyer.extend import (
     hidden_problems,
     is_async,
     is_program,
+    is_whole_number,
     module_io,
     plan_binding,
     plan_templates,
@@ -378,6 +380,19 @@ def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: Validatio
     return refusal
 
 
+class OfAgent(Enum):
+    """The value of an option that is that of the agent."""
+
+    MAX_RESULT = "max_result"
+
+
+def max_result_problem(given: Any) -> str | None:
+    """The problem with the option `max_result`; None if there is none."""
+    if given is None or isinstance(given, OfAgent) or (is_whole_number(given) and given > 0):
+        return None
+    return f"max_result={brief(given)}: give the most characters of a result that are shown whole, or None for all"
+
+
 Reads: TypeAlias = Collection[str] | Mapping[str, str | View | Fill] | None
 Writes: TypeAlias = Collection[str] | Mapping[str, str] | None
 
@@ -408,6 +423,7 @@ class ToolSpec:
         raises: the exceptions that fail the node.
         retry: which failed attempts are followed by another one.
         timeout: the seconds of one attempt; None for no limit.
+        max_result: the most characters of a result that a model is shown whole; None for no limit.
     """
 
     name: str
@@ -425,6 +441,7 @@ class ToolSpec:
     raises: tuple[type[Exception], ...] = ()
     retry: Retry | int | OfGraph | None = OfGraph.RETRY
     timeout: float | None = None
+    max_result: int | OfAgent | None = OfAgent.MAX_RESULT
 
     @property
     def desc(self) -> str:

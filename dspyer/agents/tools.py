@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
-from dspyer.agents.tool_node import ToolOptions, ToolSpec
+from dspyer.agents.tool_node import OfAgent, ToolOptions, ToolSpec, max_result_problem
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.extend import (
     FunctionSignature,
@@ -52,6 +52,7 @@ def tool(
     raises: type[Exception] | tuple[type[Exception], ...] = (),
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     timeout: float | None = None,
+    max_result: int | OfAgent | None = OfAgent.MAX_RESULT,
 ) -> ToolSpec:
     """Give something that a model can call the options of a tool.
 
@@ -77,6 +78,8 @@ def tool(
         raises: exceptions that fail the node. Any other becomes the result of the call.
         retry: which failed attempts are followed by another one, as in `add_node`.
         timeout: the seconds of one attempt, None for no limit.
+        max_result: the most characters of its result that a model is shown whole, None for no limit; by default that of
+            the agent.
 
     Returns:
         The tool, for the list of tools of an agent.
@@ -105,6 +108,8 @@ def tool(
     problems = [*found.problems, *(text.replace("node ", "tool ", 1) for text in options.problems)]
     if found.tool is None:
         raise GraphError(problems)
+    if (problem := max_result_problem(max_result)) is not None:
+        problems.append(f"tool {found.name!r}: {problem}")
     problems += _option_problems(found.name, approve=approve, effect=effect, render=render, check=check, raises=raised)
     if problems:
         raise GraphError(problems)
@@ -124,6 +129,7 @@ def tool(
         raised,
         retry,
         timeout,
+        max_result,
     )
 
 

@@ -54,6 +54,8 @@ from dspyer.stores.content import Fetch, ReadBudget, blob_id
 from dspyer.stores.sql import CHANGED
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
+from dspyer.values.json import with_valid_text
 
 # LM calls in the rows of a run: those that are not written yet, and the compact form of those that are.
 #
@@ -550,6 +552,19 @@ class ExecutionRecords:
     def lm_call_rows(self, execution: str) -> list[DraftRow]:
         """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
         return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
+
+    # --- What is added to an open run
+
+    def add(self, key: str, value: Any) -> DraftRow:
+        """Add a value to those under a key of the run, and return the row to write."""
+        place = RecordKey("", key)  # of no execution: that of the node which reads it has not begun
+        self.effects[place] = freeze(with_valid_text([*thaw(self.added(key)), value]))
+        return EffectRow(*place, self.effects[place]).row()
+
+    def added(self, key: str) -> Sequence[Any]:
+        """Return the values that were added under a key of the run."""
+        found: Sequence[Any] = self.effects.get(RecordKey("", key), ())
+        return found
 
     # --- Runs inside of nodes
 

@@ -15,7 +15,7 @@ import dspy
 from typing_extensions import TypeVar
 
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
-from dspyer.events import Exchange
+from dspyer.events import Exchange, Question
 from dspyer.nodes.context import Context
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step, is_async
 from dspyer.patch import DELETE
@@ -547,6 +547,25 @@ class Node:
     def with_fake(self, fake: object, schema: Schema) -> Built | None:
         """The node with a function or a value instead of what it calls, for a test; None if any node can stand in."""
         del fake, schema
+        return None
+
+    def amended(
+        self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
+    ) -> tuple[Mapping[str, Any], str, Any] | None:
+        """Answers to the questions of an open run by its new inputs, and what is kept of these; None: it takes none.
+
+        What is kept is a value and a key, under which a later node finds it: `records.added(key)`.
+
+        Args:
+            state: the last state that all branches of the run shared.
+            inputs: the inputs, validated.
+            questions: those without an answer.
+
+        Raises:
+            ThreadError: if one of the questions cannot be answered by them.
+            InputError: if an open run does not take them.
+        """
+        del state, inputs, questions
         return None
 
     def script(self, call: Call) -> Script[Any]:

@@ -23,15 +23,12 @@ from dspyer.log.rows import EffectRow, EndRow, RowKind
 from dspyer.log.time_travel import last_end
 from dspyer.runtime.request import Request
 from dspyer.stores.base import Point, RunRow, ThreadRow
-from dspyer.threads.start import DONE, WAIT, FirstWrite, StoredThread, ThreadHead
+from dspyer.threads.start import DONE, MAX_RESUMES, WAIT, FirstWrite, StoredThread, ThreadHead
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
 INPUTS = RecordKey("", "inputs")
 """Where the digest of the inputs of a run is: with the results of effects, since headers are not encrypted."""
-
-MAX_RESUMES = 10
-"""How often deliveries resume a run without progress: the default of `resume(max_resumes=)`."""
 
 
 class KeyedRun:
@@ -84,14 +81,20 @@ class KeyedRun:
                 "try again later. If it has no key, resume it with thread.resume(), or abandon it with "
                 "thread.run(..., if_open='abandon')"
             )
-        first = self._thread.new_run(head, self._inputs, self._request, self._if_open)
+        amends = head.open and self._if_open == "amend"
+        if amends:
+            # In a part of its own, with the id of the key: by that a second delivery finds that it was amended.
+            first = self._thread.amended_run(head, self._inputs, self._request, own_part=True)
+        else:
+            first = self._thread.new_run(head, self._inputs, self._request, self._if_open)
         salt = salt or token_hex(8)
         run_id = run_id or self._id(salt)
         # Of the first run of a thread one more: there is no earlier value that a field could keep.
         digests = self._digests if head.row.head else self._of_first_run
+        row = EffectRow(*INPUTS, digests).row()
         return first._replace(
             run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
-            rows=[*first.rows, EffectRow(*INPUTS, digests).row()],
+            rows=[row, *first.rows] if amends else [*first.rows, row],
             start=first.start._replace(run_id=run_id),
         )
 

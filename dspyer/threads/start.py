@@ -54,6 +54,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.threads.graph_changes import (
+    Adapted,
     AllowChanged,
     GraphCompatibility,
     OtherGraphs,
@@ -70,6 +71,9 @@ Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None
 OnConflict = Literal["raise", "wait"]
 IfOpen = Literal["refuse", "amend", "abandon"]
+
+MAX_RESUMES = 10
+"""How often a run is resumed without progress: the default of `resume(max_resumes=)`."""
 
 DONE = ("completed", "interrupted")
 """How a run ends that has nothing more to do, unless a new answer comes."""
@@ -239,17 +243,14 @@ class StoredThread:
 
         `if_open` says what becomes of a run that was not finished.
         """
+        if head.open and if_open == "amend":
+            return self.amended_run(head, inputs, request)
         if head.open and if_open != "abandon":
             raise head.open_error(shown_questions(self.reader, self.name, self.redactor))
         if head.broken and (if_open != "abandon" or head.last_readable is None):
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
-        self.compatibility.check_graph(head.last_run)
-        adapted = self.compatibility.adapted(head.state, head.last_run)
         schema, label = self.schema, self.next_label(head)
-        check_inputs_by_name(self.graph, inputs)
-        # What lasts from the run before needs no input.
-        check_inputs(self.graph, inputs, [name for name in adapted.state if self.graph.lasts(name)], adapted.state)
-        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=full_id(label, FIRST))
+        adapted, patch, _ = self._begun(head, inputs)
         patch = adapted.patch(schema, patch)
         state = schema.replay(head.state, patch)
         last_row = head.last_readable if head.broken else head.row.head
@@ -269,6 +270,47 @@ class StoredThread:
         records.totals_before = self._totals_at(head, last_row)
         return FirstWrite(run, 0, rows, run_start, records)
 
+    def _begun(self, head: ThreadHead, inputs: Mapping[str, Any]) -> tuple[Adapted, dict[str, Any], ImmutableState]:
+        """The state at the head as this graph reads it, and the patch and the state with which inputs begin a run."""
+        self.compatibility.check_graph(head.last_run)
+        adapted = self.compatibility.adapted(head.state, head.last_run)
+        check_inputs_by_name(self.graph, inputs)
+        # What lasts from the run before needs no input.
+        check_inputs(self.graph, inputs, [name for name in adapted.state if self.graph.lasts(name)], adapted.state)
+        commit_id = full_id(self.next_label(head), FIRST)
+        return adapted, *self.schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=commit_id)
+
+    def amended_run(
+        self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, own_part: bool = False
+    ) -> FirstWrite:
+        """The last run, with new inputs that answer its open questions and reach the agent at the end of its turn.
+
+        With `own_part` in a part of its own. Raises `ThreadError` if they cannot be added to it.
+        """
+        at, last = head.row.head, head.last_run
+        assert at is not None
+        assert last is not None
+        if head.broken:
+            raise head.broken_error()
+        _, _, state = self._begun(head, inputs)
+        who = f"the last run of thread {self.name!r} cannot be amended"
+        rest = "or leave it with thread.run(..., if_open='abandon')"
+        if last.status != "interrupted":
+            raise ThreadError(f"{who}, since it does not wait for an answer: go on with thread.resume(), {rest}")
+        questions = self.read_records(read_run(self.store, at)).open_questions()
+        given = {name: thaw(state.raw(name)) for name in inputs}
+        found = [node.amended(head.state, given, questions) for node in self.graph.nodes.values()]
+        amended = [one for one in found if one is not None]
+        if len(amended) != 1:
+            raise ThreadError(
+                f"{who}, since graph {self.graph.name!r} is not one agent: answer its questions with "
+                f"thread.resume({{'key': answer}}), {rest}"
+            )
+        answers, *added = amended[0]
+        resumed = self.resumed_run(head, answers, request, MAX_RESUMES, False, added, own_part)
+        assert isinstance(resumed, FirstWrite)  # it has open questions, and answers to them
+        return resumed
+
     def resumed_run(
         self,
         head: ThreadHead,
@@ -276,8 +318,10 @@ class StoredThread:
         request: Request,
         max_resumes: int,
         allow: AllowChanged,
+        added: Sequence[Any] = (),
+        own_part: bool = False,
     ) -> FirstWrite | Request:
-        """The last run, rebuilt from its log, with answers to its questions.
+        """The last run, rebuilt from its log, with answers to its questions, and what is `added` to it.
 
         As it is stored if each of the answers was given before, and nothing is left to do.
         """
@@ -311,10 +355,11 @@ class StoredThread:
             )
         blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
         rows = [AnswerRow(*key, frozen, at=row_time()).row() for key, frozen in given.items()]
+        rows += [records.add(*added)] if added else []
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
-        if names is not None or run.thread != self.name or self.store.rows(run.id, seq, seq):
+        if own_part or names is not None or run.thread != self.name or self.store.rows(run.id, seq, seq):
             run, seq = self.next_part(head, run, at, names=names), 0
             run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
         self.count_before(records, last, head.row.root)

@@ -86,9 +86,9 @@ def summary(messages: Any, plan: str) -> Any:
         (view("messages").by("react"), [(10, 15), (11, 16), (12, 17)]),
         (view("messages").then(lambda entries: entries[-4:]), [(12, 17)]),
         (view("messages").fit(10_000), [(10, 15), (11, 16), (12, 17)]),
-        (view("messages").fit(1), []),
+        (view("messages").fit(1), [(12, 17)]),  # the last turn is always shown
         (recent, [(12, 17)]),
-        (only_task, []),
+        (only_task, [(12, 17)]),
         (lambda messages: [each for each in messages if each.get("tool_call_id") != "call_1_0"], "one result"),
         (lambda messages: [dict(each) for each in messages[-3:]], [(12, 17)]),
     ],
@@ -123,7 +123,7 @@ def test_a_mode_shows_what_another_one_left_out(asynchronous: bool) -> None:
     assert run.state["answer"] == 3
     found = ["".join(turn["content"] for turn in call.messages) for call in lm.calls]
     assert ['"value": 10' in text for text in found] == [False, True, False, False, True]
-    assert ['"value": 11' in text for text in found] == [False, False, False, False, True]
+    assert ['"value": 11' in text for text in found] == [False, False, False, True, True]  # the last turn in any case
 
 
 @each(
@@ -266,21 +266,24 @@ def result(number: int) -> dict[str, Any]:
 
 TASK = {"role": "user", "content": "?", "turn": INPUTS}
 HINT = {"role": "user", "content": "Ask the harbour."}
+CRITIC = '<message from="critic">\nWhy?\nSay.\n</message>'
 
 
 @each(
     ("messages", "inputs", "events"),
     [
         ([TASK], INPUTS, []),
-        ([TASK, turn(0)], INPUTS, []),  # the call has no result yet
+        ([TASK, turn(0)], {}, [INPUTS]),  # the run gives the open call of the last turn a result
+        ([TASK, turn(0), turn(1), result(1)], {}, [INPUTS]),  # the first call has no result
         ([TASK, turn(0), result(0)], {}, [INPUTS]),
         ([TASK, turn(0), result(0), HINT], {"question": HINT["content"]}, [INPUTS]),
         ([TASK, HINT], {**INPUTS, "question": f"{INPUTS['question']}\n\nAsk the harbour."}, []),
         ([HINT, TASK], {**INPUTS, "question": f"Ask the harbour.\n\n{INPUTS['question']}"}, []),
-        ([TASK, {**TASK, "turn": {"question": "And now?"}}], {"question": "And now?"}, []),  # its run had no turn
+        ([TASK, {**TASK, "turn": {"question": "And now?"}}], {"question": "?\n\nAnd now?"}, []),  # its run had no turn
         ([TASK, HINT, turn(0), result(0)], {}, [{**INPUTS, "question": f"{INPUTS['question']}\n\nAsk the harbour."}]),
-        ([{"role": "assistant", "name": "critic", "content": "Why?\nSay."}], {"question": "critic: Why?\n  Say."}, []),
-        ([{"role": "assistant", "content": "Hi."}], {"question": "assistant: Hi."}, []),
+        ([{"role": "assistant", "name": "critic", "content": "Why?\nSay."}], {"question": CRITIC}, []),
+        ([{"role": "assistant", "content": "Hi."}], {}, [{}]),
+        ([HINT, {"role": "assistant", "content": "Hi."}], {}, [{"question": HINT["content"]}]),
         ([TASK, {"role": "assistant", "content": "Hm.", "turn": {"next_thought": "Hm."}}], INPUTS, []),
         ([TASK, result(0)], INPUTS, []),
         ([TASK, turn(0), turn(1), result(1), result(0)], {}, [INPUTS, {}]),
@@ -343,24 +346,34 @@ def walks(draw: st.DrawFn) -> list[dict[str, Any]]:
     return messages
 
 
+def last_calls(messages: Any) -> set[str]:
+    """The calls of the last turn."""
+    turns = [one["tool_calls"] for one in messages if "tool_calls" in one]
+    return {each["id"] for each in turns[-1]} if turns else set()
+
+
 @given(walks(), st.data())
 def test_what_is_shown_of_any_selection_is_a_chat_that_providers_accept(messages: Any, data: Any) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
     leave_out = data.draw(st.sets(st.sampled_from(sorted({one.get("tool_call_id", "") for one in messages}))))
     chosen = [message for message, keep in zip(messages, kept, strict=True) if keep]
     adapter = Seeing()
-    run_with(
+    run = run_with(
         messages,
         adapter,
         lambda messages: [one for one, keep in zip(messages, kept, strict=False) if keep],
         tide=lambda call: None if call.value in leave_out else call.value,
-    ).raise_error()
-    answered = {one["tool_call_id"] for one in chosen if one["role"] == "tool"} - leave_out
+    )
+    run.raise_error()
+    values = {one["tool_call_id"]: one["value"] for one in run.state["messages"] if one["role"] == "tool"}
+    answered = {one["tool_call_id"] for one in chosen if one["role"] == "tool"}
     called = {each["id"] for one in chosen for each in one.get("tool_calls", ())}
+    # The last turn is always shown, whole. The run has given its open calls a result before it began.
+    expected = {one for one in (answered & called) | last_calls(messages) if values[one] not in leave_out}
     events = [event["tool_calls"] for event in shown_by(adapter.given[0]).events]
     ids = [one.id for event in events for one in event.tool_calls]
     assert ids == [one.call_id for event in events for one in event.tool_call_results.tool_call_results]
-    assert set(ids) == answered & called
+    assert set(ids) == expected
     chat = [{key: value for key, value in one.items() if key != "name"} for one in adapter.chats[0][1:]]  # of DSPy
     assert [text for text in problems_of(chat) if "first message" not in text and "is empty" not in text] == []
 
@@ -369,6 +382,7 @@ def test_what_is_shown_of_any_selection_is_a_chat_that_providers_accept(messages
 def test_every_message_is_shown_once(messages: Any) -> None:
     found = shown(messages)
     answered = {one["tool_call_id"] for one in messages if one["role"] == "tool"}
+    answered |= last_calls(messages)
     assert {one.id for event in found.events for one in event["tool_calls"].tool_calls} == answered
     texts = [str(each.get("question")) for each in [*found.events, found.inputs]]
     assert "".join(texts).count("Ask the harbour.") == messages.count(HINT)
@@ -489,18 +503,18 @@ def test_an_error_of_a_render_names_the_tool() -> None:
 def test_the_age_of_a_call_counts_the_turns_that_are_not_shown() -> None:
     ages: list[int] = []
     shown(conversation(3), exactly(4), add=lambda call: ages.append(call.age))
-    assert ages == [2]
+    assert ages == [2, 0]  # the last turn is always shown
 
 
 def test_a_call_that_a_context_made_up_has_no_age() -> None:
-    ages: list[int] = []
+    ages: list[Any] = []
 
     def own(messages: list[Any]) -> list[Any]:
         listed = [{**messages[1]["tool_calls"][0], "id": "own"}]
         return [messages[0], {**messages[1], "tool_calls": listed}, {**messages[3], "tool_call_id": "own"}]
 
-    shown(conversation(3), own, add=lambda call: ages.append(call.age))
-    assert ages == [0]
+    shown(conversation(3), own, add=lambda call: ages.append((call.value["n"], call.age)))
+    assert ages == [([0], 0), ([2], 0)]
 
 
 def test_a_picture_in_a_message_of_a_chat_is_a_part_of_the_request() -> None:
@@ -545,8 +559,8 @@ def test_messages_are_converted_once_and_forgotten_with_their_conversation() -> 
 
 
 def test_what_is_kept_of_a_turn_follows_the_results_that_are_shown() -> None:
-    """One message of a turn, of which each request is shown other results."""
-    messages, chosen = conversation(1), [(0, 1, 2), (0, 1, 2, 3), (0, 1, 3), (0, 1), (0, 1, 2, 3)]
+    """One message of a turn, of which each request is shown other results. The last turn is always shown."""
+    messages, chosen = conversation(2), [(0, 1, 2), (0, 1, 2, 3), (0, 1, 3), (0, 1), (0, 1, 2, 3)]
     adapter = Seeing()
     context = view("messages").then(lambda entries: [entries[place] for place in chosen[len(adapter.given)]])
     program = agents.tool_loop("question -> answer", [add], context=context).compile()
@@ -554,7 +568,7 @@ def test_what_is_kept_of_a_turn_follows_the_results_that_are_shown() -> None:
     with dspy.context(lm=ScriptedLM(script), adapter=adapter):
         program.run({"question": "?", "messages": messages}).raise_error()
     found = [[event["tool_calls"] for event in shown_by(given).events] for given in adapter.given]
-    names = [[one.name for event in events for one in event.tool_calls] for events in found]
+    names = [[one.name for event in events[:-1] for one in event.tool_calls] for events in found]
     assert names == [["see"], ["add", "see"], ["add"], [], ["add", "see"]]
 
 

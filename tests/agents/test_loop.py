@@ -225,7 +225,7 @@ def test_a_message_of_another_assistant_is_no_turn() -> None:
     thread = loop(max_turns=2).compile(store=":memory:", layers=[Breakpoints(before=["settle"])]).thread("t")
     with ScriptedLM([ADD]):
         thread.run({"question": "1 + 2?"})
-    thread.update({"messages": {"role": "assistant", "content": "Let me help."}})
+    thread.update({"messages": {"role": "assistant", "name": "helper", "content": "Let me help."}})
     with ScriptedLM([ADD]) as lm:
         thread.resume({"before": True})
     assert "Let me help." in lm.calls[0].messages[-1]["content"]
