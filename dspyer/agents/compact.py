@@ -7,9 +7,9 @@ removed: `conversation.uncovered` shows the last summary in the place of what it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import dspy
 
@@ -19,7 +19,7 @@ from dspyer.agents.conversation import (
     Rendering,
     Shown,
     converted,
-    plan_rendering,
+    plan_renderings,
     shown,
     uncovered,
     with_task_and_last_turn,
@@ -42,9 +42,6 @@ from dspyer.extend import (
 )
 from dspyer.message_list import COVERS
 
-COMPACT = "compact"
-"""The name of the node that writes summaries, and of its predictor."""
-
 INSTRUCTIONS = (
     "Summarize the conversation in `messages` for the assistant, who goes on with it and is shown your summary in its "
     "place: what the user wants, what was done and found out, with the names, numbers and ids that matter, what was "
@@ -54,7 +51,7 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class Compact:
-    """Writes a summary of a conversation that has become long, between two turns: `tool_loop(..., compact=Compact(...))`.
+    """Writes a summary of a conversation that has become long: `tool_loop(..., compact=Compact(after=60_000))`.
 
     The summary is shown in the place of all but the last turns, and of the summary before it. The conversation keeps
     every message. An edit of a message that it stands for, by `thread.update`, removes the summary.
@@ -80,47 +77,22 @@ class Compact:
             if not is_whole_number(given) or given < 1:
                 raise GraphError(f"Compact({option}={given!r}): give a whole number, 1 or more")
 
-    def plan(self, modes: Mapping[str, Shown], options: NodeOptions) -> Compaction:
-        """What a node needs that decides whether a summary is due, or writes it. `modes` says how each is shown messages."""
-        # What is wrong with a render is said of its mode.
-        planned = {mode: plan_rendering(None, how, options) for mode, how in modes.items()}
-        reads = {field: field for one in planned.values() for field in one.reads.values()}
-        return Compaction(self, {mode: one.rendering for mode, one in planned.items()}, reads)
+    def is_due(self, conversation: FrozenList[Any], how: Shown) -> bool:
+        """Return whether a summary is written before a conversation is shown."""
+        messages = list(conversation.raw_items())
+        if not self.part_to_cover(messages):
+            return False
+        return len(text_shown(with_task_and_last_turn(conversation, uncovered(messages)), how)) > self.after
 
-
-class Compaction(NamedTuple):
-    """A `Compact` in an agent.
-
-    Attributes:
-        compact: the option.
-        renderings: how each mode is shown messages, by mode.
-        reads: the fields that these read.
-    """
-
-    compact: Compact
-    renderings: Mapping[str, Rendering]
-    reads: Mapping[str, str]
-
-    def before(self, mode: str, call: Call, new: Sequence[Mapping[str, Any]]) -> str:
-        """The node before the next turn of a mode: `compact` if a summary is due, else the mode itself.
-
-        `new` are messages that the caller is about to add.
-        """
-        messages = [*call.state.raw(MESSAGES).raw_items(), *new]
-        if self.part_to_cover(messages) is None:
-            return mode
-        seen = with_task_and_last_turn(FrozenList(messages), uncovered(messages))
-        return COMPACT if len(text_shown(seen, self.renderings[mode].bound(call))) > self.compact.after else mode
-
-    def part_to_cover(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
-        """The messages of which the next summary is made, with the last summary; None if only the last turns are left."""
+    def part_to_cover(self, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages of which the next summary is made, with the last one; none if only the last turns are left."""
         seen = uncovered(messages)
         pieces = [converted(message) for message in seen]
         turns = [place for place, piece in enumerate(pieces) if piece.calls or piece.said]
-        if len(turns) <= self.compact.turns:
-            return None
-        first = turns[-self.compact.turns]
-        # What came in between is what the turn answers.
+        if len(turns) <= self.turns:
+            return []
+        first = turns[-self.turns]
+        # What comes between two turns is what the second one answers.
         while not pieces[first - 1].calls and not pieces[first - 1].said and not pieces[first - 1].is_silent:
             first -= 1
         return seen[:first]
@@ -147,7 +119,13 @@ def _lines(event: Mapping[str, Any]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions(KindOptions):
-    """Options that make a node write summaries: how it does, how each mode is shown messages, and the LM, if it is one of its own."""
+    """Options that make a node write summaries.
+
+    Attributes:
+        compact: when it does.
+        modes: how each mode is shown messages.
+        lm: the LM; None for the one that is configured.
+    """
 
     compact: Compact
     modes: Mapping[str, Shown]
@@ -157,16 +135,16 @@ class CompactOptions(KindOptions):
         """The node, and what is wrong with it."""
         predictor = dspy.Predict(dspy.Signature("messages -> summary", INSTRUCTIONS))
         predictor.lm = self.lm
-        plan = self.compact.plan(self.modes, options)
-        own = {MODE: MODE} if MODE in options.schema.fields else {}
-        reads = {MESSAGES: MESSAGES, **own, **plan.reads}
+        renderings, shown = plan_renderings(self.modes, options)
+        reads = {name: name for name in (MESSAGES, *((MODE,) if MODE in options.schema.fields else ()), *shown)}
         node = CompactNode(
             name=options.name,
             reads=reads,
             optional=frozenset(reads) - {MESSAGES},
             writes={MESSAGES: MESSAGES},
             goto=tuple(self.modes),
-            compaction=plan,
+            compact=self.compact,
+            renderings=renderings,
         )
         return Built(node, predictor)
 
@@ -177,23 +155,31 @@ class CompactOptions(KindOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompactNode(Node):
-    """A node that writes a summary, and continues to the mode that takes the next turn."""
+    """A node that writes a summary, and continues to the mode that takes the next turn.
+
+    Attributes:
+        compact: when it does.
+        renderings: how each mode is shown messages.
+    """
 
     kind: ClassVar[str] = "compact"
     look = Look("module", "compact")
 
-    compaction: Compaction
+    compact: Compact
+    renderings: Mapping[str, Rendering]
 
     def script(self, call: Call) -> Script[Reply]:
         """Write it."""
         mode = current_mode(call.state, self.goto)
-        part = self.compaction.part_to_cover(list(call.state.raw(MESSAGES).raw_items()))
-        if part is None:  # an edit has removed what was long
+        part = self.compact.part_to_cover(list(call.state.raw(MESSAGES).raw_items()))
+        if not part:  # an edit has removed what was long
             return Reply({}, (mode,), True)
-        text = text_shown(part, self.compaction.renderings[mode].bound(call))
+        text = text_shown(part, self.renderings[mode].bound(call))
         found = yield ModuleStep(getattr(call.program, self.name), {MESSAGES: text}), call
         summary = found.summary
         if not isinstance(summary, str) or not summary.strip():
-            raise NodeOutputError(f"{self.who} gave the summary {summary!r}, and a model would be shown nothing: give a text")
+            raise NodeOutputError(
+                f"{self.who} gave the summary {summary!r}, and a model would be shown nothing: give a text"
+            )
         message = {"role": "assistant", "name": self.name, "content": summary, COVERS: part[-1]["id"]}
         return Reply({MESSAGES: message}, (mode,), True)
