@@ -42,7 +42,7 @@ NOT_YET: dict[str, str] = {
     "display.run_page": "changed encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
-        "ATTRIBUTE CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
+        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
         "Spends append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
         "may_raise parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal "
         "walk_parameters"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
-from dspyer import Retry, Send
+from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.conversation import (
     FORCED,
     SUBMIT,
@@ -24,8 +24,10 @@ from dspyer.agents.conversation import (
     Shown,
     TurnPrompt,
     call_ids,
+    last_turn,
     plan_rendering,
     reader,
+    shown,
     turns_of_task,
 )
 from dspyer.agents.settle import SETTLE, submitted
@@ -137,6 +139,14 @@ class ModeNode(Node):
     max_turns: int
     rendering: Rendering
     filled: frozenset[str]
+
+    def told(self, state: ImmutableState) -> dict[str, Any]:
+        """Attributes that `dspy.ReActV2` gives besides the outputs: the conversation, and how it ended."""
+        messages = state.raw("messages")
+        how = Shown(self.rendering.how.text_input, text_output=self.rendering.how.text_output)
+        history = shown(messages.raw_items(), how).history
+        reason = "forced_submit" if last_turn(messages).forced else "submit"
+        return {"history": history, "termination_reason": reason}
 
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""

@@ -26,7 +26,6 @@ from dspyer.lm.tap import LMRecorder, current_gate, prices_here, subscriber, sub
 from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id, rejected_copy
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request
-from dspyer.runtime.run import ATTRIBUTE as LINK
 from dspyer.runtime.run import KeptPrediction, RunLink
 from dspyer.waiting import Outcome, end_of, may_raise, result_of, task_signal
 
@@ -304,7 +303,7 @@ class ExecutorCall:
         for known, asked in zip(again, returned.asked, strict=True):
             known.extend(asked)
         if link is not None and prediction is not None:
-            vars(prediction)[LINK] = link
+            link.give(prediction)
         return prediction, error
 
 

@@ -517,6 +517,11 @@ class Node:
         """The fields of the state that its outputs are meant for, which may be written later; None for any."""
         return None if self.writes is None else frozenset(self.writes.values())
 
+    def told(self, state: ImmutableState) -> Mapping[str, Any]:
+        """Attributes of a prediction besides the outputs, of a run whose last turn was one of the node."""
+        del state
+        return {}
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return [] if self.inner is None else self.inner.whole_fields(state)

@@ -8,9 +8,20 @@ if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
     from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
     from dspyer.record.record import Record
+    from dspyer.record.turns import ToolCall, Turn
 
-__all__ = ["Checked", "DrawnGraph", "Record", "RecordStep", "StepAnswer", "StepQuestion", "Wrote"]
+__all__ = [
+    "Checked",
+    "DrawnGraph",
+    "Record",
+    "RecordStep",
+    "StepAnswer",
+    "StepQuestion",
+    "ToolCall",
+    "Turn",
+    "Wrote",
+]
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
-_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn"}
+_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "ToolCall": "turns", "Turn": "turns"}
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})

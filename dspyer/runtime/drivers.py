@@ -60,7 +60,7 @@ from dspyer.runtime.execution import TaskWorkers, ThreadWorkers, WorkOutcome, ru
 from dspyer.runtime.inner_runs import check_same_inputs
 from dspyer.runtime.request import CALLED, CANCELLED, FAILED_RUNS, INTERRUPTED, REQUEST, Request, RunStart
 from dspyer.runtime.run import ATTRIBUTE as LINK
-from dspyer.runtime.run import Run, RunLink, take_run
+from dspyer.runtime.run import Prediction, Run, RunLink, take_run
 from dspyer.runtime.run_log import RunLog
 from dspyer.runtime.session import Session, lm_watchers
 from dspyer.scheduler.schedule import Execution, start
@@ -517,7 +517,7 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
             if name not in inputs or (value is not inputs[name] and not same(value, inputs[name]))
         ]
         outputs = tuple(changed)
-    prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
+    prediction: dspy.Prediction = Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
     vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))

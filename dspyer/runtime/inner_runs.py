@@ -18,6 +18,7 @@ from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.steps import InsideRun
+from dspyer.record.turns import turns_and_around
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
 from dspyer.runtime.session import Session
@@ -113,7 +114,7 @@ def part_of_run(
                 yield request
             finally:
                 _pass_on_lost_steps(attempt, request)
-                _pass_on_checks(around, request)
+                _pass_on_logs(around, request)
         except Interrupted as interruption:
             if not request.outcome.sessions:  # from a worker, which is not there any more when an answer comes
                 raise
@@ -157,14 +158,16 @@ def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:
         attempt.host.lose_steps(attempt, attempt.number, steps)
 
 
-def _pass_on_checks(around: Session | None, request: Request) -> None:
-    """Notes what checks inside a node have refused in the run around it, also if the node fails after that."""
+def _pass_on_logs(around: Session | None, request: Request) -> None:
+    """Notes in the run around a node what checks in it have refused, and turns in it, also if the node then fails."""
     if around is not None:
         for session in request.outcome.sessions:
             around.notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
+            around.notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
         if request.outcome.returned is not None:
-            inside = request.inside or Inside()
+            inside, returned = request.inside or Inside(), request.outcome.returned.internals
             prefix = id_prefix(*inside.label, *inside.scope)
-            for logged in request.outcome.returned.internals.logged_checks:
+            around.notes.turns |= {(*inside.scope, *scope): log for scope, log in returned.turns.items()}
+            for logged in returned.logged_checks:
                 scope = (*inside.scope, *logged.scope)
                 around.notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)

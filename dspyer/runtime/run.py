@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
@@ -25,9 +26,10 @@ from dspyer.lm.tap import Counted, LMRecorder, usage_of
 from dspyer.log.rows import LMUsage, total_cost
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
+from dspyer.record.turns import Logs, Turn, turns_and_around
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_record import record_of_run
+from dspyer.runtime.run_record import record_of_run, turns_of_run
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
@@ -67,14 +69,65 @@ class RunLink:
         with self._lock:
             self._run, self._make = run, None
 
+    def give(self, prediction: dspy.Prediction) -> None:
+        """Gives the run to a prediction, which may come from another process: then it is a plain one of DSPy."""
+        prediction.__class__ = Prediction
+        prediction.__dict__[ATTRIBUTE] = self
+
     def __copy__(self) -> RunLink:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunLink:
         return self
 
+
+class Prediction(dspy.Prediction):
+    """The prediction of a program: its outputs, and as attributes what the run tells besides, which no field shows.
+
+    Attributes:
+        trajectory: the turns of all agents of the run, as `Run.trajectory`.
+        history: of a program that is one agent, its conversation, as `dspy.ReActV2` gives it.
+        termination_reason: of a program that is one agent, `"submit"` or `"forced_submit"`, as `dspy.ReActV2` gives it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # An output of one of these names comes first.
+        if name in TOLD and name not in vars(self).get("_store", {}):
+            told = vars(self).get(ATTRIBUTE)
+            told = told.run(self).told if isinstance(told, RunLink) else told or {}
+            if name in told:
+                return told[name]
+        return super().__getattr__(name)
+
+    def copy(self, **fields: Any) -> dspy.Prediction:
+        """A copy with other values of some fields, which has the same run."""
+        found: dspy.Prediction = super().copy(**fields)
+        vars(found)[ATTRIBUTE] = vars(self).get(ATTRIBUTE)
+        return found
+
+    def __copy__(self) -> dspy.Prediction:
+        twin: dspy.Prediction = object.__new__(Prediction)
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dspy.Prediction:
+        twin: dspy.Prediction = object.__new__(Prediction)
+        memo[id(self)] = twin
+        vars(twin).update(deepcopy(vars(self), memo))
+        return twin
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a pickled prediction has no run, and needs no dspyer where it is loaded
+        parts = vars(self).copy()
+        told = parts.pop(ATTRIBUTE, None)
+        told = told.run(self).told if isinstance(told, RunLink) else told
+        if not told or not told["trajectory"]:
+            # It has no run any more, and needs no dspyer where it is loaded.
+            return object.__new__, (dspy.Prediction,), {ATTRIBUTE: None, **parts}
+        return object.__new__, (Prediction,), {ATTRIBUTE: told, **parts}
+
+
+TOLD = ("trajectory", "history", "termination_reason")
+"""The attributes of a prediction that its run tells."""
 
 
 class KeptPrediction:
@@ -92,7 +145,7 @@ class KeptPrediction:
         prediction = self._made()
         if prediction is None:  # it is gone: another one, with the same parts, is as good
             prediction = _prediction_of(self._parts)
-            prediction.__dict__[ATTRIBUTE] = RunLink(None, run)
+            RunLink(None, run).give(prediction)
             self._made = weakref.ref(prediction)
         return prediction
 
@@ -100,7 +153,7 @@ class KeptPrediction:
         return KeptPrediction, (_prediction_of(self._parts),)
 
 
-def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
+def _prediction_of(parts: Mapping[str, Any]) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
     prediction: dspy.Prediction = object.__new__(dspy.Prediction)
     vars(prediction).update(parts)
@@ -124,6 +177,7 @@ class RunInternals(NamedTuple):
         log: the commits in the order in which they were made.
         inputs: the state with which it began.
         logged_checks: the commits of its graphs in which a check has refused something.
+        turns: by scope, the commits of its graphs if one of them took turns.
         resumed: whether another process has made a part of it, of which this one knows no steps.
     """
 
@@ -135,6 +189,7 @@ class RunInternals(NamedTuple):
     log: PersistentVector[LogEntry]
     inputs: ImmutableState
     logged_checks: Sequence[LoggedChecks]
+    turns: Logs
 
 
 @shows_removed
@@ -203,8 +258,10 @@ class Run:
         self._redactor = None if session.graph.redaction is None else redacted(session).own
         self._begin = session.run_start.state
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
+        self._inner_turns = session.notes.turns
         self._failures = run.failures
-        self._depth = len(session.ids.scope)
+        self._scope = session.ids.scope
+        self._depth = len(self._scope)
         records = session.records
         self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
@@ -217,7 +274,7 @@ class Run:
         """The run that gave a prediction: in a metric, in a reward, wherever the prediction of a program goes.
 
         The prediction may come from a call in any form: of the program, in a thread of `dspy.Evaluate`, within a module
-        that returns it unchanged. Copies by `copy` and `deepcopy` have the same run; a pickled prediction has none.
+        that returns it unchanged. Copies have the same run; a pickled prediction has none.
         The run is kept as long as the prediction is. LM calls, usage, cost and events are recorded by `program.run`
         alone: the run of another call has none, and its `cost` is None.
 
@@ -244,7 +301,7 @@ class Run:
         if link is None:
             raise LookupError(
                 "this prediction has no run: a compiled graph did not give it, or it was pickled, or made anew from "
-                "the fields of another one, as copy() does. Pass on the prediction that program(...) returned"
+                "the fields of another one. Pass on the prediction that program(...) returned"
             )
         run: Run = link.run(prediction)
         return run
@@ -554,6 +611,42 @@ class Run:
         """
         return record_of_run(self)
 
+    @cached_property
+    def trajectory(self) -> tuple[Turn, ...]:
+        """The turns of all agents of the run, those of a sub-agent after the turn that called it.
+
+        They are read from the commits, so a context that shows a model less, or shorter results, changes nothing here.
+        `prediction.trajectory` is the same, in metrics too.
+
+        Returns:
+            The turns, as `dspyer.record.Turn`: `agent`, `mode`, `thought`, `calls` and `reason`. A call has `name`,
+            `args`, `value`, `error`, `problems`, and the `answer` of a person who was asked.
+
+        Raises:
+            StoreError: for a resumed run with sub-agents, if the store cannot be read.
+
+        Example:
+            >>> from dspyer import agents
+            >>> from dspyer.testing import ScriptedLM
+            >>> def add(a: int, b: int) -> int:
+            ...     "Adds two numbers."
+            ...     return a + b
+            >>> program = agents.tool_loop("question -> answer: int", [add]).compile()
+            >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [{"name": "submit", "args": {"answer": 3}}]
+            >>> with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": call}} for call in calls]):
+            ...     run = program.run({"question": "1 + 2?"})
+            >>> [(call.name, call.value) for turn in run.trajectory for call in turn.calls]
+            [('add', 3), ('submit', {'answer': 3})]
+        """
+        return turns_of_run(self)
+
+    @cached_property
+    def told(self) -> Mapping[str, Any]:
+        """Attributes of its prediction besides the outputs."""
+        mode = next((turn.mode for turn in reversed(self.trajectory) if turn.agent == self._graph.name), None)
+        node = None if mode is None else self._graph.nodes.get(mode)
+        return {"trajectory": self.trajectory, **({} if node is None else node.told(self.state))}
+
     def report(self) -> str:
         """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
 
@@ -575,7 +668,9 @@ class Run:
         """The graph, the log and the reads of the run, as they are kept."""
         resumed = bool(self._replayed)
         log, inputs, checks = self._log, self._begin, self._logged_checks
-        return RunInternals(self._graph, self._entries, self._view_reads, self._sources, resumed, log, inputs, checks)
+        turns = turns_and_around((), log, self._inner_turns)
+        reads = self._view_reads, self._sources
+        return RunInternals(self._graph, self._entries, *reads, resumed, log, inputs, checks, turns)
 
     def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
@@ -697,7 +792,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has no store: it knows what this process knew of the run.
-        return {**vars(self), "_origin": self._origin.copied(), "_source": None}
+        read = {"trajectory": self.trajectory} if self._replayed and self._source is not None else {}
+        return {**vars(self), **read, "_origin": self._origin.copied(), "_source": None}
 
     @cached_property
     def _writers(self) -> Writers:

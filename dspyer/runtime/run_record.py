@@ -11,11 +11,14 @@ from dspyer.errors import StoreError
 from dspyer.events import Asked, Committed, Posted
 from dspyer.graph.spec import drawing_facts
 from dspyer.ids import full_id, prefix_at
+from dspyer.log.history import scoped_logs
+from dspyer.log.reader import read_run
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
+from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
 from dspyer.scheduler.topology import START
 
@@ -61,6 +64,19 @@ def record_of_run(run: Any) -> Record:
         graph.hidden,
         graph.recorded,
     )
+
+
+def turns_of_run(run: Any) -> tuple[Turn, ...]:
+    """The turns of a run: from its commits, and those of graphs inside of nodes that were kept beside them."""
+    inner = dict(run._inner_turns)
+    if run._replayed and run._source is not None:
+        reader, thread, at = run._source
+        row = reader.store.thread(thread)
+        # What an earlier process has finished inside of nodes is in the store alone.
+        rows = read_run(reader.store, at, None if row is None else row.root)
+        inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
+    own = [entry.commit for entry in run._log]
+    return turns_in({run._scope: own, **inner}, run._graph.name, getattr(run, "answers", ()), run._scope)
 
 
 def _questions_of(run: Any) -> Sequence[StepQuestion]:

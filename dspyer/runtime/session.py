@@ -38,6 +38,7 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
+    Commit,
     ConflictFound,
     Doing,
     Emitted,
@@ -110,10 +111,11 @@ class ExecutionNotes:
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
+        turns: by scope, the commits of the graphs inside of nodes that took turns, and of those around them.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
-    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "view_reads")
+    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "turns", "view_reads")
 
     def __init__(self, traces: Mapping[str, Steps]) -> None:
         self.traces: dict[str, Steps] = dict(traces)
@@ -121,6 +123,7 @@ class ExecutionNotes:
         self.completions: dict[str, Any] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
+        self.turns: dict[tuple[str, ...], Sequence[Commit]] = {}
         self.view_reads: list[ViewRead] = []
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.testing.prompt import LMAnswer, Prompt, PromptField, Sampling, TextLM, ToolCall, write_answer
+from dspyer.testing.prompt import LMAnswer, Prompt, PromptCall, PromptField, Sampling, TextLM, write_answer
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _COPY_FROM = 0.45  # similarity from which on the text of a demonstration is copied
@@ -169,7 +169,7 @@ class _Answer:
         outcome = "".join(f" That speaks for {name} {found[name]}." for name in chosen[-1:])
         return f"The input speaks of {topics}.{outcome}"
 
-    def tool_call(self) -> ToolCall:
+    def tool_call(self) -> PromptCall:
         """A call of the tool that is most similar to the inputs; after results, of the one that ends the loop."""
         tools = [tool for tool in self.prompt.tools if tool.name in self.prompt.must_call] or list(self.prompt.tools)
         ends = [tool for tool in tools if tool.name == "submit"]
@@ -189,7 +189,7 @@ class _Answer:
             for name in properties
             if name in needed
         }
-        return ToolCall(tool.name, args)
+        return PromptCall(tool.name, args)
 
     def given(self, field: PromptField) -> str:
         """The value of a field in the nearest demonstration, empty if it has none."""

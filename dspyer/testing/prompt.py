@@ -51,7 +51,7 @@ _RESULTS = "tool_call_results"
 _MISSING = ("Not supplied for this particular example.", "Not supplied for this conversation history message.")
 
 
-class Turn(NamedTuple):
+class PromptTurn(NamedTuple):
     """One message of a prompt: `role` is `"system"`, `"user"`, `"assistant"` or `"tool"`."""
 
     role: str
@@ -87,7 +87,7 @@ class Tool(NamedTuple):
     schema: Mapping[str, Any]
 
 
-class ToolCall(NamedTuple):
+class PromptCall(NamedTuple):
     """A native tool call in an answer: providers return it apart from the text. Without an id it gets a new one."""
 
     name: str
@@ -99,7 +99,7 @@ class LMAnswer(NamedTuple):
     """An answer: its text, and the tools that it calls."""
 
     text: str
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[PromptCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Prompt:
         'HEY'
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[PromptTurn, ...]
     form: PromptForm
     instructions: str
     input_fields: tuple[PromptField, ...]
@@ -159,7 +159,7 @@ class _Task(NamedTuple):
     outputs: tuple[PromptField, ...]
 
 
-def read_prompt(turns: Sequence[Turn], tools: Iterable[Tool] = (), must_call: Iterable[str] = ()) -> Prompt:
+def read_prompt(turns: Sequence[PromptTurn], tools: Iterable[Tool] = (), must_call: Iterable[str] = ()) -> Prompt:
     """Reads the messages of one call; messages that no known adapter wrote are a plain prompt."""
     system = turns[0].content if turns and turns[0].role == "system" else ""
     rest = turns[1:] if system else turns
@@ -211,7 +211,7 @@ def _form_of(last: str, system: str) -> PromptForm:
     return "chat" if "[[ ## completed ## ]]" in system else "xml"
 
 
-def _read_inputs(turns: Sequence[Turn], form: PromptForm, task: _Task) -> dict[str, str]:
+def _read_inputs(turns: Sequence[PromptTurn], form: PromptForm, task: _Task) -> dict[str, str]:
     """The inputs after the last answer; in a conversation also those of earlier turns that were not given again."""
     names = frozenset(field.name for field in task.inputs)
     found: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _without_request(content: str) -> str:
 
 
 def _read_demos(
-    turns: Sequence[Turn], form: PromptForm, asked: frozenset[str], given: frozenset[str]
+    turns: Sequence[PromptTurn], form: PromptForm, asked: frozenset[str], given: frozenset[str]
 ) -> Iterator[Demo]:
     for user, assistant in pairwise(turns):
         if (user.role, assistant.role) != ("user", "assistant"):
@@ -470,11 +470,11 @@ def count_tokens(text: str) -> int:
     return len(text.split())
 
 
-def turns_of(request: Request) -> tuple[Turn, ...]:
+def turns_of(request: Request) -> tuple[PromptTurn, ...]:
     """The messages of a request as texts, with the results of tools; other parts that are no text are left out."""
     system = request.system
-    turns = [] if system is None else [Turn("system", system if isinstance(system, str) else _text(system))]
-    turns.extend(Turn(message.role, _text(message.parts)) for message in request.messages)
+    turns = [] if system is None else [PromptTurn("system", system if isinstance(system, str) else _text(system))]
+    turns.extend(PromptTurn(message.role, _text(message.parts)) for message in request.messages)
     return tuple(turns)
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from dspyer.errors import ScriptError, annotate
 from dspyer.lm.not_public import BaseCallback
-from dspyer.testing.prompt import LMAnswer, Prompt, Sampling, TextLM, ToolCall, write_answer
+from dspyer.testing.prompt import LMAnswer, Prompt, PromptCall, Sampling, TextLM, write_answer
 
 
 class ScriptedLM(TextLM):
@@ -188,7 +188,7 @@ class ScriptedCall:
     prompt: Prompt
     answer: str | None = None
     error: BaseException | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[PromptCall, ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -370,7 +370,7 @@ def _invalid_answer(answer: object) -> str:
 
 
 def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[PromptCall, ...] = ()
     if prompt.tools:
         called = {name: _tool_calls(value) for name, value in answer.items() if name not in prompt.asks}
         calls = tuple(call for found in called.values() for call in found or ())
@@ -392,13 +392,13 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
     return LMAnswer(write_answer(prompt, values), calls)
 
 
-def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:
+def _tool_calls(value: Any) -> tuple[PromptCall, ...] | None:
     """The calls in a value that `dspy.ToolCalls` accepts; None for any other value."""
     try:
         found = dspy.ToolCalls.model_validate(value)
     except ValidationError:
         return None
-    return tuple(ToolCall(call.name, call.args or {}, call.id) for call in found.tool_calls)
+    return tuple(PromptCall(call.name, call.args or {}, call.id) for call in found.tool_calls)
 
 
 def _list_if_any(verb: str, names: Sequence[str]) -> list[str]:

@@ -81,6 +81,7 @@ CALLS: dict[str, Callable[[], dspy.Prediction]] = {
     )[0],
     "a deep copy": lambda: copy.deepcopy(program()(n=1)),
     "a copy": lambda: copy.copy(program()(n=1)),
+    "a copy of DSPy": lambda: program()(n=1).copy(),
 }
 
 
@@ -139,9 +140,8 @@ def test_a_pickled_prediction_has_no_run() -> None:
 
 
 def test_a_prediction_without_a_run_says_what_to_do() -> None:
-    for prediction in (dspy.Prediction(m=2), program()(n=1).copy()):
-        with pytest.raises(LookupError, match="Pass on the prediction that program"):
-            Run.of(prediction)
+    with pytest.raises(LookupError, match="Pass on the prediction that program"):
+        Run.of(dspy.Prediction(m=2))
 
 
 def test_what_is_no_prediction_is_refused() -> None:

@@ -1,0 +1,197 @@
+"""`Turn` and `ToolCall`: what the agents of a run did, read from its commits.
+
+A turn is the commit of a mode: it adds a message with calls, in the mode's name. The results are messages that later
+commits of the same graph add, each under the id of its call. So the commits alone say it all, whatever a context has
+shown to a model, and whatever was edited in the conversation later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dspyer.events import Commit
+from dspyer.ids import Address, full_id, id_order, whole_execution
+from dspyer.messages import ARGS
+from dspyer.patch import Replace
+from dspyer.record.making import Branches
+from dspyer.reducers import Updates
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+
+MESSAGES, HANDOFFS = "messages", "handoffs"
+"""The fields of an agent with its conversation, and with results that the end of a turn decides about."""
+
+PROBLEMS, FORCED = "problems", "forced"
+"""Keys of messages: of a result what its check has found, of a turn why it had to submit."""
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool by an agent.
+
+    Attributes:
+        id: its id in the conversation.
+        name: the tool.
+        args: the arguments with which it was called: those of a person who has edited them.
+        value: the result; None as long as there is none.
+        error: whether the result says why there is no other; None as long as there is none.
+        problems: what the check of the tool has found in the result.
+        answer: the answer to the question about the call; None for no question, or no answer yet.
+    """
+
+    id: str
+    name: str
+    args: Mapping[str, Any]
+    value: Any = None
+    error: bool | None = None
+    problems: tuple[str, ...] = ()
+    answer: Any = None
+
+
+class Turn(NamedTuple):
+    """A turn of an agent.
+
+    Attributes:
+        agent: the name of the run's graph; of an agent inside of it the nodes that lead to it, as `"clerk/search"`; of
+            one in an item of a map `"read[2]"`.
+        mode: the mode that took it; `"react"` of a `tool_loop`.
+        thought: what the model wrote about it; "" for nothing.
+        calls: its calls, in the order of the model.
+        reason: why it had to submit: `"max_turns"`, `"parse_error"`, `"empty_tool_calls"` or
+            `"context_window_exceeded"`; "" for an ordinary turn.
+    """
+
+    agent: str
+    mode: str
+    thought: str
+    calls: tuple[ToolCall, ...]
+    reason: str = ""
+
+
+Scope = tuple[str, ...]
+"""The executions around a graph, outermost first; `()` for the run's own."""
+
+Logs = Mapping[Scope, Sequence[Commit]]
+"""The commits of the graphs of a run, in any order. Those of an agent are there with those of the graphs around it."""
+
+
+def turns_in(logs: Logs, name: str, answers: Iterable[Any], scope: Scope = ()) -> tuple[Turn, ...]:
+    """The turns of a graph and of those inside of it: those of a sub-agent after the turn that called it.
+
+    `name` and `scope` are those of the outermost graph; `answers` are those of the run.
+    """
+    inside: dict[Scope, list[Scope]] = {}
+    for one in sorted(logs, key=lambda one: list(map(id_order, one))):
+        inside.setdefault(one[:-1], []).append(one)
+    given: dict[str, Any] = {}
+    for answer in answers:
+        given.setdefault(answer.question.execution, answer)
+    return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
+
+
+class _Agents(NamedTuple):
+    """The graphs of a run, those inside of each, and the answers by the ids of the executions that asked."""
+
+    logs: Logs
+    inside: Mapping[Scope, Sequence[Scope]]
+    answers: Mapping[str, Any]
+
+
+def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]:
+    commits = sorted(run.logs[scope], key=lambda commit: (commit.step, commit.branch))
+    results = _results(run, scope, commits)
+    below: dict[str, list[Scope]] = {}
+    for one in run.inside.get(scope, ()):
+        if len(one) > len(scope):  # `()` is inside of itself
+            below.setdefault(whole_execution(one[-1]), []).append(one)
+    nodes: dict[str, str] = {}
+    if below:  # one that is open has no commit: its node is that to which a branch has led
+        nodes = {stop.local: stop.node for stop in Branches(commits).stops("", "stopped")}
+    ended: set[str] = set()
+    for commit in commits:
+        own = Address.parse(commit.id).own if below else commit.id
+        nodes[own] = commit.node
+        # A node that runs a graph has the turns of that graph in its patch, too.
+        if own not in below:
+            yield from (_turn(name, commit, message, results) for message in _turn_messages(commit))
+        ended.add(own)
+        for one in below.get(own, ()):
+            yield from _turns(run, one, *_name_of(one, commit.node, prefix))
+    for own in below.keys() - ended:
+        for one in below[own]:
+            yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
+
+
+def _name_of(scope: Scope, node: str, prefix: str) -> tuple[str, str]:
+    """The name of the graph inside of a node, and what the names inside of it begin with."""
+    name = f"{prefix}{node}{Address.parse(scope[-1]).part}"
+    return name, f"{name}/"
+
+
+def turns_and_around(scope: Scope, log: Iterable[LogEntry], inner: Logs) -> Logs:
+    """The commits of a graph, with those of the graphs inside of it that took turns; nothing if none did."""
+    commits = [entry.commit for entry in log]
+    return {scope: commits, **inner} if inner or any(map(any, map(_turn_messages, commits))) else {}
+
+
+def _turn_messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
+    for message in _messages(commit):
+        if message.raw("tool_calls", None) and message.raw("name", None) == commit.node:
+            yield message
+
+
+def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
+    """The messages that a commit adds to the conversation."""
+    return _flat(commit.patch.get(MESSAGES))
+
+
+def _flat(update: Any) -> Iterator[FrozenDict[str, Any]]:
+    found = update.frozen if isinstance(update, Replace) else update
+    if isinstance(found, FrozenDict):
+        yield found
+    elif isinstance(found, Updates | FrozenList):
+        for part in found.updates if isinstance(found, Updates) else found.raw_items():
+            yield from _flat(part)
+
+
+Results = Mapping[tuple[str, str], tuple[FrozenDict[str, Any] | None, Any]]
+"""By the commit of a turn and the id of a call, the message with the result, and the answer to the question."""
+
+
+def _results(run: _Agents, scope: Scope, commits: Iterable[Commit]) -> Results:
+    callers: dict[str, str] = {}
+    found: dict[tuple[str, str], tuple[FrozenDict[str, Any] | None, Any]] = {}
+    for commit in commits:
+        asked = None
+        if run.answers:
+            asked = run.answers.get(full_id(*scope, Address.parse(commit.id).own))
+        for message in _messages(commit):
+            # Branches that ran at once may have taken the same ids: a result belongs to the last call before it.
+            if message.raw("role", None) == "tool":
+                call = message.raw("tool_call_id")
+                place = callers.get(call, ""), call
+                found[place] = message, found.get(place, (None, None))[1] or asked
+            else:
+                calls = message.raw("tool_calls", None) or ()
+                callers.update([(call["id"], commit.id) for call in calls])
+        # A result that other calls of the turn may still change is not in the conversation before the turn ends.
+        for one in () if asked is None else commit.patch.get(HANDOFFS) or ():
+            call = one["message"]["tool_call_id"]
+            found[callers.get(call, ""), call] = None, asked
+    return found
+
+
+def _turn(agent: str, commit: Commit, message: FrozenDict[str, Any], results: Results) -> Turn:
+    calls = []
+    for one in message.raw("tool_calls").raw_items():
+        name, arguments = one.raw("function").raw("name"), one.raw("function").raw("arguments")
+        result, answer = results.get((commit.id, one.raw("id")), (None, None))
+        if result is None:
+            calls.append(ToolCall(one.raw("id"), name, json.loads(arguments or "{}"), answer=answer))
+            continue
+        edited = result.raw(ARGS, None)
+        args = json.loads(arguments or "{}") if edited is None else thaw(edited)
+        value, problems = thaw(result.raw("value", None)), tuple(result.raw(PROBLEMS, ()))
+        calls.append(ToolCall(one.raw("id"), name, args, value, bool(result.raw("error", False)), problems, answer))
+    return Turn(agent, message.raw("name"), message.raw("content", "") or "", tuple(calls), message.raw(FORCED, ""))
