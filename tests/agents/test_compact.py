@@ -79,7 +79,7 @@ def test_the_turns_before_the_last_ones_are_shown_as_a_summary(mode: str, tmp_pa
     assert len(model.summaries) == 4  # with 3 turns of 108 characters the limit is passed, and then after each turn
     assert [message["content"] for message in summaries_in(thread)] == [f"summary {number}" for number in (1, 2, 3, 4)]
     for number, (made_of, next_turn) in enumerate(zip(model.summaries, asked[3:], strict=True), 1):
-        new, *later = "abcdef"[number - 1 : number + 2]
+        new, *later = list("abcdef"[number - 1 : number + 2])
         assert f"seen {new}" in made_of
         assert (f"summary {number - 1}" in made_of) == (number > 1)  # the one before is a part of it
         assert not [tag for tag in later if f"seen {tag}" in made_of]
@@ -174,9 +174,9 @@ def test_an_edit_of_a_covered_message_removes_the_summary() -> None:
         assert [message["content"][-1] for message in summaries_in(copies["a late one"])] == ["1", "2"]
         copies["the first"].update({"messages": remove(said[0]["id"])})
         assert summaries_in(copies["the first"]) == []
-        model.lm.calls.clear()
+        before = len(model.lm.calls)
         start(copies["a late one"])
-    shown = str([call.prompt.turns for call in model.lm.calls][1])
+    shown = str(model.lm.calls[before + 1].prompt.turns)
     assert "seen c" not in model.summaries[4]
     assert "hidden" in model.summaries[4]
     assert "summary 2" in model.summaries[4]
@@ -242,6 +242,8 @@ def test_kill_9_after_every_write_repeats_at_most_the_call_of_a_summary(tmp_path
     """No turn is taken again, and the conversation is that of a run that nothing has killed."""
 
     def answer(prompt: Prompt) -> dict[str, Any]:
+        if summarizes(prompt) and killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         os.write(notes[-1], b"compact\n" if summarizes(prompt) else b"react\n")
         if summarizes(prompt):
             return {"summary": f"S {prompt.inputs['messages'].count('seen')}"}
@@ -259,12 +261,22 @@ def test_kill_9_after_every_write_repeats_at_most_the_call_of_a_summary(tmp_path
             return thread.run({"question": "q"}) if thread.status == "new" else thread.resume()
 
     notes: list[int] = []
+    killed: list[bool] = []
     store = FailingSQLite(tmp_path / "t.db")
     program = agent(store)
     noted = noting("whole")
     whole = go_on(program.thread("whole"))
     undisturbed = noted.read_text().splitlines()
     assert undisturbed.count("compact") == 3
+
+    def in_the_call() -> None:
+        killed.append(True)
+        go_on(program.thread("in the call"))
+
+    noted = noting("in the call")
+    assert end_of(fork(in_the_call)) == -signal.SIGKILL
+    assert go_on(program.thread("in the call")).status == "completed"
+    assert noted.read_text().splitlines() == undisturbed, "of the call that was killed, nothing else is repeated"
     for at in count(1):
         thread, first = program.thread(f"t {at}"), noting(f"first {at}")
 
