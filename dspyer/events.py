@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 from dspyer.errors import brief, error_text, shows_removed
 from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
-from dspyer.record_codec import JsonRecord, Update, changed, encode, fast
+from dspyer.record_codec import JSON, JsonRecord, Update, changed, encode, fast
 from dspyer.values.freezing import register_value_type
-from dspyer.values.frozen import FrozenDict
+from dspyer.values.frozen import FrozenDict, thaw
 
 BranchPath = tuple[int, ...]
 """The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""
@@ -124,6 +124,32 @@ class MergedConflict(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class AskedCall(JsonRecord):
+    """The call of a tool that a question is about.
+
+    Attributes:
+        name: name of the tool.
+        args: its arguments, as the model gave them or a person has changed them.
+        id: the id of the call in the conversation.
+        schema: the JSON schema of the arguments.
+    """
+
+    name: str
+    args: Annotated[Mapping[str, Any], JSON]
+    id: str
+    schema: Annotated[Mapping[str, Any], JSON]
+
+    def text(self) -> str:
+        """Return the call as its question shows it, whole: what is not shown is not approved.
+
+        Example:
+            >>> AskedCall("mail", {"to": "Ada", "text": "At 9:40."}, "call_0_0", {}).text()
+            "mail(to='Ada', text='At 9:40.')?"
+        """
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})?"
+
+
+@dataclass(frozen=True, slots=True)
 class Question(JsonRecord):
     """A question of a node that the run waits to have answered.
 
@@ -136,6 +162,7 @@ class Question(JsonRecord):
         branch: path of its branch.
         execution: id of the execution that asks, preceded by those around it.
         run: name of the run that asked first, as in `ctx.execution`; empty for a run that is not stored.
+        call: the call that is to be approved; None for any other question.
     """
 
     key: str
@@ -145,11 +172,31 @@ class Question(JsonRecord):
     branch: BranchPath
     execution: str
     run: str = ""
+    call: AskedCall | None = None
 
     @property
     def id(self) -> str:
         """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
         return id_prefix(self.run, self.execution) + self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(JsonRecord):
+    """The answer to a question, as it was given first.
+
+    Attributes:
+        question: the question.
+        value: the answer; None to a question that takes none.
+        by: who gave it, as `resume(by=)` says; None if that says nothing, and for `answers=` of a run or program.
+        comment: what was said with it; None for nothing.
+        at: wall clock, seconds since the epoch.
+    """
+
+    question: Question
+    value: Any
+    by: str | None = None
+    comment: str | None = None
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +543,19 @@ class Asked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Answered(Event):
+    """A question has an answer, which is stored."""
+
+    answer: Answer
+
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        one = self.answer
+        by, comment = f" by {one.by}" if one.by else "", f": {one.comment}" if one.comment else ""
+        return f"{one.question.key}: answered with {brief(thaw(one.value), 160)}{by}{comment}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded(Event):
     """A run has ended, as its last event: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
 
@@ -691,7 +751,7 @@ class LiveConflict(Event):
 
 _BUILT_IN = frozenset((
     *(RunStarted, NodeStarted, Committed, Forked, Joined, ConflictFound, NodeFailed, AttemptFailed, Asked, RunEnded),
-    *(Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict),
+    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict),
 ))  # fmt: skip
 
 

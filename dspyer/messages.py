@@ -2,7 +2,8 @@
 
 A message is a chat dict: `role`, `content`, an `id`, and for tools `tool_calls` or `tool_call_id`. A turn is the
 message of one visit of a node: it has the node's `name` as well, and under `turn` the inputs and outputs of its
-signature, from which the `dspy.History` of the node's next visit is made.
+signature, from which the `dspy.History` of the node's next visit is made. `inputs` names the inputs among them that the
+conversation does not show otherwise: in a chat, they are what the user has said.
 
 In the conversation of an agent, the user's message of a task has its inputs under `turn`, that of a mode the thought,
 and the result of a tool has `value` and `error`: `agents.conversation` makes these messages, and shows them to a
@@ -36,6 +37,9 @@ in the signature of the node that calls the model.
 ARGS = "args"
 """A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
 
+INPUTS = "inputs"
+"""A key of a turn: the names of the inputs that `to_chat` gives as the user's message before it."""
+
 
 def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a field, from the chat dicts of an LM's API.
@@ -63,8 +67,9 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     The results of a turn follow their calls, in the order of the calls. A call is left out while it has no result, and
     a result if its call is not among the messages. Messages without a text or a call are left out, and summaries.
-    Names and ids that providers refuse are changed. If the first message is not the user's, one with the text "..."
-    precedes it.
+    Names and ids that providers refuse are changed. Before the turn of a module come its inputs, as the user's message,
+    but for those that show the conversation. If the first message is not the user's, one with the text "..." precedes
+    it.
 
     Args:
         messages: the messages.
@@ -92,6 +97,9 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # Providers refuse a call without its result: the result may come in a later turn, or never.
         calls = [call for call in message.get("tool_calls") or () if call["id"] in results[place]]
         content = _chat_content(message)
+        asked = {"role": "user", "content": _inputs_text(message)}
+        if asked["content"] and asked not in chat[-1:]:  # a node may have added the user's message itself
+            chat.append(asked)
         if not calls and not content:
             continue
         # Anthropic refuses a conversation that the user does not begin.
@@ -173,6 +181,25 @@ def _chat_content(message: Mapping[str, Any]) -> Any:
     return content if content.strip() else ""
 
 
+def _inputs_text(message: Mapping[str, Any]) -> str:
+    """The inputs of a turn that the conversation does not show otherwise, as text."""
+    turn, names = message.get(TURN), message.get(INPUTS)
+    if not isinstance(turn, dict) or not isinstance(names, list):
+        return ""
+    return text_by_name({name: turn[name] for name in names if turn.get(name) is not None}).strip()
+
+
+def text_by_name(values: Mapping[str, Any]) -> str:
+    """Values as a text: a single one by itself, several in a line each, with their names.
+
+    Example:
+        >>> text_by_name({"question": "Why?"}), text_by_name({"question": "Why?", "year": 1})
+        ('Why?', 'question: Why?\nyear: 1')
+    """
+    texts = {name: text_of(value) for name, value in values.items()}
+    return "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
+
+
 def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and "text" in part
 
@@ -180,16 +207,20 @@ def _is_text(part: Any) -> bool:
 # --- turns of a node
 
 
-def turn_message(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+def turn_message(
+    node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any], asked: Iterable[str] = ()
+) -> dict[str, Any]:
     """The message of one visit of a node: its outputs as text, and both sides of its signature under `turn`.
+
+    `asked` are the inputs that the conversation does not show otherwise.
 
     Example:
         >>> turn_message("answer", {"question": "Why?"}, {"reasoning": "...", "answer": "The moon."})["content"]
         'The moon.'
     """
-    answers = {name: text_of(value) for name, value in outputs.items() if name != "reasoning"}
-    text = next(iter(answers.values())) if len(answers) == 1 else "\n".join(map(": ".join, answers.items()))
-    return {"role": "assistant", "name": node, "content": text, TURN: _without_turns({**inputs, **outputs})}
+    text = text_by_name({name: value for name, value in outputs.items() if name != "reasoning"})
+    turn, names = _without_turns({**inputs, **outputs}), [name for name in asked if name in inputs]
+    return {"role": "assistant", "name": node, "content": text, TURN: turn, **({INPUTS: names} if names else {})}
 
 
 def _without_turns(value: Any) -> Any:

@@ -26,7 +26,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
-from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted, is_built_in
+from dspyer.events import (
+    Answer,
+    Asked,
+    Commit,
+    Committed,
+    ConflictFound,
+    Emitted,
+    Event,
+    MergedConflict,
+    Posted,
+    is_built_in,
+)
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
@@ -363,6 +374,15 @@ class Redactor:
             return self._text(value)
         if isinstance(value, BaseException):
             return self.error(value, copies)
+        if isinstance(value, Asked):
+            return value  # who is to answer must see the question as it was asked
+        if isinstance(value, Answer):
+            asked = value.question
+            if asked.call is not None:
+                call = replace(asked.call, args=_hidden(asked.call.args))
+                asked = replace(asked, call=call, text=call.text())
+            question, by, comment = [self.redact(one) for one in (asked, value.by, value.comment)]
+            return replace(value, question=question, value=_hidden(value.value), by=by, comment=comment)
         if value is None or isinstance(value, (bool, type)):
             return value
         if isinstance(value, (int, float)):
@@ -539,6 +559,17 @@ class OutputRedaction:
     def settled(self, text: str) -> int:
         """The number of first characters of a growing text which can be shown: the rest may begin a hidden text."""
         return self._hiding[0][0].settled(text)
+
+
+def _hidden(answer: Any) -> Any:
+    """An answer, or the arguments of a call, without texts and numbers: no path says what they are for."""
+    if answer is None or isinstance(answer, bool):
+        return answer
+    plain = thaw(answer)
+    parts = _attributes(plain) or plain
+    if isinstance(parts, Mapping):
+        return {key: _hidden(part) for key, part in parts.items()}
+    return list(map(_hidden, parts)) if isinstance(parts, (list, tuple)) else HIDDEN
 
 
 def _plain(update: Any) -> Any:

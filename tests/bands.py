@@ -80,7 +80,7 @@ NOT_YET: dict[str, str] = {
         "Item MISSING MapOptions Within build_module build_subgraph each_update fits function_finder in_rollout "
         "resets results_of shown_type step_count take_steps"
     ),
-    "serve.agui_events": "Redactor Session THOUGHT call_text last_of_refusal last_of_run redacted",
+    "serve.agui_events": "Redactor Session THOUGHT last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",
     "serve.agui_route": "HEARTBEAT stop_waiting without_none",
     "testing.fake_clock": "Clock Kind current set_clock",

@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from dspyer import Failure, Replace, events
-from dspyer.events import Commit, Event, Exchange, LMCall, MergedConflict, Question, TraceStep
+from dspyer.events import Answer, Commit, Event, Exchange, LMCall, MergedConflict, Question, TraceStep
 
-RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange, TraceStep, LMCall)
+RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Answer, Exchange, TraceStep, LMCall)
 
 
 def event_types() -> Iterator[type]:
@@ -35,7 +35,7 @@ def _of(hint: Any, value: Any, text: str) -> Any:
     if hint is Any:
         return value
     if kind is Annotated:
-        return Replace(value)
+        return {"field": text} if "json" in parts else Replace(value)
     if kind in (Union, types.UnionType):
         return _of(next(part for part in parts if part is not type(None)), value, text)
     if kind is tuple:

@@ -139,6 +139,12 @@ SHOWN = {
         "runs: 12 for 12 requests",
         "with 12 keys",
     ],
+    "files.py": [
+        "{\"limit\": 50\n  ada approves write_file(name='shop.json', text='{\"limit\": 50')?",
+        "write_file: '12 characters written' this is no JSON: Expecting ',' delimiter",
+        'completed {"limit": 50}',
+        "failed RefusedError(\"passwords are nobody's business\") ['list_files']",
+    ],
     "helpdesk.py": [
         "desk:     Yes, three are in stock.",
         "killed by SIGKILL",

@@ -182,6 +182,8 @@ class AgentCheckNode(FinderNode):
         outputs: the outputs, which are unset if there are problems.
     """
 
+    bounded: bool = True
+
     outputs: tuple[str, ...]
 
     def with_fake(self, fake: object, schema: Schema) -> Built:

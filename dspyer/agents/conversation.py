@@ -853,7 +853,7 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
         {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
     """
     texts = {name: text_of(value) for name, value in inputs.items()}
-    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
+    text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
     return {"role": "user", "content": text, TURN: dict(inputs)}
 
 

@@ -425,7 +425,8 @@ def tool_loop(
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
-        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        warn_at: the number of remaining steps of a given `max_steps` from which on the model is warned, as in
+            `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: the most characters of a tool's result that the model is shown whole; None for no limit. Of a
             longer one it is shown the first tenth, and gets a tool `read_result` to read on.
@@ -506,7 +507,8 @@ def modes(
         max_fixes: as in `tool_loop`.
         accept: as in `tool_loop`.
         name: the name of the graph.
-        warn_at: the number of remaining steps from which on the model is warned, as in `Conversations`.
+        warn_at: the number of remaining steps of a given `max_steps` from which on the model is warned, as in
+            `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: as in `tool_loop`.
         compact: as in `tool_loop`.

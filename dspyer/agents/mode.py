@@ -132,6 +132,7 @@ class ModeNode(Node):
     """
 
     kind: ClassVar[str] = "mode"
+    bounded: bool = True
     look = Look("module", "mode")
 
     tools: tuple[Tool, ...]

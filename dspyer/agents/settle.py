@@ -373,6 +373,8 @@ class SettleNode(Node):
         compact: when a summary is written; None for never.
     """
 
+    bounded: bool = True
+
     submit: Tool
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)

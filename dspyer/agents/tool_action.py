@@ -6,7 +6,7 @@ Parameters that the model does not see (`ctx`, fields of `reads=`, resources) ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
@@ -246,7 +246,9 @@ class _BoundCall(NamedTuple):
 
     def call(self, call: Call) -> object:
         def fn(**args: Any) -> object:
-            return run_script(self.made.action.script(call, {**args, **self.key}))
+            found = run_script(self.made.action.script(call, {**args, **self.key}))
+            # DSPy takes it for a coroutine, and refuses it: the model would make the call again.
+            return str(found) if isinstance(found, Generator) else found
 
         return bound(self.made.tool, fn)(**self.made.args)
 
@@ -339,24 +341,31 @@ class ProgramAction(ToolAction):
     has_sessions: bool
 
     def with_session(self, call: Call, args: Mapping[str, Any], call_id: str) -> dict[str, Any]:
-        """The arguments of a call with the name of its session: the id of the call if the model gave none.
+        """The arguments of a call with the name of its session: a new one if the model gave none.
 
-        Raises `ValueError` if an earlier call of the turn has the session.
+        Raises `ValueError` if another call of the turn has the session.
         """
         if not self.has_sessions:
             return dict(args)
-        session = args.get(SESSION) or ""
+        calls = [one for one in last_turn(call.state.raw(MESSAGES)).unanswered if one.name == self.tool]
+        if not (session := args.get(SESSION)):
+            # Of the id of the call: an attempt that is repeated must come to the same name. A model may have used it.
+            taken = {*call.state.raw(SESSIONS, ()), *(f"{self.tool}/{one.args.get(SESSION)}" for one in calls)}
+            taken |= {f"{self.tool}/{one.id}" for one in calls if one.id != call_id}
+            names = (call_id, *(f"{call_id}_{number}" for number in range(2, len(taken) + 3)))
+            return {**args, SESSION: next(name for name in names if f"{self.tool}/{name}" not in taken)}
         # Calls of one turn run at once: two of one session would both continue the same conversation, and one would be
         # lost.
-        for other in last_turn(call.state.raw(MESSAGES)).unanswered if session else ():
+        for other in calls:
+            if other.args.get(SESSION) != session:
+                continue
             if other.id == call_id:
-                break
-            if other.name == self.tool and other.args.get(SESSION) == session:
-                raise ValueError(
-                    f"the session {session!r} is used by an earlier call of this turn: continue it in the next turn, "
-                    "or give another session"
-                )
-        return {**args, SESSION: session or call_id}
+                break  # of two, the first is made; but a person who has edited this one may have named any of them
+            raise ValueError(
+                f"the session {session!r} is used by another call of this turn: continue it in the next turn, or give "
+                "another session"
+            )
+        return {**args, SESSION: session}
 
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[Command[Any]]:
         """Run the program; returns its outputs and what it writes."""

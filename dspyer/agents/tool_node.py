@@ -57,6 +57,7 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
+from dspyer.events import AskedCall
 from dspyer.extend import (
     Binding,
     Built,
@@ -196,16 +197,6 @@ def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
         return answer
 
     return Annotated[bool | Approval, AfterValidator(checked)]
-
-
-def call_text(name: str, args: Mapping[str, Any]) -> str:
-    """A call as the question shows it, whole: what is not shown is not approved.
-
-    Example:
-        >>> call_text("mail", {"to": "Ada", "text": "At 9:40."})
-        "mail(to='Ada', text='At 9:40.')?"
-    """
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})?"
 
 
 # The check of a tool: it reads `tool`, `args`, `result` and fields; if it finds problems, the call is repeated, once.
@@ -530,6 +521,7 @@ class ToolNode(Node):
     """
 
     kind: ClassVar[str] = "tool"
+    bounded: bool = True
 
     spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]
@@ -617,7 +609,8 @@ class ToolNode(Node):
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
         """Ask, if the call needs approval, and make it."""
         if self.approval is not None and self.approval.asks(call, parsed):
-            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer_types[self.name])
+            asked = AskedCall(self.name, args, _call_of(call)["id"], self._schema)
+            given = call.context.delegate.interrupt(self.name, asked.text(), self.answer_types[self.name], asked)
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
@@ -660,6 +653,12 @@ class ToolNode(Node):
         if not isinstance(self.action, ProgramAction):
             return parsed
         return self.action.with_session(call, parsed, _call_of(call)["id"])
+
+    @property
+    def _schema(self) -> JsonDict:
+        """The JSON schema of the arguments."""
+        known = self.spec.tool.args or {}
+        return {"type": "object", "properties": known, "required": [one for one in known if one in self.spec.required]}
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""

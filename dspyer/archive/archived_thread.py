@@ -15,7 +15,7 @@ from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import GraphPicture, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.events import Commit, LMCall
+from dspyer.events import Answer, Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
@@ -76,6 +76,11 @@ class ArchivedThread:
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""
         return failures_of_run(self._reader.store, self._listed(run))
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers to the questions of all runs, as `Thread.answers` gives them."""
+        return self._thread_reader.answers()
 
     def history(
         self,

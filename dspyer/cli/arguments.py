@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
+from getpass import getuser
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
@@ -117,6 +118,14 @@ def _read(file: str) -> bytes:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def login() -> str | None:
+    """The name of the user who runs the command; None if the system knows none, as in some containers."""
+    try:
+        return getuser()
+    except (ImportError, KeyError, OSError):
+        return None
 
 
 def parse_answers(texts: Sequence[str], types: Mapping[str, object] = NO_TYPES) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from dspyer.cli.arguments import (
     CommonOptions,
     UsageError,
     commit_argument,
+    login,
     parse_answers,
     parse_object,
     parse_time,
     version_of,
 )
 from dspyer.cli.summaries import (
+    print_answers,
     print_blame,
     print_calls,
     print_changes,
@@ -138,9 +140,11 @@ def show(
             return
         info = t.info(run).to_dict()
         if common.as_json:
-            write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
+            answers = [one.to_dict() for one in t.record(run).answers()]
+            write_json({**info, "answers": answers, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info)  # before the state, which may not be readable
+            print_answers([one.to_dict() for one in t.record(run).answers()])
             print_calls("LM calls of what failed", failed_calls(t, run), prompts)
             print_values("state", json_of(t.state(run)))
 
@@ -348,6 +352,12 @@ def resume(
             "--answer", metavar="KEY=VALUE", help="Answer to a question, by its key or id: JSON, else a text."
         ),
     ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Who answers; by default the name of your login.")
+    ] = None,
+    comment: Annotated[
+        str | None, typer.Option("--comment", metavar="TEXT", help="What is said with the answers; no model sees it.")
+    ] = None,
     take_over: TakeOverOption = False,
     max_resumes: Annotated[
         int, typer.Option("--max-resumes", metavar="N", min=0, help="How often a run may be resumed without progress.")
@@ -367,6 +377,8 @@ def resume(
     answers = parse_answers(answer or (), types) or None
     again = lambda: t.resume(  # noqa: E731
         answers,
+        by=login() if by is None else by,
+        comment=comment,
         budget=budget,
         take_over=take_over,
         max_resumes=max_resumes,

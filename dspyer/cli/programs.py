@@ -195,7 +195,7 @@ def _info_in_store(in_memory: RunInfo, program: CompiledGraph, thread: Thread) -
         info = archive.thread(thread.name).info(in_memory.run_id or None)
     if program.graph.redaction is None:
         return info
-    return info._replace(questions=in_memory.questions, failure=in_memory.failure)  # the store has them unredacted
+    return info._replace(failure=in_memory.failure)  # the store has it unredacted
 
 
 def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) -> RunInfo:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -99,10 +99,20 @@ def commits_of(
         found = t.history(version_of(inside), run=run)
         if not found:
             t.at(version_of(inside))  # raises if there is no such commit
-        return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
+        return _commit_dicts(t, reversed(found) if newest else found), None
     found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
     more = found[count].version if len(found) > count else None
-    return [_commit_dict(commit) for commit in found[:count]], more
+    return _commit_dicts(t, found[:count]), more
+
+
+def _commit_dicts(t: ArchivedThread, commits: Iterable[Commit]) -> list[dict[str, Any]]:
+    """The JSON form of commits, each with the answers that its node got."""
+    answers, found = t.answers, []
+    for commit in commits:
+        within = (f"{commit.id}/", f"{commit.id}[")
+        given = [one.to_dict() for one in answers if one.question.id.startswith(within)]
+        found.append({**_commit_dict(commit), "answers": given})
+    return found
 
 
 def _commit_dict(commit: Commit) -> dict[str, Any]:

@@ -125,6 +125,19 @@ def question_text(question: Record) -> str:
     return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
 
 
+def answered_text(answer: Record) -> str:
+    """An answer: the key of its question, the value, who gave it, and what was said with it."""
+    by = f" by {answer['by']}" if answer["by"] else ""
+    comment = f": {answer['comment']}" if answer["comment"] else ""
+    return f"{answer['question']['key']!r} answered with {value_text(answer['value'])}{by}{comment}"
+
+
+def print_answers(answers: Sequence[Record]) -> None:
+    """Answers, each with its time, on lines of their own."""
+    for one in answers:
+        write_wrapped(f"answer {time_text(one['at'])} {answered_text(one)}")
+
+
 def print_result(played: Played, common: CommonOptions) -> str:
     """A run that a command has made, with its outputs; return how it ended."""
     common.show(played.record, _print_with_outputs)
@@ -160,12 +173,13 @@ def print_commits(commits: Sequence[Record]) -> None:
 
 
 def _commit_remark(commit: Record) -> str:
-    version = f"id {commit['id']}" if commit["version"] is None else ""
-    if commit["failure"]:
-        return ", ".join(filter(None, [version, f"failed: {failure_text(commit['failure'])}"]))
+    texts = [f"id {commit['id']}" if commit["version"] is None else "", *map(answered_text, commit["answers"])]
     failed = commit["failed_attempts"]
-    text = f"after {count_of(len(failed), 'failed attempt')}: {failure_text(failed[-1])}" if failed else ""
-    return ", ".join(filter(None, [version, text]))
+    if commit["failure"]:
+        texts.append(f"failed: {failure_text(commit['failure'])}")
+    elif failed:
+        texts.append(f"after {count_of(len(failed), 'failed attempt')}: {failure_text(failed[-1])}")
+    return ", ".join(filter(None, texts))
 
 
 def fields_written(patch: Any) -> list[str]:
@@ -196,6 +210,7 @@ def print_commit(info: Record, prompts: bool = False) -> None:
         write_wrapped(Styled(f"failed attempt: {failure_text(failure)}", "red"))
     if commit["failure"]:
         write_wrapped(Styled(f"failure: {failure_text(commit['failure'])}", "red"))
+    print_answers(info["answers"])
     for conflict in info["conflicts"]:
         write_wrapped(f"conflict at {'.'.join(map(str, conflict['path']))}: {conflict['policy']}")
     write("changes")

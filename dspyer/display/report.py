@@ -17,7 +17,7 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import BranchPath, Commit, MergedConflict, Question, is_built_in, told
+from dspyer.events import Answered, BranchPath, Commit, MergedConflict, is_built_in, told
 from dspyer.extend import Event, path_text, thaw
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
@@ -67,7 +67,7 @@ def describe_run(record: Record, error: ErrorText | None = None, events: Iterabl
     rows = [step for step in record.steps if step.parent is None]
     lanes = {path: min(first, LANES - 1) for path, (first, _) in _leaves_of(rows).items()}
     labels = {row.id: f"{_label(row)} {row.node}" for row in rows if row.commit}
-    questions = _open_questions(record)
+    questions = _questions(record)
     lines = [*wrap(_summary(record, rows), WIDTH), ""]
     active: dict[BranchPath, int] = {}  # the branches that are drawn as bars at this row, with their lanes
     for number, row in enumerate(rows):
@@ -88,20 +88,23 @@ def describe_run(record: Record, error: ErrorText | None = None, events: Iterabl
     return "\n".join(lines)
 
 
-def _open_questions(record: Record) -> dict[str, list[Question]]:
-    """The open questions by the step of the run's own graph at which they are listed.
+def _questions(record: Record) -> dict[str, list[str]]:
+    """The answers and the open questions by the step of the run's own graph at which they are listed.
 
     A question of a nested graph, or of an item of a map, belongs to their node. One that a commit asks holds back what
     follows: it is listed at each branch there.
     """
-    found: dict[str, list[Question]] = {}
+    found: dict[str, list[str]] = {}
     outermost = ""
-    behind: dict[str, list[Question]] = {}
+    behind: dict[str, list[str]] = {}
     for step in record.steps:
         outermost = step.id if step.parent is None else outermost
-        if step.asked is not None and step.asked.answer is None and record.status != "completed":
+        asked = step.asked
+        if asked is not None and asked.answer is not None:
+            found.setdefault(outermost, []).append(Answered(asked.answer).label())
+        elif asked is not None and record.status != "completed":
             of = behind if step.parent is None and step.commit is not None else found
-            of.setdefault(outermost, []).append(step.asked.question)
+            of.setdefault(outermost, []).append(f"{asked.question.key}: {asked.question.text}")
     for step in record.steps:
         if step.status == "waiting" and step.parent is None:
             found.setdefault(step.id, []).extend(question for head in step.after for question in behind.get(head, ()))
@@ -196,7 +199,7 @@ def _row_lines(
     active: Mapping[BranchPath, int],
     lanes: Mapping[BranchPath, int],
     labels: Mapping[str, str],
-    questions: Iterable[Question],
+    questions: Iterable[str],
     last: bool,
 ) -> list[str]:
     """The lines of one row, below which the `active` branches have their bars."""
@@ -207,7 +210,7 @@ def _row_lines(
     here = {path: other for path, other in active.items() if path not in came} | {row.branch: lane}
     lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS.get(row.status, "?")), _details(row)))
     bars = _bars(here, lane, " " if last or not row.commit else "│")
-    for text in [*_facts(row, labels), *[f"{one.key}: {_clip(one_line(one.text), 240)}" for one in questions]]:
+    for text in [*_facts(row, labels), *[_clip(one_line(one), 240) for one in questions]]:
         lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
     if row.forks:
         lines.append(_junction(here, [lanes[path] for path in row.forks], "╮", "┬"))

@@ -50,6 +50,7 @@ def run_answer(record: Record) -> dict[str, Any]:
         "graph": drawing_of(record.graph).to_dict() if record.graph.looks else None,
         "fields": [field.to_dict() for field in record.graph.fields],
         "questions": questions,
+        "answers": [one.to_dict() for one in record.answers()],
         "failures": [failure.to_dict() for failure in record.failures],
         "count": count,
     }
@@ -86,6 +87,7 @@ def commit_answer(record: Record, step: RecordStep) -> dict[str, Any]:
             "diff": {},
             "blame": {},
             "lm_calls": [call.to_dict() for call in record.calls(step.id)],
+            "answers": [one.to_dict() for one in record.answers(step.id)],
             "conflicts": [],
             "sent": {},
         }
@@ -119,6 +121,7 @@ def _around(record: Record, step: RecordStep) -> dict[str, Any]:
             name: {"node": record.node(one.by or ""), "commit": one.by} for name, one in record.fields(step.id).items()
         },
         "lm_calls": [call.to_dict() for call in record.calls(step.id)],
+        "answers": [one.to_dict() for one in record.answers(step.id)],
         "sent": {name: encoding.encode(value) for name, value in step.sent.items()},
     }
 

@@ -522,7 +522,8 @@ class Graph:
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
             max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks. By default 1000,
-                for a search as many more as its trials need.
+                for a search as many more as its trials need; then the turns of an agent do not count, which `max_turns`
+                bounds.
             max_concurrency: most nodes that work at the same time in one run, and in each run inside of its nodes.
                 Inside another graph it has no effect.
             budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
@@ -559,6 +560,7 @@ class Graph:
         from dspyer.runtime.program import make_program
 
         # Not a default of the parameter: a search needs more steps than a graph, and what the user gives counts always.
+        counts_all = max_steps is not None
         if max_steps is None:
             max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
@@ -572,6 +574,7 @@ class Graph:
         graph, modules = compile_graph(
             declared,
             max_steps,
+            counts_all,
             Retry.from_option(retry),
             [*of_graph, *given],
             answer=answer_source(answers),

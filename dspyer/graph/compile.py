@@ -84,7 +84,12 @@ _DECLARE_SEND = (
 
 
 def compile_graph(
-    declared: Declarations, max_steps: int, retry: Retry | None, layers: Sequence[Layer], **settings: Any
+    declared: Declarations,
+    max_steps: int,
+    counts_all: bool,
+    retry: Retry | None,
+    layers: Sequence[Layer],
+    **settings: Any,
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph.
 
@@ -105,6 +110,7 @@ def compile_graph(
         options.policies,
         declared.join_policies,
         max_steps,
+        frozenset() if counts_all else frozenset(name for name, node in parts.nodes.items() if node.bounded),
         Rounds((START, *parts.names, END), repaired_edges(edges, parts.names)),
     )
     # All checks run although an earlier one has found something: a user mends a graph once, and not problem by problem.

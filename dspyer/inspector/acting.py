@@ -50,7 +50,7 @@ class Actions:
         """The endpoints: only POST acts. Repairs are read, and need the checks of the program."""
         thread, at = {"thread": str}, {"at": str | int}
         actions = [
-            _action("answer", self._answer, {**thread, "answers": dict}),
+            _action("answer", self._answer, {**thread, "answers": dict}, {"by": str, "comment": str}),
             _action("resume", self._resume, thread),
             _action("stop", self._stop, thread),
             _action("rerun", self._rerun, thread | at),
@@ -96,7 +96,9 @@ class Actions:
             raise LookupError(f"there is no thread {name!r}")
         return thread
 
-    def _answer(self, thread: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(
+        self, thread: str, answers: Mapping[str, Any], by: str | None = None, comment: str | None = None
+    ) -> dict[str, Any]:
         existing = self._existing(thread)
         given, problems = {}, {}
         for key, answer in answers.items():
@@ -107,7 +109,7 @@ class Actions:
         if problems:
             raise RefusedError(422, "an answer is not in the JSON form of a value", problems)
         try:
-            return self._begin(existing.stream_resume(given))
+            return self._begin(existing.stream_resume(given, by=by, comment=comment))
         except (InputError, ThreadError) as error:
             if len(answers) == 1 and type(error) in (InputError, ThreadError):
                 status = 422 if isinstance(error, InputError) else 409

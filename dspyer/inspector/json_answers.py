@@ -88,10 +88,10 @@ def refusal_of(error: Exception) -> RefusedError | None:
     return RefusedError(known[0][1], text, kind=type(error).__name__)
 
 
-Answer = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def answered(make: Callable[[Request], Awaitable[Any]]) -> Answer:
+def answered(make: Callable[[Request], Awaitable[Any]]) -> Endpoint:
     """An endpoint that answers with the JSON that an async function returns, or with the error that it raises."""
 
     @wraps(make)
@@ -105,7 +105,7 @@ def answered(make: Callable[[Request], Awaitable[Any]]) -> Answer:
     return endpoint
 
 
-def read_in_thread(read: Callable[[Request], Any]) -> Answer:
+def read_in_thread(read: Callable[[Request], Any]) -> Endpoint:
     """An endpoint that answers with the JSON that a function returns. It may block: it runs in a worker thread."""
 
     async def make(request: Request) -> Any:

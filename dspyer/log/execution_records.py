@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
-from dspyer.events import LMCall, Question
+from dspyer.events import Answer, LMCall, Question
 from dspyer.ids import Address, execution_id, full_id, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
 from dspyer.log.reader import newest_rows, own_commit, read_runs
@@ -56,6 +56,8 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 from dspyer.values.json import with_valid_text
+
+_T = TypeVar("_T")
 
 # LM calls in the rows of a run: those that are not written yet, and the compact form of those that are.
 #
@@ -452,7 +454,8 @@ class ExecutionRecords:
         in_progress: the effects that have begun, until they are recorded or have failed. Not stored.
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
-        answers: answers, frozen, by execution and key of their question.
+        answers: answers, with frozen values, by execution and key of their question.
+        delivered: those that this process has got, until an event has told of them. Not stored.
         with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
             processes those of layers alone.
         posts: posts to live fields by scope and arrival number, as rows have them.
@@ -474,7 +477,8 @@ class ExecutionRecords:
     items: dict[str, Any] = field(default_factory=dict)
     questions: dict[RecordKey, Question] = field(default_factory=dict)
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
-    answers: dict[RecordKey, Any] = field(default_factory=dict)
+    answers: dict[RecordKey, Answer] = field(default_factory=dict)
+    delivered: deque[Answer] = field(default_factory=deque)
     with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
     posts: dict[tuple[str, ...], dict[int, PostRow]] = field(default_factory=dict)
     new_responses: dict[RecordKey, int] = field(default_factory=dict)
@@ -522,10 +526,9 @@ class ExecutionRecords:
             elif kind == RowKind.ANSWER:
                 given = AnswerRow.read(row, fetch, decode)
                 key = RecordKey(given.execution, given.key)
-                if given.retracted:
-                    self.answers.pop(key, None)
-                else:
-                    self.answers[key] = given.value
+                self.answers.pop(key, None)  # so that the order is that in which they were given
+                if key in self.questions and not given.retracted:  # else its row is one of others, read alone
+                    self.answers[key] = given.answer(self.questions[key])
             elif kind == RowKind.ONCE:
                 effect = EffectRow.read(row, fetch, decode)
                 self.effects[RecordKey(effect.execution, effect.key)] = effect.value
@@ -611,9 +614,19 @@ class ExecutionRecords:
                 f"question {question.key!r} of node {question.node!r} takes no answer, and was given one: answer "
                 "it with None or True"
             )
-        self.answers[key] = frozen = freeze(given, ("answer",))
-        self._unwritten.append(AnswerRow(*key, frozen, at=row_time()).row())
+        found = Answer(question, freeze(given, ("answer",)), at=row_time())
+        self.deliver(found)
+        self._unwritten.append(AnswerRow.of_answer(found).row())
         return True
+
+    def deliver(self, answer: Answer) -> None:
+        """Take a new answer, which its caller writes."""
+        self.answers[RecordKey(answer.question.execution, answer.question.key)] = answer
+        self.delivered.append(answer)
+
+    def given_answers(self) -> tuple[Answer, ...]:
+        """Return all answers with plain values, in the order in which they were given."""
+        return tuple([replace(one, value=thaw(one.value)) for one in list(self.answers.values())])
 
     def retract_answer(self, key: RecordKey) -> None:
         """Remove an answer that does not fit its question: the question is open again."""
@@ -658,13 +671,21 @@ class ExecutionRecords:
 
     def take_unwritten(self) -> list[DraftRow]:
         """Take all queued rows; of several threads that call this, each row goes to one."""
-        rows = []
-        while self._unwritten:
-            try:
-                rows.append(self._unwritten.popleft())
-            except IndexError:  # another thread has taken the last one since the check
-                break
-        return rows
+        return _taken(self._unwritten)
+
+    def take_delivered(self) -> list[Answer]:
+        """Take the answers of which no event has told yet, likewise."""
+        return _taken(self.delivered)
+
+
+def _taken(queue: deque[_T]) -> list[_T]:
+    found = []
+    while queue:
+        try:
+            found.append(queue.popleft())
+        except IndexError:  # another thread has taken the last one since the check
+            break
+    return found
 
 
 def patches_in(rows: Iterable[Row], fetch: Fetch, decode: DecodeValue) -> Iterator[Mapping[str, Any]]:

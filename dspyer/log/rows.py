@@ -43,6 +43,7 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as declared  # some rows have a field `field`
 from functools import cache, partial
@@ -51,7 +52,7 @@ from time import time
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
+from dspyer.events import Answer, AskedCall, BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
@@ -654,28 +655,45 @@ class QuestionRow(StoredRow):
     run: str = ""
     text: Annotated[str, CONTENT] = ""
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
+    call: Annotated[AskedCall | None, CONTENT] = None
     at: float | None = None
 
     @classmethod
     def of_question(cls, question: Question) -> QuestionRow:
         """Return the row of a question that is asked now."""
-        return cls(**{one.name: getattr(question, one.name) for one in fields(question)}, at=row_time())
+        # A copy, here and below: users who edit the arguments of a call change what they were shown.
+        return cls(**{one.name: deepcopy(getattr(question, one.name)) for one in fields(question)}, at=row_time())
 
     def question(self) -> Question:
         """Return the question."""
-        return Question(**{one.name: getattr(self, one.name) for one in fields(Question)})
+        return Question(**{one.name: deepcopy(getattr(self, one.name)) for one in fields(Question)})
 
 
 @dataclass(slots=True)
 class AnswerRow(StoredRow):
-    """The answer to a question, by execution and key of it, and when; or, if `retracted`, that it has none any more."""
+    """The answer to a question, by execution and key of it, and when; or, if `retracted`, that it has none any more.
+
+    Who has answered and what was said with it is content: encrypted stores hide it.
+    """
 
     KIND: ClassVar[str] = RowKind.ANSWER
     execution: str
     key: str
     value: Annotated[Any, CONTENT] = None
+    by: Annotated[str | None, CONTENT] = None
+    comment: Annotated[str | None, CONTENT] = None
     retracted: bool = False
     at: float | None = None
+
+    @classmethod
+    def of_answer(cls, answer: Answer) -> AnswerRow:
+        """Return the row of an answer, whose value is frozen."""
+        asked = answer.question
+        return cls(asked.execution, asked.key, answer.value, answer.by, answer.comment, at=answer.at)
+
+    def answer(self, question: Question) -> Answer:
+        """Return the answer, with its frozen value."""
+        return Answer(question, self.value, self.by, self.comment, self.at)
 
 
 @dataclass(slots=True)

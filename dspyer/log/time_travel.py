@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, Question
+from dspyer.events import Answer, Commit, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id
 from dspyer.log.execution_records import ExecutionRecords, patches_in
@@ -44,6 +44,7 @@ from dspyer.log.rows import (
     EndRow,
     ResumeRow,
     RowKind,
+    is_readable,
     run_label,
 )
 from dspyer.patch import DELETE
@@ -117,6 +118,17 @@ class ThreadReader:
         if floor:  # only those of the last run
             commits = [one for one, at in zip(commits, listed.runs, strict=True) if at == listed.heads[-1]]
         return cut_page(commits, first, count, newest)
+
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers of all runs, in the order of the runs. Reads the whole history."""
+        head, root = self._find()
+        found: dict[tuple[str, float | None], Answer] = {}  # runs that were merged have a beginning in common
+        for run in () if head is None else read_runs(self._reader.store, [head], root):
+            records = ExecutionRecords()
+            rows = [one for one in run.rows if one.kind in (RowKind.ASK, RowKind.ANSWER) and is_readable(one)]
+            records.read(rows, self._reader.fetch, self._reader.decode)
+            found |= {(one.question.id, one.at): one for one in records.given_answers()}
+        return tuple(found.values())
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""
@@ -519,14 +531,10 @@ def thread_redactor(
     return redactor
 
 
-def shown_questions(
-    reader: HistoryReader, thread: str, redactor: Callable[[], Redactor | None]
-) -> tuple[Question, ...]:
-    """The open questions of the last run, without what `redactor` hides; it is made only if there are some."""
+def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
+    """The open questions of the last run."""
     row = reader.store.thread(thread)
-    questions = () if row is None or row.head is None else questions_at(reader, row.head)
-    hiding = redactor() if questions else None
-    return questions if hiding is None else cast("tuple[Question, ...]", hiding.redact(questions))
+    return () if row is None or row.head is None else questions_at(reader, row.head)
 
 
 def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:

@@ -42,7 +42,7 @@ from dspyer.errors import (
     StateError,
     brief,
 )
-from dspyer.events import BranchPath, Emitted, Event, Question, own_copy
+from dspyer.events import AskedCall, BranchPath, Emitted, Event, Question, own_copy
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.ids import id_prefix, part_id, whole_execution
@@ -459,8 +459,8 @@ class Attempt:
         """The question that an earlier attempt asked under this key."""
         return self.host.records.questions.get(RecordKey(self.local_id, key))
 
-    def interrupt(self, key: str, text: str, answer: Any) -> Any:
-        """The answer to a question; raises `Interrupt` if there is none yet."""
+    def interrupt(self, key: str, text: str, answer: Any, call: AskedCall | None = None) -> Any:
+        """The answer to a question, `call` being what it is about; raises `Interrupt` if there is none yet."""
         self.check_time()
         if key in RESERVED_KEYS:
             raise AttemptError(
@@ -473,7 +473,7 @@ class Attempt:
         records, place = self.host.records, RecordKey(self.local_id, key)
         before = records.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
-        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run, call)
         # The answer that is stored was validated against the type of the earlier question.
         if before is not None and before.answer != question.answer:
             self._refuse(
@@ -492,7 +492,8 @@ class Attempt:
     def _validated_answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
         records = self.host.records
         try:
-            return validated(answer, records.answers[place], question, "")  # a graph around this one may redact it
+            given = records.answers[place].value
+            return validated(answer, given, question, "")  # not shown: a graph around this one may redact it
         except InputError as refusal:
             # The question is open again: a resume may bring an answer that fits.
             records.retract_answer(place)

@@ -96,6 +96,7 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
         goto=options.goto,
         sends=given.sends,
         layers=given.layers,
+        bounded=type(given).bounded,
         made=made,
     )
     return found.built(node, bound_modules(options) if options.modules else None)

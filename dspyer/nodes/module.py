@@ -302,6 +302,7 @@ class Turns(NamedTuple):
         inputs: the inputs of its signature that a turn holds: what the conversation does not hold already.
         answers: the outputs of its signature.
         reasoning: the by-products that a turn holds too.
+        asked: the inputs among them that are no view of a conversation.
     """
 
     fields: tuple[str, ...] = ()
@@ -309,6 +310,7 @@ class Turns(NamedTuple):
     inputs: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
     def with_histories(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs with a `dspy.History` in place of the messages of each history."""
@@ -324,7 +326,7 @@ class Turns(NamedTuple):
             return {}
         asked = {name: inputs[name] for name in self.inputs if name in inputs}
         answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
-        return dict.fromkeys(self.fields, turn_message(node, asked, answered))
+        return dict.fromkeys(self.fields, turn_message(node, asked, answered, self.asked))
 
 
 NO_TURNS = Turns()
@@ -354,7 +356,8 @@ def plan_turns(
         return NO_TURNS, options.writes
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
-    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning)
+    asked = tuple(name for name in held if _is_said(name, found.inputs[name], options))
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked)
     wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
@@ -381,11 +384,22 @@ def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
     view, computed = options.views.get(name), options.computed.get(name)
     if computed is not None:
         return not any(is_conversation(field, options.schema) for field in computed.names)
-    field = (options.reads or {}).get(name, name)
-    if field in options.overlay or not is_conversation(field, options.schema):
+    if not _of_conversation(name, options):
         return True
     bounded = view is not None and any(step.name in ("new", *CUTS) for step in view.steps)
     return bounded and view is not None and view.last_step != "then"
+
+
+def _is_said(name: str, kind: Any, options: NodeOptions) -> bool:
+    """Tell if an input is what the user has said: a text or value that the conversation does not show otherwise."""
+    is_picture = isinstance(without_none(kind), type) and issubclass(without_none(kind), dspy.Type)
+    return not is_picture and not _of_conversation(name, options)
+
+
+def _of_conversation(name: str, options: NodeOptions) -> bool:
+    """Tell if an input that is computed from no fields shows a conversation."""
+    field = (options.reads or {}).get(name, name)
+    return name not in options.computed and field not in options.overlay and is_conversation(field, options.schema)
 
 
 def _is_own(name: str, options: NodeOptions) -> bool:

@@ -438,6 +438,7 @@ class Node:
         templates: the templates in its inputs and in the instructions of its predictors.
         modules: the modules that a node was given which is not in a graph yet.
         layers: the `Layer`s of its kind.
+        bounded: whether its kind bounds how often it runs: the default of `max_steps` does not count it.
         conversations: the message fields to which each call adds its turn.
         always_writes: the fields that every call that returns has written; those with the value that they had are in no
             patch.
@@ -466,6 +467,7 @@ class Node:
     templates: Templates = NO_TEMPLATES
     modules: Mapping[str, dspy.Module] | None = None
     layers: Iterable[Any] = ()
+    bounded: bool = False
     conversations: tuple[str, ...] = ()
     always_writes: tuple[str, ...] = ()
     reports_in: tuple[str, ...] = ()

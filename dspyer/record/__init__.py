@@ -6,7 +6,7 @@ from dspyer.hints import lazy_names
 
 if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
-    from dspyer.record.making import RecordStep, StepAnswer, StepQuestion, Wrote
+    from dspyer.record.making import RecordStep, StepQuestion, Wrote
     from dspyer.record.record import Record
     from dspyer.record.turns import ToolCall, Turn
 
@@ -15,7 +15,6 @@ __all__ = [
     "DrawnGraph",
     "Record",
     "RecordStep",
-    "StepAnswer",
     "StepQuestion",
     "ToolCall",
     "Turn",

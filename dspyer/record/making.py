@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
-from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted, Question
+from dspyer.events import Answer, BranchPath, Commit, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
 from dspyer.log.rows import UnreadablePatch
@@ -43,21 +43,12 @@ class Wrote(NamedTuple):
     by: str | None = None
 
 
-class StepAnswer(NamedTuple):
-    """The answer to a question: its value, when it was given, by whom, and what was said with it."""
-
-    value: Any
-    at: float | None = None
-    by: str | None = None
-    comment: str | None = None
-
-
 class StepQuestion(NamedTuple):
-    """A question that a step asked, when, and its answer; None for none yet."""
+    """A question that a step asked, when, and its answer, with a frozen value; None for none yet."""
 
     question: Question
     at: float | None = None
-    answer: StepAnswer | None = None
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +439,8 @@ class _Maker:
             for call in facts.calls:
                 self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
             for post in facts.posts:
-                self._add(post.execution, post.node, "posts", post)
+                shown = post if self._redactor is None else self._redactor.event(post)
+                self._add(post.execution, post.node, "posts", shown)
             for asked in facts.asked.values():
                 self._ask(asked)
         for step in self._fields.values() if self._held else ():
@@ -654,8 +646,10 @@ class _Maker:
 
     def _ask(self, asked: StepQuestion) -> None:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
-        if self._redactor is not None:
-            asked = asked._replace(question=cast("Question", self._redactor.redact(asked.question)))
+        if self._redactor is not None and asked.answer is not None:  # who is to answer must see all
+            answered = self._redactor.redact(asked.answer)
+            answered = replace(answered, value=freeze(answered.value))
+            asked = asked._replace(question=answered.question, answer=answered)
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)
         is_open = answer is None and question.key != AFTER and "commit" not in step

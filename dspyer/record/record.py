@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
-from dspyer.events import Commit, LMCall, MergedConflict, Posted
+from dspyer.events import Answer, Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
@@ -20,6 +20,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
+from dspyer.values.frozen import thaw
 
 FORMAT = 1
 KEPT = 64
@@ -186,16 +187,41 @@ class Record:
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
         """The LM calls of a step and of those inside of it, in the order in which they began."""
-        inside = {id}
-        found: list[LMCall] = []
-        self.step(id)  # raises if there is none
+        return tuple(sorted([call for step in self._within(id) for call in step.lm], key=lambda call: call.started))
+
+    def answers(self, id: str | None = None) -> tuple[Answer, ...]:  # noqa: A002
+        """The answers to the questions of the run, or of a step and those inside of it, as they may be shown.
+
+        They are in the order in which they were given.
+
+        Args:
+            id: the id of the step.
+
+        Raises:
+            LookupError: if there is no such step.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> t.run({}).status, t.resume({"ok": True}, by="ada").status
+            ('interrupted', 'completed')
+            >>> [(answer.value, answer.by) for answer in t.record().answers("t-42.1/trunk:1")]
+            [(True, 'ada')]
+        """
+        asked = [step.asked for step in (self.steps if id is None else self._within(id)) if step.asked is not None]
+        found = [replace(one.answer, value=thaw(one.answer.value)) for one in asked if one.answer is not None]
+        return tuple(sorted(found, key=lambda one: one.at or 0.0))
+
+    def _within(self, id: str) -> Iterator[RecordStep]:  # noqa: A002
+        """A step and those inside of it; raises `LookupError` if there is none."""
+        inside = {self.step(id).id}
         for place in range(self._places[id], len(self.steps)):
             step = self.steps[place]
             if step.id != id and step.parent not in inside:
                 break  # the steps inside of one come right after it
             inside.add(step.id)
-            found += step.lm
-        return tuple(sorted(found, key=lambda call: call.started))
+            yield step
 
     def node(self, id: str) -> str:  # noqa: A002
         """The node of a step, also of one of an earlier run that has written what this one began with."""
@@ -335,7 +361,8 @@ class _Writer:
             given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
         question = asked.question
         text = self._text(question.text)
-        return {"id": question.id, "text": text, "at": asked.at, "call": None, "expires": None, "answer": given}
+        call = None if question.call is None else question.call.to_dict()
+        return {"id": question.id, "text": text, "at": asked.at, "call": call, "expires": None, "answer": given}
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

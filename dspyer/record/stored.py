@@ -46,7 +46,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
@@ -433,8 +433,7 @@ class RunReader:
             given = AnswerRow.read(row, fetch, decode)
             asked = self._questions.get((given.execution, given.key))
             if asked is not None:
-                answer = None if given.retracted else StepAnswer(given.value, given.at)
-                self._ask(asked._replace(answer=answer))
+                self._ask(asked._replace(answer=None if given.retracted else given.answer(asked.question)))
         elif row.kind == RowKind.POST:
             post = PostRow.read(row, fetch, decode)
             update, name = post.patch[post.field], full_id(*post.scope, Address.parse(post.execution).own)

@@ -17,7 +17,7 @@ import dspy
 
 from dspyer import display
 from dspyer.errors import Interrupted, shows_removed
-from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
+from dspyer.events import Answer, BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import commit_name
@@ -203,6 +203,7 @@ class Run:
         state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: the questions that an interrupted run waits for, in branch order.
+        answers: the answers to its questions, in the order in which they were given, of earlier processes too.
         events: the events, in the order in which they happened, without tokens and emitted values: only a stream has
             these.
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order: the steps that led to the result, and
@@ -265,7 +266,8 @@ class Run:
         records = session.records
         self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
-        self._kept = (records.items, records.questions, records.answers) if records.items or records.questions else None
+        self.answers: tuple[Answer, ...] = () if self._depth else records.given_answers()
+        self._kept = (records.items, records.questions) if records.items or records.questions else None
         self._read_sources: ReadSources | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 

@@ -15,12 +15,13 @@ from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RunEnding, RunSteps, StepAnswer, StepQuestion
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
 from dspyer.scheduler.topology import START
+from dspyer.values.freezing import freeze
 
 
 def record_of_run(run: Any) -> Record:
@@ -76,15 +77,12 @@ def turns_of_run(run: Any) -> tuple[Turn, ...]:
         rows = read_run(reader.store, at, None if row is None else row.root)
         inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
     own = [entry.commit for entry in run._log]
-    return turns_in({run._scope: own, **inner}, run._graph.name, getattr(run, "answers", ()), run._scope)
+    return turns_in({run._scope: own, **inner}, run._graph.name, run.answers, run._scope)
 
 
 def _questions_of(run: Any) -> Sequence[StepQuestion]:
     if run._kept is None or run._depth:
         return ()
-    _, questions, answers = run._kept
     times = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
-    return [
-        StepQuestion(question, times.get(question.id), StepAnswer(answers[key]) if key in answers else None)
-        for key, question in questions.items()
-    ]
+    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers}
+    return [StepQuestion(one, times.get(one.id), answers.get(one.id)) for one in run._kept[1].values()]

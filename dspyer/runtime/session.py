@@ -17,6 +17,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from traceback import format_exception_only
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from dspyer.errors import (
     unwrap_stop_iteration,
 )
 from dspyer.events import (
+    Answered,
     Asked,
     AttemptFailed,
     BranchPath,
@@ -189,6 +191,8 @@ class Session(AttemptHost):
             topology = self.graph.topology
             shapes = topology.schema.field_shapes
             self.events.publish(RunStarted(run_start.run_id, topology.name, shapes, scope=self.ids.scope))
+        for event in self._answered() if records.delivered else ():
+            self.events.publish(event)
 
     def _layers_of(self, asked: Sequence[Layer]) -> RunLayers:
         """The layers of the run; all runs that have none but those of their kinds of nodes share one value."""
@@ -342,6 +346,8 @@ class Session(AttemptHost):
             for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
         self.run, events = made or advance(self.run, execution.id, found, failed, bool(self.events.heard))
+        if self.records.delivered:
+            events = [*self._answered(), *events]
         if events:
             self.events.publish_once_written(events)
 
@@ -454,6 +460,10 @@ class Session(AttemptHost):
 
     # --- events
 
+    def _answered(self) -> list[Event]:
+        """The events of the answers that were given since the last call."""
+        return [Answered(replace(one, value=thaw(one.value))) for one in self.records.take_delivered()]
+
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread."""
         self.events.publish(event)
@@ -560,7 +570,7 @@ class Session(AttemptHost):
         if self.events.heard:
             self.events.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
         if status != "completed":
-            error, questions = [self.layers.shown(one, ends=True) for one in (error, questions)]
+            error = self.layers.shown(error, ends=True)  # open questions are shown as they were asked
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         vars(self).pop("first_trial_error", None)  # its traceback refers to frames of the run
         self.events.kept = []

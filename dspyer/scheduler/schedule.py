@@ -475,9 +475,17 @@ def advance(
     return _arrive(run, left, zip(targets, children, strict=True)), events
 
 
+def steps_taken(topology: Topology, branch: Branch) -> int:
+    """The steps of a branch that count towards `max_steps`."""
+    if not topology.uncounted:
+        return branch.step
+    counted: int = sum([branch.counts.get(name, 0) for name in topology.nodes if name not in topology.uncounted])
+    return min(branch.step, counted)  # the nodes of branches that were joined are in the counts of all
+
+
 def limit_error(topology: Topology, branch: Branch, node: str) -> Exception | None:
     """The error of the limit of steps, if a branch has reached it before a node."""
-    if branch.step >= topology.max_steps:
+    if steps_taken(topology, branch) >= topology.max_steps:
         visits = {name: branch.counts.get(name, 0) for name in topology.nodes if branch.counts.get(name, 0)}
         listed = ", ".join(f"{name} {count}x" for name, count in visits.items())
         return StepLimitError(
@@ -716,7 +724,7 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
     if first == "count":
         return int(sum([branch.counts.get(node, 0) for node in topology.nodes]))
     if first == "remaining":
-        return max(topology.max_steps - branch.step - 1, 0)
+        return max(topology.max_steps - steps_taken(topology, branch) - 1, 0)
     reason: str | None = branch.counts.get(REASON_KEY)
     return reason
 

@@ -272,6 +272,7 @@ class Topology:
         policies: the merge policies of conflicts, by path.
         join_policies: the merge policies of joins at single nodes, which replace `policies` there.
         max_steps: the longest chain of commits that a run may have.
+        uncounted: nodes whose commits do not count towards that.
         rounds: the loops of the graph.
     """
 
@@ -282,6 +283,7 @@ class Topology:
     policies: Policies
     join_policies: Mapping[str, Policies] = dataclasses.field(default_factory=dict)
     max_steps: int = 1000
+    uncounted: frozenset[str] = frozenset()
     rounds: Rounds = dataclasses.field(default=NO_ROUNDS, compare=False)  # those that follow from the edges
     _targets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
     _own_targets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)

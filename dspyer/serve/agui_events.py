@@ -49,7 +49,6 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
-from dspyer.agents.tool_node import call_text
 from dspyer.errors import BudgetError, OpenRunError
 from dspyer.events import Asked, AttemptFailed, Committed, Emitted, NodeFailed, NodeStarted, Question, RunStarted, Token
 from dspyer.extend import Event, FrozenList, is_within, thaw, whole_execution
@@ -425,11 +424,9 @@ class EventTranslator:
 
     def _interrupt(self, question: Question) -> Interrupt:
         """A question; that of a tool refers to the call."""
-        calls = {call_id: call for call_id, call in self._calls.values() if call.name == question.key}
-        if len(calls) > 1:  # several calls of a tool at once
-            asked = {call_id: call_text(call.name, json.loads(call.arguments)) for call_id, call in calls.items()}
-            calls = {call_id: call for call_id, call in calls.items() if asked[call_id] == question.text}
-        call_id = next((one for one in calls if one not in self._asked), None)
+        calls = {name: call_id for name, (call_id, call) in self._calls.items() if call.name == question.key}
+        call_id = None if question.call is None else calls.get(question.call.id)
+        call_id = call_id or next((one for one in calls.values() if one not in self._asked), None)
         self._asked.add(call_id)
         schema = None if question.answer is None else dict(question.answer)
         reason = "confirmation" if schema and schema.get("type") == "boolean" else "input_required"

@@ -23,7 +23,7 @@ from dspyer.log.rows import EffectRow, EndRow, RowKind
 from dspyer.log.time_travel import last_end
 from dspyer.runtime.request import Request
 from dspyer.stores.base import Point, RunRow, ThreadRow
-from dspyer.threads.start import DONE, MAX_RESUMES, WAIT, FirstWrite, StoredThread, ThreadHead
+from dspyer.threads.start import DONE, MAX_RESUMES, WAIT, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
@@ -73,7 +73,7 @@ class KeyedRun:
         known, run_id = self._find(head.row, salt) if salt else (None, "")
         if known is not None:
             return self._stored_if_done(known, head.row) or self._thread.resumed_run(
-                head, {}, self._request, MAX_RESUMES, allow=False
+                head, Delivery(), self._request, MAX_RESUMES, allow=False
             )
         if head.open and head.last_run is not None and head.last_run.status is None and self._if_open != "abandon":
             raise ConcurrentRunError(

@@ -39,7 +39,7 @@ from dspyer.stores.base import Change, Owner, Point, ThreadRow
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
-from dspyer.threads.start import REPLACE, AnswersByKey, FirstWrite, StoredThread, ThreadHead
+from dspyer.threads.start import REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -85,7 +85,7 @@ def new_play(
 
 def resumed_play(
     thread: StoredThread,
-    answers: AnswersByKey,
+    delivery: Delivery,
     request: Request,
     take_over: bool,
     max_resumes: int,
@@ -94,7 +94,7 @@ def resumed_play(
     """Return the play of the last run, to be resumed."""
     check_flags(take_over=take_over)
     resources_of_call(thread.program, request)
-    first = partial(thread.resumed_run, answers=answers, request=request, max_resumes=max_resumes, allow=allow)
+    first = partial(thread.resumed_run, delivery=delivery, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
 
 
@@ -106,7 +106,7 @@ def recovered_play(thread: StoredThread, request: Request) -> Play:
         # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
         if head.last_run is not None and head.last_run.status is not None:
             raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
-        return thread.resumed_run(head, None, request, max_resumes=10, allow=False)
+        return thread.resumed_run(head, Delivery(), request, max_resumes=10, allow=False)
 
     return Play(thread, {}, request, first_write, take_over=False)
 

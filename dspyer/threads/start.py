@@ -22,7 +22,7 @@ from dspyer.errors import (
     brief,
     suggestion,
 )
-from dspyer.events import Question
+from dspyer.events import Answer, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
@@ -43,7 +43,7 @@ from dspyer.log.rows import (
     first_version,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, resumes_without_progress, shown_questions, thread_redactor
+from dspyer.log.time_travel import ThreadReader, open_questions, resumes_without_progress, thread_redactor
 from dspyer.nodes.attempt import check_shape, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -65,6 +65,7 @@ from dspyer.threads.graph_changes import (
 from dspyer.threads.views_across_runs import EarlierRuns
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
+from dspyer.values.json import with_valid_text
 from dspyer.values.persistent import PersistentVector
 
 Resources = Mapping[type, object] | Sequence[object] | None
@@ -246,7 +247,7 @@ class StoredThread:
         if head.open and if_open == "amend":
             return self.amended_run(head, inputs, request)
         if head.open and if_open != "abandon":
-            raise head.open_error(shown_questions(self.reader, self.name, self.redactor))
+            raise head.open_error(open_questions(self.reader, self.name))
         if head.broken and (if_open != "abandon" or head.last_readable is None):
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
         schema, label = self.schema, self.next_label(head)
@@ -307,14 +308,14 @@ class StoredThread:
                 f"thread.resume({{'key': answer}}), {rest}"
             )
         answers, *added = amended[0]
-        resumed = self.resumed_run(head, answers, request, MAX_RESUMES, False, added, own_part)
+        resumed = self.resumed_run(head, Delivery(answers), request, MAX_RESUMES, False, added, own_part)
         assert isinstance(resumed, FirstWrite)  # it has open questions, and answers to them
         return resumed
 
     def resumed_run(
         self,
         head: ThreadHead,
-        answers: Mapping[str, Any] | None,
+        delivery: Delivery,
         request: Request,
         max_resumes: int,
         allow: AllowChanged,
@@ -326,6 +327,7 @@ class StoredThread:
         As it is stored if each of the answers was given before, and nothing is left to do.
         """
         at, status = head.row.head, None if head.last_run is None else head.last_run.status
+        answers = delivery.answers or {}
         if answers and at is not None and not head.broken and status in DONE:
             last = read_run(self.store, at)
             if _Asked(self, last).were_given(answers, completed=status == "completed"):
@@ -339,10 +341,11 @@ class StoredThread:
             raise head.broken_error()
         last, names = self.compatibility.allowed(read_run(self.store, at), allow)
         asked = _Asked(self, last)
-        given, records = asked.given(answers or {}), asked.records
+        given, records = asked.given(delivery), asked.records
         # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
-        records.answers.update(given)
+        for one in given:
+            records.deliver(one)
         run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
@@ -354,7 +357,7 @@ class StoredThread:
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., if_open='abandon')"
             )
         blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
-        rows = [AnswerRow(*key, frozen, at=row_time()).row() for key, frozen in given.items()]
+        rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [records.add(*added)] if added else []
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
@@ -577,6 +580,29 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
 # --- answers that a caller gives: checked before anything is stored
 
 
+LONGEST_NOTE = 500
+"""Most characters of `by` and of `comment` of an answer, which are in its row."""
+
+
+class Delivery(NamedTuple):
+    """The answers of one call of `resume`, by key or id, who gives them, and what is said with them."""
+
+    answers: AnswersByKey = None
+    by: str | None = None
+    comment: str | None = None
+
+    @classmethod
+    def checked(cls, answers: AnswersByKey, by: object, comment: object) -> Delivery:
+        """Return the delivery; raises `InputError` for notes that are no texts, or too long."""
+        for name, text in (("by", by), ("comment", comment)):
+            if text is not None and (not isinstance(text, str) or len(text) > LONGEST_NOTE):
+                found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
+                raise InputError(
+                    f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
+                )
+        return cls(answers, with_valid_text(by), with_valid_text(comment))
+
+
 class _Asked:
     """The questions of a run, as answers name them: found once, since a run may ask thousands."""
 
@@ -598,18 +624,18 @@ class _Asked:
                 return False
         return True
 
-    def given(self, answers: Mapping[str, Any]) -> dict[RecordKey, Any]:
-        """The frozen answers that a resume adds: of the caller, and None for each question that needs no answer.
+    def given(self, delivery: Delivery) -> list[Answer]:
+        """The answers that a resume adds, frozen: of the caller, and None for each question that needs no answer.
 
-        `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for
-        an answer that fits no open question, several, or one that has another answer; `InputError` for one of the
-        wrong type.
+        Those are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
+        answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong
+        type.
 
         Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before
         the node runs again: until then it must have the types of the question's JSON schema.
         """
         given: dict[RecordKey, Any] = {}
-        for name, answer in self._by_name(answers).items():
+        for name, answer in self._by_name(delivery.answers or {}).items():
             question = self._named(name)
             key = RecordKey(question.execution, question.key)
             frozen = freeze(answer)
@@ -632,7 +658,8 @@ class _Asked:
         for question in self._open:
             if question.answer is None:
                 given.setdefault(RecordKey(question.execution, question.key), None)
-        return given
+        asked, at = self.records.questions, row_time()
+        return [Answer(asked[key], frozen, delivery.by, delivery.comment, at) for key, frozen in given.items()]
 
     def _by_name(self, answers: object) -> Mapping[str, Any]:
         if isinstance(answers, Mapping):
@@ -647,8 +674,10 @@ class _Asked:
         answers, key = self.records.answers, RecordKey(question.execution, question.key)
         if key not in answers:
             return False
-        if not same(answers[key], frozen):
-            raise ThreadError(f"question {name!r} was answered already, with {self._shown(answers[key])}")
+        first = answers[key]
+        if not same(first.value, frozen):
+            by = f" by {first.by}" if first.by else ""
+            raise ThreadError(f"question {name!r} was answered already{by}, with {self._shown(first.value)}")
         return True
 
     def _shown(self, answer: Any) -> str:

@@ -11,11 +11,11 @@ import dspy
 from dspyer import display
 from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
-from dspyer.events import Commit, LMCall, Question
+from dspyer.events import Answer, Commit, LMCall, Question
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment, failures_of, shown_questions, status_of
+from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of
 from dspyer.runtime.repairs import repairs_of_thread
@@ -28,7 +28,7 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
-from dspyer.threads.start import AnswersByKey, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
+from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
 
 
 @shows_removed
@@ -207,6 +207,8 @@ class Thread:
         self,
         answers: AnswersByKey = None,
         *,
+        by: str | None = None,
+        comment: str | None = None,
         resources: Resources = None,
         budget: Budget | None = None,
         take_over: bool = False,
@@ -220,6 +222,8 @@ class Thread:
         Args:
             answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
                 means whatever is open now, so an answer that may be delivered late or twice must come by id.
+            by: who gives the answers, a text of at most 500 characters, which `t.answers` shows. No model sees it.
+            comment: what is said with them, likewise.
             resources: as in `program.run`; never stored.
             budget: what may be spent from here on; by default that of `compile`.
             take_over: replaces another owner, which can commit nothing more.
@@ -233,6 +237,7 @@ class Thread:
         Raises:
             ConcurrentRunError: if another run owns the thread.
             ChangedGraphError: if the graph has changed, with the differences. No node was called then.
+            InputError: if an answer does not fit its question, or a note is too long. Nothing was stored then.
             ThreadError: if there is nothing to resume, or an answer answers no open question.
             StoreError: if the store fails before anything has run.
 
@@ -243,13 +248,15 @@ class Thread:
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
             ('interrupted', True)
         """
-        request = new_request(resources, True, budget)
-        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).run()
+        request, answered = new_request(resources, True, budget), Delivery.checked(answers, by, comment)
+        return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).run()
 
     async def aresume(
         self,
         answers: AnswersByKey = None,
         *,
+        by: str | None = None,
+        comment: str | None = None,
         resources: Resources = None,
         budget: Budget | None = None,
         take_over: bool = False,
@@ -266,13 +273,15 @@ class Thread:
             >>> t.run({}).status, asyncio.run(t.aresume({"ok": True})).state["sent"]
             ('interrupted', True)
         """
-        request = new_request(resources, True, budget)
-        return await resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).arun()
+        request, answered = new_request(resources, True, budget), Delivery.checked(answers, by, comment)
+        return await resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).arun()
 
     def stream_resume(
         self,
         answers: AnswersByKey = None,
         *,
+        by: str | None = None,
+        comment: str | None = None,
         resources: Resources = None,
         budget: Budget | None = None,
         take_over: bool = False,
@@ -293,13 +302,15 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget, tokens)
-        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).stream()
+        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
         self,
         answers: AnswersByKey = None,
         *,
+        by: str | None = None,
+        comment: str | None = None,
         resources: Resources = None,
         budget: Budget | None = None,
         take_over: bool = False,
@@ -319,8 +330,8 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget, tokens)
-        return resumed_play(self._stored, answers, request, take_over, max_resumes, allow_changed_graph).astream()
+        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
 
@@ -342,7 +353,22 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        return shown_questions(self._stored.reader, self.name, self._stored.redactor)
+        return open_questions(self._stored.reader, self.name)
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers to the questions of all runs, with who gave them and when. Reads the whole history.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> t.run({}).status, t.resume({"ok": True}, by="ada").status
+            ('interrupted', 'completed')
+            >>> [(answer.question.key, answer.value, answer.by) for answer in t.answers]
+            [('ok', True, 'ada')]
+        """
+        return self._stored.history.answers()
 
     @property
     def failures(self) -> tuple[Failure, ...]:

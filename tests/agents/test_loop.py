@@ -14,7 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 from pydantic import BaseModel
 
 from dspyer import END, START, Breakpoints, Conversations, Graph, Messages, agents, from_chat
-from dspyer.errors import AgentError
+from dspyer.errors import AgentError, StepLimitError
 from dspyer.testing import ScriptedLM, no_pauses
 
 
@@ -272,7 +272,7 @@ def test_a_retry_comes_before_the_forced_turn() -> None:
 
 def test_the_last_steps_of_a_run_are_warned_of() -> None:
     with ScriptedLM([ADD, SUBMIT]) as lm:
-        run = loop().compile(layers=[Conversations(warn_at=996)]).run({"question": "1 + 2?"})
+        run = loop().compile(max_steps=1000, layers=[Conversations(warn_at=996)]).run({"question": "1 + 2?"})
     warnings = [message["content"] for message in run.state["messages"] if message.get("name") == "dspyer"]
     assert warnings == ["995 steps are left of 1000: come to an end."]
     assert warnings[0] in lm.calls[1].messages[0]["content"]
@@ -301,3 +301,13 @@ def test_an_error_of_the_context_is_no_response_that_cannot_be_read() -> None:
         run = loop(context=recent).compile().run({"question": "1 + 2?"})
     assert type(run.error) is ValueError
     assert not lm.calls
+
+
+@pytest.mark.slow("takes more steps than the default of max_steps")
+def test_turns_are_bounded_by_max_turns_alone_unless_max_steps_is_given() -> None:
+    script = [turn(("nothing", {}))] * 520 + [SUBMIT]  # two steps each
+    graph = loop(max_turns=520, context=lambda messages: messages[-2:])
+    with ScriptedLM(script):
+        assert graph.compile().run({"question": "1 + 2?"}).status == "completed"
+    with ScriptedLM(script[:2]):
+        assert isinstance(graph.compile(max_steps=5).run({"question": "1 + 2?"}).error, StepLimitError)

@@ -248,8 +248,49 @@ def test_two_calls_of_one_turn_with_one_session_the_second_is_refused(mode: str)
     assert sorted(topics(lm)) == [("bees", 0), ("bees", 0), ("wasps", 0)]
     assert set(run.state["sessions"]) == {"reader/s", "critic/s", "reader/other"}
     found = results(run)
-    assert "the session 's' is used by an earlier call of this turn" in found[2]
+    assert "the session 's' is used by another call of this turn" in found[2]
     assert (found[0], found[1], found[3]) == (["x"], ["x"], ["x"])
+
+
+@MODES
+def test_no_call_gets_the_session_of_another_one_by_its_default_name(mode: str) -> None:
+    """A model may give a session the name that another call would have without one."""
+    program = lead_of(read(), store=":memory:")
+    script = [
+        turn(
+            ("reader", {"topic": "bees", "session": "call_0_1"}),
+            ("reader", {"topic": "ants"}),
+            ("reader", {"topic": "wasps", "session": "call_1_0"}),
+        ),
+        *[submit(findings=[topic]) for topic in ("1", "2", "3")],
+        turn(("reader", {"topic": "flies"})),
+        submit(findings=["4"]),
+        submit(report="done"),
+    ]
+    with ScriptedLM(script):
+        run = run_of(program.thread("t"), mode, {"task": "insects"})
+    chats = {
+        name: [one["content"] for one in chat if one["role"] == "user"] for name, chat in run.state["sessions"].items()
+    }
+    assert chats == {
+        "reader/call_0_1": ["bees"],
+        "reader/call_0_1_2": ["ants"],
+        "reader/call_1_0": ["wasps"],
+        "reader/call_1_0_2": ["flies"],
+    }
+
+
+def test_a_person_who_edits_a_call_gives_it_no_session_of_another_one() -> None:
+    program = lead_of(read(approve=True), store=":memory:")
+    calls = ("reader", {"topic": "bees", "session": "a"}), ("reader", {"topic": "ants", "session": "b"})
+    thread = program.thread("t")
+    with ScriptedLM([turn(*calls)]):
+        first, second = thread.run({"task": "insects"}).questions
+    edited = agents.Approval(True, args={"topic": "bees", "session": "b"})
+    with ScriptedLM([submit(findings=["1"]), submit(report="done")]):
+        run = thread.resume({first.id: edited, second.id: True})
+    assert set(run.state["sessions"]) == {"reader/b"}
+    assert "the session 'b' is used by another call of this turn" in results(run)[0]
 
 
 def test_a_sub_agent_that_fails_leaves_its_session_as_it_was() -> None:

@@ -322,6 +322,39 @@ def test_a_check_that_is_a_module_is_tuned_as_a_part_of_the_tool(mode: str) -> N
     assert [predictor for predictor, _, _ in run.trace][1] is program.find.check
 
 
+@modes
+def test_kill_9_while_the_last_result_is_checked_repeats_that_check_alone(mode: str, tmp_path: Path) -> None:
+    """Neither call is made again, and what led to the second one is not found anew."""
+    notes = Notes(tmp_path)
+
+    def made(hook: Callable[[], None]) -> CompiledGraph:
+        def find(word: str) -> str:
+            """Finds a word."""
+            notes.note(f"find {word}")
+            return word
+
+        def checked(result: str) -> dict[str, Any]:
+            notes.note(f"check {result}")
+            if result == "b":
+                hook()
+            return {"problems": [f"of {result}"], "args": {"word": "b"}}
+
+        tool = agents.tool(find, effect=True, check=checked)
+        return agent(tool, store=tmp_path / "runs.db")
+
+    def child() -> None:
+        with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"}))])):
+            start(made(lambda: os.kill(os.getpid(), signal.SIGKILL)).thread("t"), mode)
+
+    assert end_of(fork(child)) == -signal.SIGKILL
+    thread = made(lambda: None).thread("t")
+    with dspy.context(lm=ScriptedLM([SUBMIT])):
+        run = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
+    assert results(run) == [("find", "b", False)]
+    assert list(run.state["messages"][2]["problems"]) == ["of b"]
+    assert notes.read() == {"find a": 1, "find b": 1, "check a": 1, "check b": 2}
+
+
 def of_first(result: str) -> list[str]:
     return ["bad"] if result == "x" else []
 
@@ -567,3 +600,14 @@ def test_a_module_and_a_call_without_an_effect_are_not_repeated_for_their_result
     run = run_turn(agent(charge, agents.tool(look, retry=again)), ("charge", {"to": "A"}), ("look", {"to": "B"}))
     assert sorted(calls) == ["A", "B"]  # they run at once
     assert [("the call was made" in told, error) for _, told, error in results(run)] == [(True, True), (True, True)]
+
+    def rows(to: str) -> Any:
+        """Gives rows; DSPy takes a generator for a coroutine."""
+        calls.append(to)
+        return (row for row in to)
+
+    for mode in ("sync", "async"):
+        calls.clear()
+        run = run_turn(agent(agents.tool(rows, retry=again)), ("rows", {"to": "A"}), mode=mode)
+        ((_, told, error),) = results(run)
+        assert (calls, error, "<generator" in told) == (["A"], False, True)

@@ -11,17 +11,17 @@ from tests.cli.orders import GRAPH
 from tests.rows import each
 
 RUN = {*RunInfo._fields}
-AROUND = {"blame", "lm_calls", "sent"}
+AROUND = {"answers", "blame", "lm_calls", "sent"}
 COMMIT = {*(one.name for one in fields(Commit)), "ended"}
 
 # A command, the keys of each of its lines, and their number.
 ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
-    (["show", "t-1"], {*RUN, "state", "lm_calls"}, 1),
+    (["show", "t-1"], {*RUN, "answers", "state", "lm_calls"}, 1),
     (["show", "t-1", "1"], {"commit", "before", "after", "diff", "conflicts", *AROUND}, 1),
     (["show", "t-1", "trunk:2"], {"execution", "node", "parents", "state", *AROUND}, 1),
-    (["log", "t-2"], COMMIT, 3),
+    (["log", "t-2"], {*COMMIT, "answers"}, 3),
     (["diff", "t-2", "0", "2"], {"first", "second", "diff"}, 1),
     (["blame", "t-2"], {"path", *COMMIT}, 4),
     (["blame", "t-2", "paid", "amount"], {"path", *COMMIT}, 2),

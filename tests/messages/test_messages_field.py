@@ -306,10 +306,65 @@ def test_conversion_from_and_to_chat_dicts() -> None:
     given = from_chat([{"role": "system", "content": "Be brief."}, *chat])
     with dspy.context(lm=ScriptedLM([{"kind": "warm"}])):
         found = graph.compile()(text="help", messages=given).messages
-    assert to_chat(found) == [*chat, {"role": "assistant", "name": "sort", "content": "warm"}]
+    said = [{"role": "user", "content": "help"}, {"role": "assistant", "name": "sort", "content": "warm"}]
+    assert to_chat(found) == [*chat, *said]
     assert all("id" in message for message in found)
     with pytest.raises(NodeOutputError, match="has the role 'ai'"):
         from_chat([{"role": "ai", "content": "x"}])
+
+
+class Ask(dspy.Signature):
+    """Answer."""
+
+    question: str = dspy.InputField()
+    picture: dspy.Image | None = dspy.InputField()
+    history: dspy.History = dspy.InputField()
+    said: str = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+
+class Chat(BaseModel):
+    question: str = ""
+    picture: Any = None
+    answer: str = ""
+    messages: Messages = []
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_chat_has_the_words_of_the_user(adds: bool) -> None:
+    """Also if a node has added them itself, and no view of the conversation again."""
+    graph = Graph(Chat, inputs=["question", "picture"])
+    reads = {
+        "question": "question",
+        "picture": "picture",
+        "history": view("messages").own(),
+        "said": view("messages").others().last(2),
+    }
+    graph.add_node("answer", dspy.Predict(Ask), reads=reads, writes=["answer", "messages"])
+    if adds:
+        graph.add_node(
+            "hear", lambda question: {"messages": {"role": "user", "content": question}}, writes=["messages"]
+        )
+    graph.add_path(START, *(["hear"] if adds else []), "answer", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    with dspy.context(lm=ScriptedLM([{"answer": "The moon."}, {"answer": "At 9:40."}])):
+        picture = dspy.Image("data:image/png;base64,iVBORw0KGgo=")
+        thread.run({"question": "What makes tides?", "picture": picture}).raise_error()
+        thread.run({"question": "When?"}).raise_error()
+    assert [(one["role"], one["content"]) for one in to_chat(thread.state["messages"])] == [
+        ("user", "What makes tides?"),
+        ("assistant", "The moon."),
+        ("user", "When?"),
+        ("assistant", "At 9:40."),
+    ]
+
+
+def test_several_inputs_are_named_in_a_chat() -> None:
+    graph = Graph(Talk, inputs=["text", "notes"])
+    graph.add_node("sort", dspy.Predict("text, notes: list[str] -> kind"), writes=["kind", "messages"])
+    with dspy.context(lm=ScriptedLM([{"kind": "fire"}])):
+        found = graph.add_path(START, "sort", END).compile()(text="help", notes=["a", "b"]).messages
+    assert to_chat(found)[0] == {"role": "user", "content": 'text: help\nnotes: ["a", "b"]'}
 
 
 def test_a_conversation_continues_over_the_runs_of_a_thread() -> None:

@@ -70,7 +70,7 @@ def ask_for(token: str, ctx: Context) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["a branch", "overwritten", "inside", "a post"])
-def test_the_questions_of_a_thread_hide_what_those_of_its_run_hide(where: str) -> None:
+def test_a_question_is_shown_as_it_was_asked_and_hidden_once_it_is_answered(where: str) -> None:
     if where == "a branch":
         graph = asking(parallel=True)
     elif where == "inside":
@@ -93,5 +93,10 @@ def test_the_questions_of_a_thread_hide_what_those_of_its_run_hide(where: str) -
         graph = Graph(Posts).add_node("post", post, writes=["token"]).add_path(START, "post", END)
     thread = graph.compile(redact="token", store=":memory:").thread("t")
     run = thread.run({})
-    assert [question.text for question in run.questions] == ["Send [redacted]?"]
+    assert [question.text for question in run.questions] == [f"Send {SECRET}?"]
     assert thread.questions == run.questions
+    done = thread.resume({} if where == "overwritten" else {"sure": True}, by="ada")
+    assert done.status == "completed"
+    shown = f"{done.events} {done.report()} {done.record().to_dict()}"
+    assert "Send [redacted]?" in shown
+    assert SECRET not in shown

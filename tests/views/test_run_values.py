@@ -8,8 +8,9 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Breakpoints, Graph, fill, reducers
-from dspyer.errors import GraphError
+from dspyer import END, START, Breakpoints, Graph, Run, fill, reducers
+from dspyer.errors import GraphError, StepLimitError
+from dspyer.extend import Node, Reply
 from dspyer.testing import ScriptedLM
 
 
@@ -41,6 +42,32 @@ def test_count_remaining_and_visits_follow_the_lineage() -> None:
         *("0 19 0 0", "1 18 0 0", "1 18 0 0", "3 16 1 1"),
         *("4 15 1 1", "5 14 1 1", "5 14 1 1", "7 12 2 2"),
     ]
+
+
+class Bounded(Node):
+    """A kind of node that bounds itself how often it runs, as the nodes of an agent do."""
+
+    kind = "bounded"
+    bounded = True
+
+    def script(self, call: Any) -> Any:
+        yield from ()
+        return Reply({})
+
+
+def visits(run: Run, node: str) -> int:
+    return [commit.node for commit in run.commits].count(node)
+
+
+def test_the_default_limit_counts_no_node_of_a_kind_that_is_bounded_otherwise() -> None:
+    graph = Graph(Notes).add_node("turn", Bounded(reads=[], writes=[]))
+    graph.add_node("own", say, reads=counting("run.own.visits", "run.remaining"), writes=["said"])
+    graph.add_path(START, "turn", "own").add_conditional_edges("own", lambda ctx: "turn", ["turn", END])
+    run = graph.compile().run({"topic": "t"})
+    assert isinstance(run.error, StepLimitError)
+    assert (visits(run, "own"), visits(run, "turn")) == (1000, 1000)
+    assert (run.state["said"][0], run.state["said"][-1]) == ("0 999", "999 0")
+    assert visits(graph.compile(max_steps=20).run({"topic": "t"}), "own") == 10
 
 
 def test_a_run_value_keeps_its_type_as_an_input_of_its_own() -> None:
