@@ -143,7 +143,7 @@ SHOWN = {
         "{\"limit\": 50\n  ada approves write_file(name='shop.json', text='{\"limit\": 50')?",
         "write_file: '12 characters written' this is no JSON: Expecting ',' delimiter",
         'completed {"limit": 50}',
-        "failed RefusedError(\"passwords are nobody's business\") ['list_files']",
+        'failed RefusedError("passwords are nobody\'s business")',
     ],
     "helpdesk.py": [
         "desk:     Yes, three are in stock.",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspy import Tool
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
@@ -78,9 +78,6 @@ WRITTEN_AGAIN = "the user has written again"
 
 ADDED = "added to {}"
 """The key under which a run records what the user has written while a turn waited, by the id of the turn."""
-
-APPROVALS = TypeAdapter(bool | Approval).json_schema()
-"""The JSON schema of the answer to the question whether a tool may be called."""
 
 ANY_TEXT = {"type": "string"}
 """The JSON schema of the answer to `ask_user`."""
@@ -186,7 +183,7 @@ class BeginNode(Node):
         text = task_message(inputs)["content"]
         answers: dict[str, Any] = {}
         for question in questions:
-            if question.answer == APPROVALS:
+            if question.call is not None:
                 answers[question.id] = Approval(False, WRITTEN_AGAIN)
             elif question.key == question.node == ask_user.name and question.answer == ANY_TEXT:
                 answers[question.id] = text

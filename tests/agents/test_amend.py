@@ -263,15 +263,14 @@ def test_an_open_run_is_refused_with_its_questions() -> None:
 
 def test_a_key_amends_once() -> None:
     desk = Desk()
-    asked(desk, REFUND)
-    script = [turn(REFUND), turn(REFUND)]
-    run = run_of(desk.thread, "sync", script[:1], key="m-2", if_open="amend")
+    run_of(desk.thread, "sync", [turn(REFUND)], "Refund A-17.", key="m-1")
+    run = run_of(desk.thread, "sync", [turn(REFUND)], key="m-2", if_open="amend")
     assert run.status == "interrupted"
     again = run_of(desk.thread, "sync", [], key="m-2", if_open="amend")
     assert (again.status, len(again.questions)) == ("interrupted", 1)
     run = run_of(desk.thread, "sync", [SUBMIT], "And now?", key="m-3", if_open="amend")
     assert run.status == "completed"
-    for key, text in (("m-3", "And now?"), ("m-2", AGAIN)):
+    for key, text in (("m-3", "And now?"), ("m-2", AGAIN), ("m-1", "Refund A-17.")):
         assert run_of(desk.thread, "sync", [], text, key=key, if_open="amend").status == "completed"
     texts = [message["content"] for message in desk.thread.state["messages"] if message["role"] == "user"]
     assert texts == ["Refund A-17.", AGAIN, "And now?"]
