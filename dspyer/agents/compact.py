@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.agents.conversation import (
+    COVERS,
     MESSAGES,
     SUBMIT,
     Rendering,
@@ -40,7 +41,6 @@ from dspyer.extend import (
     is_whole_number,
     text_of,
 )
-from dspyer.message_list import COVERS
 
 INSTRUCTIONS = (
     "Summarize the conversation in `messages` for the assistant, who goes on with it and is shown your summary in its "
