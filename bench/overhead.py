@@ -29,6 +29,7 @@ from bench.machine import calibrate, describe, spread
 from bench.peers import (
     dspyer_bench,
     dspyer_overhead,
+    dspyer_service_bench,
     dspyer_stored_bench,
     handwritten_bench,
     langgraph_bench,
@@ -186,6 +187,8 @@ DSPYER: dict[str, Callable[..., Round]] = {
     **handwritten_bench.WORKS,
     "stored_loop": dspyer_stored_bench.stored_loop,
     **works_of(dspyer_overhead),
+    "request": partial(dspyer_service_bench.request, "router"),
+    "request_by_hand": partial(dspyer_service_bench.request, "hand"),
     "copied": partial(dspyer_overhead.copied, by_hand=False),
     "copied_by_hand": partial(dspyer_overhead.copied, by_hand=True),
 }
@@ -269,6 +272,14 @@ def rows(share: float = 1.0) -> list[Row]:
         by_hand("graph of 4 predictors", 1.25, "modules_four"),
         by_hand("`run()` of 2 predictors", 1.6, "modules_pair_run", "modules_pair"),
         by_hand("`deepcopy` of 2 predictors", 3, "copied"),
+        by_hand("a request to `serve.router`", 2, "request"),
+        Row(
+            "a request to `serve.router`, beyond its run",
+            "ms",
+            2,
+            "alone",
+            partial(DSPYER["request"], calls=size(100), beyond=True),
+        ),
         Row("compile 20 nodes", "ms", 2.5, "alone", *both("compile_chain", {"nodes": size(20)}, {})),
         Row("import, after DSPy", "ms", 120, "alone", lambda: dspyer_overhead.imported, rounds=5),
         grown("loop, a step beside 1,000 keys / 10", 1.3, growth_runs.step_beside_keys, 1_000, 10, 1, 20),

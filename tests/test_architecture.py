@@ -86,6 +86,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("inspector", "dspyer.inspector.web_app"): "it needs Starlette, which only an extra installs",
     ("inspector", "dspyer.inspector.serving"): "it needs uvicorn, which only an extra installs",
     ("serve", "dspyer.serve.agui_route"): "it needs Starlette and the protocol's package, which only an extra installs",
+    ("serve", "dspyer.serve.thread_router"): "it needs Starlette, which only an extra installs",
     ("inspector.web_app", "dspyer.inspector.acting"): "it imports DSPy, which reading does not need",
     ("archive.opening", "dspyer.stores.encrypted"): "it needs a cipher that only an extra installs",
 }
@@ -401,6 +402,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("testing.store_samples", "f'trunk:{seq}'"): "an example",
     ("testing.store_samples", "'trunk:'"): "a part of that f-string",
     ("threads.start", "'/' in str(name)"): "the key of a question, or its id, which ends with the key",
+    ("serve.thread_router", "'/' not in one"): "what the name of a thread has after that of its user",
     ("threads.graph_changes", "name.rpartition(':')"): "module:class",
     ("values.json", "name.rpartition(':')"): "module:class",
     ("values.json", "text.partition('/')"): "a fraction",

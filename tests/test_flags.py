@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Graph, agents, live, migrate
+from dspyer import END, START, Graph, agents, live, migrate, serve
 from dspyer.stores import Memory, open_store
 from tests.rows import each
 
@@ -36,6 +36,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "tokens": lambda: program().stream({"text": "a"}, tokens=NO),
     "show_reads": lambda: live(show_reads=NO),
     "validate": lambda: migrate.from_langgraph(None, validate=NO),
+    "recover": lambda: serve.router(program(":memory:"), thread=lambda request, name: name, recover=NO),
     "read_only": lambda: open_store(":memory:", read_only=NO),
 }
 OF_THREAD: dict[str, Callable[[Any], Any]] = {

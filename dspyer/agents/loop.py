@@ -418,7 +418,8 @@ def tool_loop(
             and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
-        schema: a model of further fields of the state, for the tools. They last over the runs of a thread.
+        schema: a model of further fields of the state, for the tools. Those declared
+            `Kept[...]` last over the runs of a thread.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
             "react", which asks the agent's own predictor for problems. The problems become a user message.

@@ -29,6 +29,7 @@ from dspyer.graph.spec import (
     check_one_name,
     checked_edge_ends,
     checked_policies,
+    warn_of_lasting_answers,
     warn_of_shadowed,
     with_redaction,
 )
@@ -583,6 +584,7 @@ class Graph:
             record_lm_calls=check_recorded(record_lm_calls),
         )
         warn_of_shadowed(graph.name, graph.outputs or ())
+        warn_of_lasting_answers(graph)
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

@@ -24,6 +24,7 @@ from dspyer.lm.parameters import modules_in
 from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
+from dspyer.nodes.interrupt import answer_fields
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.router import Router, RouterOptions
@@ -42,7 +43,7 @@ from dspyer.values.scalars import is_whole_number
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
 # needs them itself, or DSPy's optimizers set them on it. `save` writes its own entry "metadata" beside the predictors.
 _ATTRIBUTES = (
-    *("thread", "threads", "forward", "aforward", "metadata", "callbacks", "history"),
+    *("thread", "threads", "recover", "forward", "aforward", "metadata", "callbacks", "history"),
     *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
     *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
     *("mb_candidate_programs", "results_best", "results_latest", "detailed_results", "flag_compilation_error_occurred"),
@@ -245,6 +246,18 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
             f"prediction[{shadowed[0]!r}], or rename the fields",
             stacklevel=4,  # the line of the user that calls `compile`, which looks for removed options first
         )
+
+
+def warn_of_lasting_answers(graph: GraphSpec) -> None:
+    """Warn of answers that the next run of a thread would begin with. To be called by `Graph.compile` itself."""
+    for name, into in answer_fields(graph.nodes).items():
+        if graph.lasts(into):
+            warnings.warn(
+                f"add_interrupt({name!r}, into={into!r}) of graph {graph.name!r}: the field lasts over the runs of a "
+                "thread, so each run begins with the answer to the question of an earlier one. Take a field that lives "
+                "for one run",
+                stacklevel=4,  # as above
+            )
 
 
 # --- a graph in words, and the labels of its edges

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, compress, count, repeat
 from operator import is_not
 from typing import Any, NamedTuple
@@ -45,11 +45,12 @@ from ag_ui.core import (
     ToolMessage,
 )
 from ag_ui.encoder import EventEncoder
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
+from starlette.exceptions import HTTPException
 
 from dspyer import START, ImmutableState, Run
 from dspyer.agents.conversation import THOUGHT
-from dspyer.errors import BudgetError, OpenRunError
+from dspyer.errors import BudgetError
 from dspyer.events import Asked, AttemptFailed, Committed, Emitted, NodeFailed, NodeStarted, Question, RunStarted, Token
 from dspyer.extend import Event, FrozenList, is_within, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
@@ -57,6 +58,7 @@ from dspyer.layers.redacted import redacted
 from dspyer.redaction import Redactor
 from dspyer.runtime.session import Session
 from dspyer.serve.agui_messages import Said, ToolUse, said
+from dspyer.serve.http_request import as_json
 from dspyer.server_sent import last_of_refusal, last_of_run
 
 Place = tuple[Any, ...]
@@ -65,18 +67,6 @@ Place = tuple[Any, ...]
 
 _THOUGHTS = ("reasoning", THOUGHT)
 """Outputs of `dspy.ChainOfThought` and of agents that are not for the user."""
-
-
-def as_json(value: Any) -> Any:
-    """A frozen or plain value as JSON has it; of an object that JSON cannot hold, its text."""
-    plain = thaw(value)
-    try:
-        (found,) = to_jsonable_python([plain], bytes_mode="base64", serialize_unknown=True)
-    except Exception:  # noqa: BLE001 - classes have code of their own; and pydantic takes no half of a surrogate pair as a key
-        if isinstance(plain, Mapping):
-            return {str(key): as_json(item) for key, item in plain.items()}
-        return [as_json(item) for item in plain] if isinstance(plain, list | tuple) else f"<{type(plain).__name__}>"
-    return found
 
 
 def encoded(event: BaseEvent) -> bytes:
@@ -89,22 +79,24 @@ def encoded(event: BaseEvent) -> bytes:
         return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
 
 
-class ProtocolError(Exception):
+class ProtocolError(HTTPException):
     """A request that the protocol answers by `RUN_ERROR`."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(400, message)
         self.code = code
 
 
 def refusal(error: BaseException) -> RunErrorEvent:
     """The event that tells the client why a run could not begin or go on."""
-    if isinstance(error, OpenRunError):
-        error = ProtocolError("open_interrupts", "the thread waits for answers: send them in `resume`, or cancel them")
-    if isinstance(error, ProtocolError):
-        return RunErrorEvent(message=str(error), code=error.code)
-    found = last_of_refusal(error)["error"]
-    return RunErrorEvent(message=found["message"], code=found["type"])
+    if isinstance(error, HTTPException):  # what the application, or this route, says itself
+        return RunErrorEvent(message=str(error.detail), code=getattr(error, "code", "invalid"))
+    return _told(last_of_refusal(error, hides=True))
+
+
+def _told(last: dict[str, Any]) -> RunErrorEvent:
+    """The event for the last message of a stream; the log has what a customer must not read."""
+    return RunErrorEvent(message=last["error"]["message"], code=last["error"]["code"])
 
 
 class _Text(NamedTuple):
@@ -205,12 +197,8 @@ class EventTranslator:
         outcome: RunFinishedOutcome = RunFinishedSuccessOutcome()
         if run.status == "interrupted":
             outcome = RunFinishedInterruptOutcome(interrupts=[self._interrupt(one) for one in run.questions])
-        elif run.status == "failed":
-            last_of_run(run.run_id, run.status, run.error)  # writes the log
-            failures = ", ".join(f"node {one.node!r} failed ({one.type})" for one in run.failures) or "the run failed"
-            return RunErrorEvent(message=f"{failures}; the log of the server says why", code="failed")
-        elif isinstance(run.error, BudgetError):
-            return RunErrorEvent(message=str(run.error), code=type(run.error).__name__)
+        elif run.status == "failed" or isinstance(run.error, BudgetError):
+            return _told(last_of_run(run.run_id, run.status, run.error, hides=True))
         elif run.status == "stopped":
             outcome = RunFinishedCancelledOutcome()
         return RunFinishedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id, outcome=outcome)

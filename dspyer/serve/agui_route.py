@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
-from inspect import isawaitable
 from typing import Any, Literal, NamedTuple, cast
 
 import anyio
@@ -19,10 +18,10 @@ from ag_ui.core import (
     UserMessage,
 )
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from dspyer import CompiledGraph, Thread
 from dspyer.errors import InputError, list_names, suggestion
@@ -31,10 +30,11 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.hints import without_none
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
+from dspyer.serve.http_request import RunResponse, asked, asked_thread, json_content
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
 
-Name = Callable[[Request, RunAgentInput], str | Awaitable[str]]
+Name = Callable[[Request, RunAgentInput], str | Thread | Awaitable[str | Thread]]
 Inputs = Callable[[RunAgentInput], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
 
 PATIENCE = 15.0
@@ -46,24 +46,6 @@ OF_CLIENT = "client:"
 `add_messages` replaces a message by one with its id, and no client may choose that of another role's message. The same
 message again is still one message.
 """
-
-
-class RunResponse(StreamingResponse):
-    """The events of a run, which ends with the response.
-
-    Starlette leaves a generator where it was if the client goes away while a chunk is sent. The run would go on until
-    the garbage collector frees it.
-    """
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
 
 
 def make_route(
@@ -137,11 +119,12 @@ def default_inputs(graph: GraphSpec, of_messages: frozenset[str]) -> Inputs:
     def last_message(body: RunAgentInput) -> dict[str, Any]:
         last = body.messages[-1] if body.messages else None
         if not isinstance(last, UserMessage):
-            raise InputError("the last message of the request is not the user's")
+            raise ProtocolError("invalid", "the last message of the request is not the user's")
         parts = last.content if isinstance(last.content, list) else [TextPart(text=last.content)]
         others = sorted({part.type for part in parts if not isinstance(part, TextPart)})
         if others:
-            raise InputError(f"the message has parts of the type {list_names(others)}: this program takes text alone")
+            found = f"the message has parts of the type {list_names(others)}: this program takes text alone"
+            raise ProtocolError("invalid", found)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         message_id = OF_CLIENT + last.id.removeprefix(OF_CLIENT)
         return {name: [{"role": "user", "content": text, "id": message_id}] if name in of_messages else text}
@@ -163,15 +146,11 @@ class Served(NamedTuple):
 
     async def respond(self, request: Request) -> Response:
         """The response: a stream of events, or status 400 for a request that is none of the protocol."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a form of a foreign page can send any other type without asking
-            return JSONResponse({"detail": f"the content type is {kind!r}: send application/json"}, 415)
         try:
-            body = RunAgentInput.model_validate_json(await request.body())
+            body = RunAgentInput.model_validate_json(await json_content(request))
         except ValidationError as error:
-            return JSONResponse({"detail": _problems(error)}, 400)
-        name = self.thread(request, body)
-        thread = self.program.thread(await name if isawaitable(name) else name)
+            raise HTTPException(400, _problems(error)) from None
+        thread = await asked_thread(self.program, self.thread, request, body)
         return RunResponse(self._events(thread, body))
 
     async def _events(self, thread: Thread, body: RunAgentInput) -> AsyncGenerator[bytes, None]:
@@ -208,8 +187,7 @@ class Served(NamedTuple):
             if status in ("new", "running", "completed"):  # else the run does not go on, which is what was asked for
                 raise ProtocolError("invalid_resume", f"there is no open interrupt {body.resume[0].interrupt_id!r}")
             return None
-        found = self.inputs(body)
-        given = await found if isawaitable(found) else found
+        given = await asked(self.inputs, body)
         # A run that its client has left, or that failed, is given up for a new message.
         if_open: Literal["refuse", "abandon"] = "abandon" if status in ("stopped", "failed", "crashed") else "refuse"
         return thread.astream(given, key=body.run_id, tokens=True, if_open=if_open)

@@ -27,10 +27,11 @@ from dspyer.errors import (
     ThreadError,
     annotate,
     brief,
+    list_names,
     suggestion,
 )
 from dspyer.events import Commit, MergedConflict
-from dspyer.graph.spec import checked_policies
+from dspyer.graph.spec import TO_KEEP, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing, History
@@ -137,7 +138,21 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
         if prefix is not None and node is None:
             _only_branch(thread, prefix)
         made = _run_of_one(thread, head, () if last_row is None else (last_row,), patch, as_node or node)
+        if as_node is None and node is None:
+            _check_lasting(thread, patch)  # after the validation: what is no field at all is told first
     _write_run(thread.store, head.row, made)
+
+
+def _check_lasting(thread: StoredThread, patch: Mapping[str, Any]) -> None:
+    """Refuse a change between two runs of fields that do not last."""
+    lost = [name for name in patch if not thread.graph.lasts(name)]
+    if lost:
+        nodes = thread.graph.nodes.items()
+        writer = next((name for name, one in nodes if lost[0] in (one.writes or {}).values()), "a node")
+        raise ThreadError(
+            f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
+            f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
+        )
 
 
 def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadHead) -> FirstWrite:
@@ -238,9 +253,9 @@ def _run_of_one(
 ) -> NewRun:
     """A run of one manual commit, which continues the row in `parents`.
 
-    With a node, that is its author, and the run is open: a resume continues along the edges of the node. Raises
-    `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch does not fit the
-    schema.
+    With a node, that is its author, and the run is open unless its edges lead to END alone: a resume continues along
+    them. Raises `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch
+    does not fit the schema.
     """
     graph, schema = thread.graph, thread.schema
     if node is not None and node not in graph.nodes:
@@ -258,7 +273,7 @@ def _run_of_one(
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
-    if node is not None:
+    if node is not None and {*graph.exits[node]} != {END}:
         opening = OpenRow(node=node, created=int(now * 1_000), patch=update, made=made).row(blobs)
         return _run_with(thread, head, parents, head.next_version, opening, "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)

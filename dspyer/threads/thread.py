@@ -685,13 +685,15 @@ class Thread:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
 
         In an open run the commit comes between the last one and the next node: `resume()` continues with it. If the
-        router of the last node has read what it changes, the run goes on where that router leads now.
+        router of the last node has read what it changes, the run goes on where that router leads now. After a finished
+        run it changes what the next one begins with: fields that last.
 
         Args:
             patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a
                 known id replaces the one that has it, and `remove(id)` removes one.
-            as_node: makes this node the author; the next `resume()` continues along its edges, and asks its routers.
-                An open run is abandoned.
+            as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, the
+                run is completed at once; else the next `resume()` continues along them, and asks its routers. An open
+                run is abandoned.
 
         Returns:
             The commit; its author is `"update"`, or the node.
@@ -700,15 +702,16 @@ class Thread:
             ConcurrentRunError: if a run owns the thread.
             ThreadError: if several branches are active, with the nearest versions at which only one was; if a message
                 has an unknown id, or a call would be without its result or a result without its call; if the router
-                is a module: it is asked after `update(patch, as_node=...)`.
+                is a module: it is asked after `update(patch, as_node=...)`; without `as_node`, if the next run would
+                drop the change, since the field does not last.
             NodeOutputError: if the patch does not fit the schema.
 
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> t.run({"n": 1}).status, t.update({"n": 7}).node, t.state["n"]
-            ('completed', 'update', 7)
+            >>> t.run({"n": 1}).status, t.update({"n": 7}, as_node="add").node, t.status, t.state["n"]
+            ('completed', 'add', 'completed', 7)
         """
         update_thread(self._stored, patch, as_node)
         return self.history(count=1, newest=True)[0]
@@ -718,7 +721,7 @@ class Thread:
 
         Each commit that only one of them has is applied once, as when branches join: reducers fold, what one side
         changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is written.
-        Of fields that `Graph(keep=...)` leaves out, the other thread's values are taken. Merging again adds nothing.
+        Of fields that do not last, the other thread's values are taken. Merging again adds nothing.
 
         Args:
             other: the other thread, of the same store.

@@ -18,7 +18,7 @@ def program(store: Memory, fails: bool = False) -> CompiledGraph:
             raise ConnectionError("lost")
         return {"last": found}
 
-    graph = Graph(inputs=["question"]).add_node("first", dspy.Predict("question -> again"))
+    graph = Graph(inputs=["question"], keep=["question"]).add_node("first", dspy.Predict("question -> again"))
     graph.add_interrupt("ok", question="Sure?", into="sure")
     graph.add_node("last", last, modules={"ask": dspy.Predict("again -> last")}, writes=["last"])
     return graph.add_path(START, "first", "ok", "last", END).compile(store=store, record_lm_calls="full")

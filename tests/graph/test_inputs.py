@@ -265,7 +265,7 @@ def test_an_inner_graph_runs_without_its_optional_input() -> None:
 
 
 def test_a_thread_keeps_inputs_of_earlier_runs() -> None:
-    program = chain(noted, schema=Asked, required=["q"]).compile(store=":memory:")
+    program = chain(noted, schema=Asked, required=["q"], keep="all").compile(store=":memory:")
     thread = program.thread("one")
     thread.run({"q": "a"})
     thread.run({"q": "b", "note": "x"})

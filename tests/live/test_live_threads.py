@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread, live, reducers, view
+from dspyer import END, START, CompiledGraph, Context, Graph, Kept, Retry, Run, Thread, live, reducers, view
 from dspyer.events import Posted
 from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
@@ -19,8 +19,8 @@ from tests.rows import each
 
 
 class Pad(BaseModel):
-    notes: Annotated[list[str], reducers.append, live] = []
-    echoes: Annotated[list[str], reducers.append, live] = []
+    notes: Kept[Annotated[list[str], reducers.append, live]] = []
+    echoes: Kept[Annotated[list[str], reducers.append, live]] = []
 
 
 heard: list[list[tuple[Any, int]]] = []

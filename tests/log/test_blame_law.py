@@ -55,7 +55,9 @@ def crossing(seed: int) -> Graph:
     """Layers of nodes, each of which forks to some of the next two layers, so that branches cross; one is a graph."""
     rng = random.Random(seed)
     names = [[f"n{layer}{place}" for place in range(rng.randint(1, 3))] for layer in range(rng.randint(2, 3))]
-    graph = Graph(Board, inputs=["x"], merge=rng.choice(["last_write_wins", "first_write_wins", "combine_lists"]))
+    graph = Graph(
+        Board, inputs=["x"], keep="all", merge=rng.choice(["last_write_wins", "first_write_wins", "combine_lists"])
+    )
     reached = set(names[0])
     graph.add_edge(START, names[0])
     for layer, row in enumerate(names):

@@ -282,7 +282,7 @@ def test_rows_read_do_not_grow_with_the_run() -> None:
 
 def chat(store: Store) -> CompiledGraph:
     return (
-        Graph(Steps, inputs=["first"])
+        Graph(Steps, inputs=["first"], keep="all")
         .add_node("step", lambda n: {"n": n + 1}, writes=["n"])
         .add_path(START, "step", END)
         .compile(store=store)

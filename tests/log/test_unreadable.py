@@ -328,7 +328,7 @@ def test_a_damaged_large_value_is_a_lost_one(sql: str, all_kinds: Path, tmp_path
 
 class Counted(BaseModel):
     q: str = ""
-    n: int = 0
+    n: Kept[int] = 0
 
 
 def test_who_wrote_what_a_damaged_row_may_have_written_is_not_said(tmp_path: Path) -> None:

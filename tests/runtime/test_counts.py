@@ -21,7 +21,7 @@ def program(fails: list[bool], store: str | None = None) -> CompiledGraph:
         ask(question=question)
         return {"answer": ask(question=question).answer}
 
-    graph = Graph(inputs=["question", "n"])
+    graph = Graph(inputs=["question", "n"], keep=["n"])
     graph.add_node("twice", twice, modules={"ask": dspy.Predict("question -> answer")}, writes=["answer"])
     graph.add_node("check", check, writes=["n"])
     graph.add_edge(START, ["twice", "check"]).add_edge("twice", END)

@@ -332,7 +332,7 @@ def board(edges: dict[str, str], merge: str, seed: int, store: Store, is_async: 
     for name in ("left", "right"):
         inner.add_node(name, node(name), writes=list(Fields.model_fields))
     inner.add_edge(START, ["left", "right"]).add_edge(["left", "right"], END)
-    built = Graph(Board, name="Boards", merge=MERGES[merge])
+    built = Graph(Board, name="Boards", keep="all", merge=MERGES[merge])
     reached = add_edges(built, edges)
     for name in edges:
         if name in reached - {START}:
@@ -456,7 +456,7 @@ def tally(store: Store, policy: Callable[[Conflict], Any], reducer: Callable[[in
             raise RuntimeError
         return {"seen": {"x": x}}
 
-    built = Graph(Tally, name="Tally", merge=policy)
+    built = Graph(Tally, name="Tally", keep="all", merge=policy)
     for name in ("left", "right"):
         built.add_node(name, partial(tells, name), writes=["x", "total", "seen"])
     built.add_node("end", end, writes=["seen"])

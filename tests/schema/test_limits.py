@@ -128,7 +128,7 @@ def test_a_run_of_an_earlier_graph_keeps_its_limit() -> None:
     """Existing commits are folded with the limit of their graph; the new limit applies to new commits only."""
 
     def thread_of(kind: Any) -> Any:
-        graph = Graph(create_model("Board", notes=(kind, [])))
+        graph = Graph(create_model("Board", notes=(kind, [])), keep="all")
         graph.add_node("node", lambda ctx: {"notes": f"note {ctx.visit}"}, writes=["notes"]).add_edge(START, "node")
         graph.add_conditional_edges("node", lambda ctx: "node" if ctx.visit < 5 else END, ["node", END])
         return graph.compile(store=store).thread("t")

@@ -372,3 +372,12 @@ def test_a_second_run_on_a_thread_begins_a_new_tree() -> None:
         done = thread.run({"question": "and why not?"})
     assert done.state["answer"] == "121"
     assert [*done.state["tree"]] == ["0.0", "0.1"]
+
+
+def test_what_lasts_in_a_program_lasts_in_a_search_over_it() -> None:
+    graph = Graph(inputs=["n", "given"], required=[], outputs=["n"], keep=["n"])
+    graph.add_node("add", lambda n=0, given=0: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    thread = best_of(graph, 1, lambda n: n).compile(store=":memory:").thread("t")
+    first = thread.run({"n": 1, "given": 1}).state["n"]
+    assert (first, thread.run({}).state["n"]) == (2, 3)
+    assert "given" not in thread.state

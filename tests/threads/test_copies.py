@@ -289,7 +289,7 @@ class Meanwhile(Memory):
 @pytest.mark.parametrize("part", ["whole", "at", "patch"])
 def test_a_copy_whose_history_is_pruned_while_it_is_made_is_none(part: str) -> None:
     store = Meanwhile()
-    graph = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
+    graph = Graph(keep=["n"]).add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
     program = graph.compile(store=store)
     thread = program.thread("t")
     for n in (1, 2, 3):

@@ -40,14 +40,14 @@ def echo(text: str) -> dict[str, Any]:
 
 
 def billing(store: Store, name: str | None = "Billing", **options: Any) -> CompiledGraph:
-    graph = Graph(Billing, name=name).add_node(book, writes=["booked"]).add_path(START, "book", END)
+    graph = Graph(Billing, name=name, keep="all").add_node(book, writes=["booked"]).add_path(START, "book", END)
     return graph.compile(store=store, answers={"sure": True}, **options)
 
 
 def chat(
     store: Store, name: str | None = "Chat", node: str = "echo", schema: Any = Chat, **options: Any
 ) -> CompiledGraph:
-    graph = Graph(schema, name=name).add_node(node, echo, writes=["reply"]).add_path(START, node, END)
+    graph = Graph(schema, name=name, keep="all").add_node(node, echo, writes=["reply"]).add_path(START, node, END)
     return graph.compile(store=store, **options)
 
 

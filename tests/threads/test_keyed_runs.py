@@ -52,7 +52,7 @@ class Flaky:
         return {"n": n * 10}
 
     def program(self, store: Store) -> CompiledGraph:
-        graph = Graph(inputs=["n"]).add_node("first", self.first, writes=["n"])
+        graph = Graph(inputs=["n"], keep="all").add_node("first", self.first, writes=["n"])
         return (
             graph.add_node("second", self.second, writes=["n"])
             .add_path(START, "first", "second", END)

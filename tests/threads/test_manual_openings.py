@@ -15,7 +15,7 @@ from dspyer.stores import Memory
 
 
 def counting(store: Memory | None = None, route: Callable[[], object] = lambda: "two") -> CompiledGraph:
-    graph = Graph(inputs=["n"]).add_node("one", lambda n: {"n": n + 1}, writes=["n"])
+    graph = Graph(inputs=["n"], keep=["n"]).add_node("one", lambda n: {"n": n + 1}, writes=["n"])
     graph.add_node("two", lambda n: {"n": n * 2}, writes=["n"])
     graph.add_edge(START, "one").add_conditional_edges("one", route, ["two"]).add_edge("two", END)
     return graph.compile(store=store or Memory())
@@ -79,7 +79,7 @@ def test_an_opening_that_was_read_before_the_resume_has_its_route_afterwards() -
 
 
 @pytest.mark.parametrize("resumed_once", [False, True])
-@pytest.mark.parametrize(("as_node", "doubled"), [(None, 14), ("one", 14), ("two", 7)])
+@pytest.mark.parametrize(("as_node", "doubled"), [(None, 14), ("one", 14)])
 def test_an_opening_can_be_corrected_until_it_is_resumed(as_node: str | None, doubled: int, resumed_once: bool) -> None:
     memory = Memory()
     broken = counting(memory, lambda: 1 / 0)
@@ -108,7 +108,9 @@ def test_an_opening_that_a_reducer_folds_is_read_without_the_program_and_loaded(
 ) -> None:
     """It is folded by the schema of the graph that wrote it, as any other commit is."""
     graph = Graph(Log, inputs=["log"]).add_node("one", lambda log: {"log": log[-1]}, writes=["log"])
-    program = graph.add_path(START, "one", END).compile(store=Memory())
+    program = (
+        graph.add_node("two", lambda log: None, writes=[]).add_path(START, "one", "two", END).compile(store=Memory())
+    )
     thread = program.thread("t")
     for _ in range(runs_before):
         thread.run({"log": "a"})

@@ -230,7 +230,7 @@ values = st.dictionaries(st.sampled_from("abcd"), st.one_of(st.integers(0, 2), s
 def test_a_merge_of_copies_is_a_three_way_merge_of_states(
     base: dict[str, Any], left: dict[str, Any], right: dict[str, Any]
 ) -> None:
-    graph = Graph(merge="last_write_wins").add_node("work", lambda state: None).add_path(START, "work", END)
+    graph = Graph(merge="last_write_wins", keep="all").add_node("work", lambda state: None).add_path(START, "work", END)
     ours = graph.compile(store=Memory()).thread("ours")
     ours.update({"m": {name: value for name, value in base.items() if value is not None}})
     theirs, start = ours.copy("theirs"), ours.state

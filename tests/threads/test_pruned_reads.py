@@ -47,7 +47,7 @@ def test_a_record_of_a_run_that_a_copy_shares_with_a_pruned_thread(caplog: pytes
 
 
 def test_a_record_of_a_run_behind_a_merge_that_a_copy_has() -> None:
-    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    graph = Graph(keep=["seen"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
     program = graph.compile(store=":memory:")
     thread = program.thread("t")
     thread.run({"n": 1})
@@ -60,7 +60,11 @@ def test_a_record_of_a_run_behind_a_merge_that_a_copy_has() -> None:
 
 
 def test_a_record_of_the_run_at_which_a_loaded_history_begins(tmp_path: Path) -> None:
-    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_node("last", lambda n: {"m": 1 // n})
+    graph = (
+        Graph(keep=["old"])
+        .add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+        .add_node("last", lambda n: {"m": 1 // n})
+    )
     program = graph.add_path(START, "add", "last", END).compile(store=":memory:")
     thread = program.thread("t")
     thread.update({"old": 1})

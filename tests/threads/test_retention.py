@@ -33,7 +33,8 @@ def answer(question: str, ctx: Context) -> dict[str, str]:
 
 
 def compiled(store: Store | str, name: str = "Support") -> CompiledGraph:
-    return Graph(name=name).add_node(answer, writes=["answer"]).add_path(START, "answer", END).compile(store=store)
+    graph = Graph(name=name, keep=["answer"]).add_node(answer, writes=["answer"])
+    return graph.add_path(START, "answer", END).compile(store=store)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])

@@ -25,9 +25,9 @@ class Pad(BaseModel):
     """A scratchpad of three agents."""
 
     topic: str
-    notes: Annotated[list[str], reducers.append] = []
-    seen: Annotated[int, reducers.increment] = 0
-    found: dict[str, str] = {}
+    notes: Kept[Annotated[list[str], reducers.append]] = []
+    seen: Kept[Annotated[int, reducers.increment]] = 0
+    found: Kept[dict[str, str]] = {}
     text: str = ""
 
 
@@ -61,7 +61,7 @@ class Desk:
 
     def program(self) -> CompiledGraph:
         """A program of its own, with a connection of its own, as another process has it."""
-        graph = Graph(Pad, inputs=["topic"], keep=["notes", "seen", "found"])
+        graph = Graph(Pad, inputs=["topic"])
         for agent in (self.read, self.check, self.write):
             graph.add_node(agent, writes=["notes", "seen", "text" if agent == self.write else "found"])
         graph.add_edge(START, ["read", "check"]).add_edge(["read", "check"], "write").add_edge("write", END)
@@ -151,7 +151,7 @@ def test_the_log_only_grows(desk: Desk) -> None:
     thread.run({"topic": "moons"})
     desk.fails = ""
     thread.run({"topic": "winds"}, if_open="abandon")
-    thread.update({"text": "manual"})
+    thread.update({"text": "manual"}, as_node="write")
     other = thread.copy("other")
     other.update({"notes": "there"})
     thread.merge(other)

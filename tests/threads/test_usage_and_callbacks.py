@@ -119,7 +119,7 @@ def test_totals_stay_right_whatever_is_done_to_a_thread(tmp_path: Path) -> None:
     thread = asked(program.thread("t"), 3)
     assert requests(thread) == 6
     third = next(commit for commit in thread.history() if commit.id.startswith("t.3/"))
-    thread.update({"x": "by hand"})
+    thread.update({"x": "by hand"}, as_node="again")
     assert requests(thread) == 6
     assert requests(thread.copy("all")) == 6
     second = max(commit.version or 0 for commit in thread.history() if commit.id.startswith("t.2/"))
