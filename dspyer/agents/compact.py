@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.agents.conversation import (
-    COVERS,
     MESSAGES,
     SUBMIT,
     Rendering,
@@ -41,6 +40,7 @@ from dspyer.extend import (
     is_whole_number,
     text_of,
 )
+from dspyer.message_list import COVERS
 
 INSTRUCTIONS = (
     "Summarize the conversation in `messages` for the assistant, who goes on with it and is shown your summary in its "
