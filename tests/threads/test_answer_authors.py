@@ -104,6 +104,8 @@ def test_an_answer_has_its_author(deliver: Callable[..., Run], tmp_path: Path) -
     (step,) = [one for one in run.record().to_dict()["steps"] if one["asked"]]
     assert (step["asked"]["call"]["args"]["amount"], step["asked"]["answer"]["by"]) == (90, BY)
     assert step["asked"]["answer"]["comment"] == COMMENT
+    assert (step["call"]["id"], step["call"]["args"], step["call"]["error"]) == ("call_0_0", HALF.args, False)
+    assert run.record().to_dict()["values"][step["call"]["result"]] == "paid 45"
     copied, program = thread.copy("copy"), refunding(store)
     thread.export(f"{tmp_path}/t.json")
     loaded = program.thread("loaded")
