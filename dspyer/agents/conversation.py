@@ -771,7 +771,7 @@ def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOpt
 
 
 def plan_renderings(modes: Mapping[str, Shown], options: NodeOptions) -> tuple[dict[str, Rendering], list[str]]:
-    """How each mode shows messages, to another node, and the fields that this reads."""
+    """The way in which each mode shows messages, for another node, and the fields that this reads."""
     # What is wrong with a render is said of its mode.
     planned = {mode: plan_rendering(None, how, options) for mode, how in modes.items()}
     reads = dict.fromkeys(field for one in planned.values() for field in one.reads.values())
@@ -855,6 +855,11 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: text_of(value) for name, value in inputs.items()}
     text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
     return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
+    """The message that stands for those up to the one with the id `covers`."""
+    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
 
 
 def tool_message(

@@ -145,7 +145,7 @@ def assemble(plan: AgentPlan) -> Graph:
 def _shown(
     plan: AgentPlan, tools: Mapping[str, ToolSpec], signatures: Mapping[str, type[dspy.Signature]]
 ) -> dict[str, Shown]:
-    """How each mode is shown messages."""
+    """The way in which each mode is shown messages."""
     limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
     output, most, found = text_output_of(plan.task), plan.options.max_result, {}
     for mode, signature in signatures.items():
