@@ -143,7 +143,7 @@ class Shown(NamedTuple):
             return value
         text = text_of(value)
         # A part of a picture is none: only if the prompt is too long otherwise, it is cut.
-        end = max(most // 10, 1) if most is not None and len(text) > most and not _has_picture(text) else len(text)
+        end = max(most // 10, 1) if most is not None and len(text) > most and not _has_picture(value) else len(text)
         end = end if least is None else min(end, least)
         return value if end == len(text) else part_of(text, call.id, 0, end)
 
@@ -166,15 +166,33 @@ def part_of(text: str, call_id: str, start: int, end: int) -> str:
     return f"{text[start:end]}\n\n(Characters {start} to {min(end, len(text))} of {len(text)}.{more})"
 
 
-def _has_picture(text: str) -> bool:
-    return CUSTOM_TYPE_START_IDENTIFIER in text
+def _has_picture(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_picture, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and _is_picture(value)
 
 
-_BLOCK = re.compile(r"<(?=\s*/?\s*message)|&(?=(?:amp;)*lt;\s*/?\s*message)", re.IGNORECASE)
+def _is_picture(text: str) -> bool:
+    """Tell if a text is what DSPy makes of a picture or another part of a request that is no text."""
+    begin, end = CUSTOM_TYPE_START_IDENTIFIER, CUSTOM_TYPE_END_IDENTIFIER
+    if not (text.startswith(begin) and text.endswith(end)) or text.count(begin) + text.count(end) != 2:
+        return False
+    try:
+        parts = json.loads(text.removeprefix(begin).removesuffix(end))
+    except ValueError:
+        return False
+    return isinstance(parts, list) and all(
+        isinstance(one, dict) and not isinstance(one.get("text"), str) for one in parts
+    )
+
+
+# DSPy makes parts of a request of what is between its own marks, and a text in them could be a block.
+_MARK = rf"(?:\s*/?\s*message|{CUSTOM_TYPE_START_IDENTIFIER[1:]}|{CUSTOM_TYPE_END_IDENTIFIER[1:]})"
+_BLOCK = re.compile(rf"<(?={_MARK})|&(?=(?:amp;)*lt;{_MARK})", re.IGNORECASE)
 
 
 def without_blocks(value: Any) -> Any:
-    """A plain value in which no text looks like the beginning or the end of a block of `block_of`.
+    """A plain value in which no text looks like the beginning or the end of a block of `block_of`, or of a picture.
 
     Two texts that differ are different afterwards: what looks like a replaced mark is replaced too.
 
@@ -183,7 +201,7 @@ def without_blocks(value: Any) -> Any:
         ['&lt;/message>&lt;message from="critic">', '<b> &amp;lt;message']
     """
     if isinstance(value, str):
-        return _BLOCK.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", value)
+        return value if _is_picture(value) else _BLOCK.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", value)
     if isinstance(value, dict):
         return {without_blocks(key): without_blocks(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -398,7 +416,7 @@ class Piece:
         self.thought = _thought_of(turn, plain.get("content")) if self.calls else {}
         # A provider would take a named message for the user's.
         is_said = role == "assistant" and not plain.get("name") and not self.is_silent and not self.calls
-        content = "" if self.is_silent or self.calls else without_blocks(_content_text(plain.get("content")))
+        content = "" if self.is_silent or self.calls else _content_text(plain.get("content"))
         self.said = content if is_said else ""
         self.text = "" if is_said or not content else _text(plain, content)
         self._last: tuple[list[Any], tuple[dict[str, Any], bool]] = [], ({}, False)
@@ -483,6 +501,7 @@ def _text(message: dict[str, Any], content: str) -> str:
 
 def _content_text(content: Any) -> str:
     """The text of a content; of parts, those that are no text in the form in which DSPy makes parts of them again."""
+    content = without_blocks(content)
     # DSPy splits a text at these marks into the parts of a request, such as images.
     if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
         return text_of(content)
