@@ -374,6 +374,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/threads/test_failures.py", "tests/threads"),
     ),
     Fault(
+        name="added_inputs_not_written",
+        file="dspyer/threads/start.py",
+        old="rows += [records.add(*added)] if added else []",
+        new="rows += [records.add(*added)][:0] if added else []",
+        loss="what a user writes to a run that waits is lost if the process ends before the turn does",
+        tests=("tests/agents/test_amend.py", "tests/agents"),
+    ),
+    Fault(
         name="start_without_a_new_epoch",
         file="dspyer/threads/playing.py",
         old="row.epoch + 1 if row.epoch else None",
