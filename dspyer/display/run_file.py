@@ -22,7 +22,7 @@ PAGE = Path(__file__).parent / "page"
 LARGEST = 500
 """Commits up to which all steps are in the file; of a longer run the first and the last of them, half of each."""
 
-_QUESTIONS = [{"text": VALUE}]
+_QUESTIONS = [{"text": VALUE, "call": VALUE}]
 _CALL = {"messages": VALUE, "response": VALUE, "failed": VALUE}
 _CONFLICT = {"base": VALUE, "value": VALUE, "values": [{1: VALUE}]}  # `values` are pairs of an author and a value
 RECORD: Places = {
@@ -34,6 +34,7 @@ RECORD: Places = {
     "info": {"questions": _QUESTIONS},
     "questions": _QUESTIONS,
     "failures": [{"traceback": VALUE}],
+    "answers": [{"value": VALUE, "question": {"text": VALUE, "call": VALUE}}],
     "events": [{"text": VALUE, "event": VALUE}],
     "value": VALUE,
     **_CALL,

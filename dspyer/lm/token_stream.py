@@ -257,31 +257,39 @@ class CallTexts:
         self._show = show
         self._values: dict[int, GrowingValues] = {}  # by the place of the call
         self._native: dict[int, list[str]] = {}  # name and arguments of each call so far
+        self._submit: int | None = None  # the place of the first `submit`
 
     def update(self, calls: Any) -> None:
         """Read the calls as far as they have been parsed, or are written as JSON."""
         calls = partial_json(calls) if isinstance(calls, str) else calls
         if isinstance(calls, dict):
             calls = calls.get("tool_calls", [calls])
-        submits = 0
         for place, call in enumerate(calls if isinstance(calls, list) else ()):
             ended = place + 1 < len(calls)
             # A name at the end may still grow.
-            if not isinstance(call, dict) or "name" not in call or (next(reversed(call)) == "name" and not ended):
-                continue
-            submits += call["name"] == SUBMIT
-            if call["name"] != SUBMIT or submits == 1:
+            if isinstance(call, dict) and "name" in call and (next(reversed(call)) != "name" or ended):
                 self._read(place, str(call["name"]), call.get("args", call.get("arguments")), ended)
 
     def add_native(self, index: int, name: str, arguments: str) -> None:
         """Read the next piece of a native call."""
-        call = self._native.setdefault(index, ["", ""])
+        if index not in self._native:
+            self._read_native(len(self._native) - 1, True)
+            self._native[index] = ["", ""]
+        call = self._native[index]
         call[0] += name
         call[1] += arguments
-        self.update([{"name": name, "args": partial_json(arguments)} for name, arguments in self._native.values()])
+        self._read_native(list(self._native).index(index), False)
+
+    def _read_native(self, place: int, ended: bool) -> None:
+        if place >= 0:
+            name, arguments = list(self._native.values())[place]
+            self._read(place, name, partial_json(arguments), ended)
 
     def _read(self, place: int, name: str, args: Any, ended: bool) -> None:
         if not isinstance(args, dict):
+            return
+        self._submit = place if self._submit is None and name == SUBMIT else self._submit
+        if name == SUBMIT and place != self._submit:
             return
         if place not in self._values:
             own = name == SUBMIT

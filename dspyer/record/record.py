@@ -18,8 +18,10 @@ from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
+from dspyer.record.turns import ToolCall, tool_calls
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 
 FORMAT = 1
@@ -272,7 +274,7 @@ class _Writer:
         usage = record.usage.values()
         tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
         asked = [step.asked for step in record.steps if step.asked is not None]
-        is_open = record.status != "completed"
+        is_open, calls = record.status != "completed", tool_calls(record.steps)
         origin, hidden = record.origin, record.hidden
         from_run = None if origin is None else {**origin._asdict(), "wrote": list(origin.wrote)}
         return {
@@ -295,11 +297,11 @@ class _Writer:
                 "lm_calls": record.lm_calls,
             },
             "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
-            "steps": [self._step(step) for step in record.steps],
+            "steps": [self._step(step, calls.get(step.id)) for step in record.steps],
             "values": self._values,
         }
 
-    def _step(self, step: RecordStep) -> dict[str, Any]:
+    def _step(self, step: RecordStep, call: ToolCall | None) -> dict[str, Any]:
         return {
             **{name: getattr(step, name) for name in STEP},
             "branch": list(step.branch),
@@ -307,7 +309,7 @@ class _Writer:
             "to": list(step.to),
             "reason": None if step.reason is None else self._text(step.reason),
             "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
-            "call": None,
+            "call": None if call is None else self._called(call),
             "lm": list(map(self._call, step.lm)),
             "failed": list(map(self._failure, step.failed)),
             "failure": None if step.failure is None else self._failure(step.failure),
@@ -316,6 +318,9 @@ class _Writer:
             "posts": list(map(self._post, step.posts)),
             "messages": [],
         }
+
+    def _called(self, call: ToolCall) -> dict[str, Any]:
+        return {"id": call.id, "args": call.args, "result": self._value(freeze(call.value)), "error": call.error}
 
     def _value(self, value: Any) -> str | None:
         """The id of a frozen value; None for no value."""

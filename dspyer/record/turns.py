@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from dspyer.events import Commit
+from dspyer.events import Answer, Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
 from dspyer.messages import ARGS
 from dspyer.patch import Replace
-from dspyer.record.making import Branches
+from dspyer.record.making import Branches, RecordStep
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -46,7 +47,7 @@ class ToolCall(NamedTuple):
     value: Any = None
     error: bool | None = None
     problems: tuple[str, ...] = ()
-    answer: Any = None
+    answer: Answer | None = None
 
 
 class Turn(NamedTuple):
@@ -76,7 +77,7 @@ Logs = Mapping[Scope, Sequence[Commit]]
 """The commits of the graphs of a run, in any order. Those of an agent are there with those of the graphs around it."""
 
 
-def turns_in(logs: Logs, name: str, answers: Iterable[Any], scope: Scope = ()) -> tuple[Turn, ...]:
+def turns_in(logs: Logs, name: str, answers: Iterable[Answer], scope: Scope = ()) -> tuple[Turn, ...]:
     """The turns of a graph and of those inside of it: those of a sub-agent after the turn that called it.
 
     `name` and `scope` are those of the outermost graph; `answers` are those of the run.
@@ -84,7 +85,7 @@ def turns_in(logs: Logs, name: str, answers: Iterable[Any], scope: Scope = ()) -
     inside: dict[Scope, list[Scope]] = {}
     for one in sorted(logs, key=lambda one: list(map(id_order, one))):
         inside.setdefault(one[:-1], []).append(one)
-    given: dict[str, Any] = {}
+    given: dict[str, Answer] = {}
     for answer in answers:
         given.setdefault(answer.question.execution, answer)
     return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
@@ -95,7 +96,7 @@ class _Agents(NamedTuple):
 
     logs: Logs
     inside: Mapping[Scope, Sequence[Scope]]
-    answers: Mapping[str, Any]
+    answers: Mapping[str, Answer]
 
 
 def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]:
@@ -180,6 +181,32 @@ def _results(run: _Agents, scope: Scope, commits: Iterable[Commit]) -> Results:
             call = one["message"]["tool_call_id"]
             found[callers.get(call, ""), call] = None, asked
     return found
+
+
+def tool_calls(steps: Iterable[RecordStep]) -> dict[str, ToolCall]:
+    """The calls of the steps that are calls of tools, by the ids of the steps, as they may be shown."""
+    asked: dict[tuple[str | None, str], str] = {}
+    found: dict[str, ToolCall] = {}
+    for step in steps:
+        patch: Mapping[str, Any] = {} if step.commit is None else step.commit.patch
+        handoffs = [one["message"] for one in _plain(patch.get(HANDOFFS)) if "message" in one]
+        for message in [*_plain(patch.get(MESSAGES)), *handoffs]:
+            for call in message.get("tool_calls") or ():
+                asked[step.parent, call["id"]] = call["function"]["arguments"] or "{}"
+            if message.get("role") == "tool" and message.get("name") == step.node:
+                name, args = message["tool_call_id"], message.get(ARGS)
+                with suppress(ValueError):  # what is hidden in the text of the arguments may leave no JSON
+                    args = json.loads(asked.get((step.parent, name), "")) if args is None else args
+                error = bool(message.get("error"))
+                found[step.id] = ToolCall(name, step.node, args or {}, message.get("value"), error)
+    return found
+
+
+def _plain(update: Any) -> list[dict[str, Any]]:
+    """The entries that an update of a list adds, as plain values; not those that are hidden."""
+    parts = update.updates if isinstance(update, Updates) else [getattr(update, "frozen", update)]
+    flat = [one for part in map(thaw, parts) for one in (part if isinstance(part, list) else [part])]
+    return [one for one in flat if isinstance(one, dict)]
 
 
 def _turn(agent: str, commit: Commit, message: FrozenDict[str, Any], results: Results) -> Turn:

@@ -6,7 +6,7 @@ run in memory. It writes nothing: `playing` acquires the thread and writes the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from time import time
@@ -44,7 +44,7 @@ from dspyer.log.rows import (
     row_time,
 )
 from dspyer.log.time_travel import ThreadReader, open_questions, resumes_without_progress, thread_redactor
-from dspyer.nodes.attempt import check_shape, validated
+from dspyer.nodes.attempt import check_shape, schema_of, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
 from dspyer.runtime.request import Request, RunStart
@@ -631,8 +631,8 @@ class _Asked:
         answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong
         type.
 
-        Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before
-        the node runs again: until then it must have the types of the question's JSON schema.
+        Of an answer to a question that a node asks in its own code the class is not known before the node runs again:
+        until then it must have the types of the question's JSON schema.
         """
         given: dict[RecordKey, Any] = {}
         for name, answer in self._by_name(delivery.answers or {}).items():
@@ -647,19 +647,32 @@ class _Asked:
                     f"{self._shown(given[key])} and {self._shown(frozen)}. Nothing was stored: give it one"
                 )
             shown = self._shown(frozen)
-            node = None if Address.parse(question.execution).scope else self._graph.nodes.get(question.node)
-            if node is not None and question.key in node.answer_types:
-                validated(node.answer_types[question.key], frozen, question, shown)
-            elif question.answer is None:
-                validated(None, frozen, question, shown)
-            else:
-                check_shape(thaw(frozen), question, f" {shown}")
+            self._check(question, frozen, shown)
             given[key] = frozen
         for question in self._open:
             if question.answer is None:
                 given.setdefault(RecordKey(question.execution, question.key), None)
         asked, at = self.records.questions, row_time()
         return [Answer(asked[key], frozen, delivery.by, delivery.comment, at) for key, frozen in given.items()]
+
+    def _check(self, question: Question, frozen: Any, shown: str) -> None:
+        inside = bool(Address.parse(question.execution).scope)
+        graphs = _graphs_in(self._graph) if inside else (self._graph,)
+        nodes = [graph.nodes[question.node] for graph in graphs if question.node in graph.nodes]
+        types = [node.answer_types[question.key] for node in nodes if question.key in node.answer_types]
+        if inside:  # nodes of several graphs may have this name: one that takes the answer may be meant
+            types = [kind for kind in types if schema_of(kind) == question.answer]
+        refusals = []
+        for kind in types or ([None] if question.answer is None else []):
+            try:
+                validated(kind, frozen, question, shown)
+            except InputError as refusal:
+                refusals.append(refusal)
+            else:
+                return
+        if refusals:
+            raise refusals[0]
+        check_shape(thaw(frozen), question, f" {shown}")
 
     def _by_name(self, answers: object) -> Mapping[str, Any]:
         if isinstance(answers, Mapping):
@@ -681,8 +694,9 @@ class _Asked:
         return True
 
     def _shown(self, answer: Any) -> str:
-        """An answer as errors show it. Not at all if the graph hides values: what an answer is for, is not known."""
-        return brief(answer) if self._graph.redaction is None else HIDDEN
+        """An answer as errors show it. Not at all if a graph hides values: what an answer is for, is not known."""
+        hides = any(graph.redaction is not None for graph in (self._graph, *_graphs_in(self._graph)))
+        return HIDDEN if hides else brief(answer)
 
     def _named(self, name: str) -> Question:
         """The question with this id, or else the only one with this key; an open one before one that was answered."""
@@ -702,6 +716,13 @@ class _Asked:
         raise ThreadError(
             f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {ids}"
         )
+
+
+def _graphs_in(graph: GraphSpec) -> Iterator[GraphSpec]:
+    """The graphs inside of a graph, at any depth."""
+    for inner in graph.inner.values():
+        yield inner
+        yield from _graphs_in(inner)
 
 
 def _by_key(questions: Iterable[Question]) -> dict[str, list[Question]]:

@@ -429,13 +429,16 @@ function Input({ schema: given, root, value, onValue, label, id, required, none,
 export function AnswerForm({ question, thread, data, onDone }) {
   const [value, setValue] = useState(undefined);
   const [problem, setProblem] = useState(null);
+  const [by, setBy] = useState("");
+  const [comment, setComment] = useState("");
   const schema = question.answer;
   const { busy, error, act } = useAction(async () => {
     const root = schema ?? {};
     const found = readInput(resolve(schema, root), value, root);
     setProblem(found.problem ?? null);
     if (found.problem) return;
-    await post("answer", { thread, answers: { [question.id]: found.value } });
+    const notes = { ...(by && { by }), ...(comment && { comment }) };
+    await post("answer", { thread, answers: { [question.id]: found.value }, ...notes });
     announce("The answer was given; the run goes on");
     onDone();
   });
@@ -443,6 +446,8 @@ export function AnswerForm({ question, thread, data, onDone }) {
   return (
     <form class="answer" onSubmit={act}>
       <Input id="answer" schema={schema} root={schema ?? {}} label="Answer" value={value} onValue={setValue} required />
+      <label class="line"><span>Given by <span class="quiet">text</span></span><input name="by" maxLength={500} value={by} onInput={(event) => setBy(event.target.value)} /></label>
+      <label class="line"><span>Comment <span class="quiet">no model sees it</span></span><input name="comment" maxLength={500} value={comment} onInput={(event) => setComment(event.target.value)} /></label>
       {wrong && <p class="problem" role="alert">{wrong}</p>}
       <p class="quiet">The run goes on with your answer, and calls what comes next. So far it has cost {spent(data)}.</p>
       <button type="submit" class="primary" disabled={busy}>{busy ? "…" : "Answer and resume"}</button>

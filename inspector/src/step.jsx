@@ -251,6 +251,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         />
         {commit.reason && <p class="reason"><span class="quiet">Reason of the route: </span><Text text={commit.reason} /></p>}
         <Attempts failures={failures} />
+        <Answers key={`q${commit.id}`} answers={step.answers} />
         {conflicts.length > 0 && (
           <Section title="Conflicts" note={count(conflicts.length)}>
             {conflicts.map((conflict, i) => <Conflict key={i} conflict={conflict} />)}
@@ -266,6 +267,26 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
       </div>
     </div>
     </Source.Provider>
+  );
+}
+
+// Who has answered the questions of a step, when, and what was said with the answers.
+function Answers({ answers }) {
+  const [shown, more] = useFew(answers ?? []);
+  if (!answers?.length) return null;
+  return (
+    <Section title="Answers" note={count(answers.length)}>
+      <ol class="attempts">
+        {shown.map(({ question, value, by, comment, at }) => (
+          <li key={question.id}>
+            <p><Text text={question.text} /></p>
+            <p class="quiet">{by ? <>answered by <Text text={by} /> at </> : "answered at "}<Clock time={at} />{comment && <>: <Text text={comment} /></>}</p>
+            <Value value={value} open />
+          </li>
+        ))}
+      </ol>
+      {more}
+    </Section>
   );
 }
 

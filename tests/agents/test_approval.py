@@ -135,6 +135,20 @@ def test_a_wrong_answer_leaves_the_question_open(case: str, mode: str) -> None:
     assert results(resume(desk, {"mail": True})) == [("mail", "sent to Ada", False)]
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["sub-agent", "agent"])
+def test_edited_arguments_that_do_not_fit_are_refused_in_a_sub_agent_too(inside: bool, tmp_path: Path) -> None:
+    """Also where another sub-agent has a tool of this name with other arguments."""
+    office = Office(tmp_path, "sync", inside)
+    with ScriptedLM([turn(("office", {"question": "Pay."})), turn(PAY)] if inside else [turn(PAY)]):
+        start(office.thread)
+    for args in ({"to": "Ada", "amount": "many"}, {"to": "Ada"}, {"to": "Ada", "amount": 5, "cc": "Bob"}):
+        with pytest.raises(InputError, match="The question is open"):
+            office.thread.resume({"pay": Approval(True, args=args)})
+    assert (office.thread.status, len(office.thread.questions), office.thread.answers) == ("interrupted", 1, ())
+    run, _ = office.resume(Approval(True, args={"to": "Ada", "amount": 5}), *[SUBMIT] * (inside + 1))
+    assert (run.status, office.made) == ("completed", [5])
+
+
 WRONG_TO = (
     "error: ValueError: Arg to is invalid: 3 is not of type 'string'; action: correct what was given, and try again"
 )

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 from contextlib import closing
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +165,15 @@ def test_answers_are_json_or_texts_and_ids_may_contain_equals_signs(cli: Command
 
 
 def test_a_thread_is_continued_changed_and_pruned(stored: Command) -> None:
-    done = stored("resume", "t-1", "--answer", "pay=true")
+    done = stored("resume", "t-1", "--answer", "pay=true", "--by", "ada", "--comment", "by phone")
     assert done.code == 0
     assert "paid    true" in done.out
+    for command in (["show", "t-1"], ["show", "t-1", "2"], ["log", "t-1"]):
+        assert "'pay' answered with true by ada: by phone" in " ".join(stored(*command).out.split())
     assert stored("copy", "t-2", "try-1", "--at", "1", "--patch", '{"amount": 7, "notes": ["checked"]}').code == 0
     assert stored("resume", "try-1").code == 3
     done = stored("resume", "try-1", "--answer", "pay=false", "--json")
+    assert f"by {getuser()}" in stored("show", "try-1").out
     assert (done.record["outputs"]["amount"], done.record["outputs"]["paid"]) == (7.0, False)
     assert stored("run", GRAPH, "--input", '{"text": "again"}', "--thread", "t-1").code == 3
     report = stored("prune", "t-1", "3")

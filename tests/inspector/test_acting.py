@@ -89,10 +89,16 @@ def test_it_says_that_it_acts(setting: Setting) -> None:
 
 def test_an_answer_continues_the_run(setting: Setting) -> None:
     question = setting.asked().questions[0]
-    begun = post(setting.app, "answer", thread="t", answers={question.id: True})
+    long = post(setting.app, "answer", thread="t", answers={question.id: True}, comment="x" * 501)
+    assert (long.status_code, setting.thread().answers) == (422, ())
+    begun = post(setting.app, "answer", thread="t", answers={question.id: True}, by="ada", comment="by phone")
     assert begun.status_code == 200, begun.text
     assert begun.json()["begun"] is True
     assert setting.ended() == "completed"
+    (answer,) = get(setting.app, "run", thread="t")["answers"]
+    assert (answer["by"], answer["comment"], answer["question"]["id"]) == ("ada", "by phone", question.id)
+    (asking,) = [one for one in setting.thread().history() if f"{one.id}/{question.key}" == question.id]
+    assert get(setting.app, "commit", thread="t", id=asking.id)["answers"] == [answer]
     assert (setting.thread().state["paid"], setting.thread().state["sent"], setting.gate.calls) == (True, 5, 1)
     assert get(setting.app, "run", thread="t")["info"]["run_id"] == begun.json()["run"]
 

@@ -52,8 +52,9 @@ def test_the_texts_of_a_program_arrive_as_they_are_written() -> None:
     assert events[-1] == {"type": "RUN_FINISHED", "threadId": "t", "runId": "r1", "outcome": {"type": "success"}}
 
 
-def test_tool_calls_of_an_agent_have_their_results() -> None:
-    app = app_of(agents.tool_loop("message -> reply", tools=[find_order]).compile(store=":memory:"))
+@pytest.mark.parametrize("text", ["reply", "messages"])
+def test_tool_calls_of_an_agent_have_their_results(text: str) -> None:
+    app = app_of(agents.tool_loop("message -> reply", tools=[find_order]).compile(store=":memory:"), text=text)
     script = [
         {"next_thought": "I look.", "tool_calls": [call("find_order", order="7")]},
         {"next_thought": "Done.", "tool_calls": [call("submit", reply="It was shipped.")]},
@@ -74,7 +75,8 @@ def test_tool_calls_of_an_agent_have_their_results() -> None:
         },
     ]
     assert "".join(event["delta"] for event in of_kind(events, "TEXT_MESSAGE_CONTENT")) == "It was shipped."
-    assert "I look." not in str(events)  # what the agent thinks
+    # Neither what the agent thinks nor the tokens of an argument are texts for the user.
+    assert "I look." not in str(events)
 
 
 class Talk(BaseModel):

@@ -104,6 +104,8 @@ def test_an_answer_has_its_author(deliver: Callable[..., Run], tmp_path: Path) -
     (step,) = [one for one in run.record().to_dict()["steps"] if one["asked"]]
     assert (step["asked"]["call"]["args"]["amount"], step["asked"]["answer"]["by"]) == (90, BY)
     assert step["asked"]["answer"]["comment"] == COMMENT
+    assert (step["call"]["id"], step["call"]["args"], step["call"]["error"]) == ("call_0_0", HALF.args, False)
+    assert run.record().to_dict()["values"][step["call"]["result"]] == "paid 45"
     copied, program = thread.copy("copy"), refunding(store)
     thread.export(f"{tmp_path}/t.json")
     loaded = program.thread("loaded")
@@ -174,6 +176,10 @@ def test_a_thread_has_the_answers_of_all_its_runs() -> None:
     )
     assert facts(last.answers) == [("before", None, None, "late")]
     assert facts(thread.answers) == [*one, *facts(last.answers)]
+    thread.rerun("t.2/trunk:0")
+    thread.resume({"before": None}, by="eve")
+    assert [one.by for one in thread.answers] == ["ada", "bob", None, "eve"], "of the run that was replaced, too"
+    assert [one.by for one in thread.copy("copy").answers] == ["ada", "bob", "eve"]
     run = approving().run({"n": 1}, answers={"ok": True})
     assert facts(run.answers) == [("ok", True, None, None)]
     assert [type(event) for event in run.events if isinstance(event, Asked | Answered)] == [Answered]
