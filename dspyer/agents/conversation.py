@@ -47,7 +47,7 @@ from dspyer.extend import (
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
-from dspyer.message_list import EMPTY, TURN, check_chat
+from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
 from dspyer.messages import ARGS
 
 SUBMIT = "submit"
@@ -393,6 +393,7 @@ class Piece:
         problems: of a result, what a check has found in it.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
         said: of an assistant's message without a name, such as one of a chat, its content.
+        covers: of a summary, the id of the last message that it stands for.
         text: of any other message its content, with its author if it is another than the user.
     """
 
@@ -401,6 +402,7 @@ class Piece:
         role, turn = plain.get("role"), plain.get(TURN)
         turn = turn if isinstance(turn, dict) else None
         self.task: dict[str, Any] | None = without_blocks(turn) if role == "user" else None
+        self.covers: str | None = plain.get(COVERS)
         self.call_id: str = plain["tool_call_id"] if role == "tool" else ""
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
@@ -580,13 +582,16 @@ class Rendering:
     def shown(self, call: Call, shorter: int = 0) -> ShownConversation:
         """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
         whole, how = self._whole(call), self.bound(call)
+        messages = list(whole.raw_items())
         selects = self.view is not None or self.fn is not None
+        seen = uncovered(messages, self._selected(call) if selects else messages)
         # Without a selection no message needs to be compared with others.
-        if not selects and not shorter:
-            return shown(whole.raw_items(), how)
-        selected = self._selected(call) if selects else list(whole.raw_items())
+        if seen is messages and not shorter:
+            return shown(messages, how)
+        summary, seen = (seen[:1], seen[1:]) if seen and converted(seen[0]).covers else ([], seen)
         how = how._replace(shortest=shorter > 0)
-        return shown(with_task_and_last_turn(whole, _last_turns(selected, shorter)), how, whole.raw_items())
+        seen = [*summary, *_last_turns(seen, shorter)]
+        return shown(with_task_and_last_turn(whole, seen), how, messages)
 
     def _whole(self, call: Call) -> FrozenList[Any]:
         sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
@@ -623,6 +628,30 @@ class Rendering:
 
 def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -> Any:
     return render(one, **binding.bind(call))
+
+
+def uncovered(
+    messages: list[Mapping[str, Any]], selected: list[Mapping[str, Any]] | None = None
+) -> list[Mapping[str, Any]]:
+    """The selected messages, all by default, with the last summary of the conversation in the place of what it covers.
+
+    Without a summary it is the list itself.
+
+    Example:
+        >>> def user(name): return {"role": "user", "content": name, "id": name}
+        >>> summary = {"role": "assistant", "name": "compact", "content": "...", "id": "s", "covers": "b"}
+        >>> [message["id"] for message in uncovered([user("a"), user("b"), user("c"), summary])]
+        ['s', 'c']
+    """
+    selected = messages if selected is None else selected
+    summaries = [message for message in messages if converted(message).covers is not None]
+    if not summaries:
+        return selected
+    last = converted(summaries[-1]).covers
+    ids = [message.get("id") for message in messages]
+    hidden = {*ids[: ids.index(last) + 1 if last in ids else 0], *(message.get("id") for message in summaries)}
+    kept = (message for message in selected if message.get("id") is None or message.get("id") not in hidden)
+    return [summaries[-1], *kept]
 
 
 class TurnPrompt:
@@ -760,6 +789,14 @@ def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOpt
     return PlannedRendering(replace(rendering, fields=fields), reads, optional, problems)
 
 
+def plan_renderings(modes: Mapping[str, Shown], options: NodeOptions) -> tuple[dict[str, Rendering], list[str]]:
+    """The way in which each mode shows messages, for another node, and the fields that this reads."""
+    # What is wrong with a render is said of its mode.
+    planned = {mode: plan_rendering(None, how, options) for mode, how in modes.items()}
+    reads = dict.fromkeys(field for one in planned.values() for field in one.reads.values())
+    return {mode: one.rendering for mode, one in planned.items()}, list(reads)
+
+
 def _behind_call(render: Render, who: str) -> FunctionSignature:
     """The parameters of a render behind the first one, which gets the call."""
     try:
@@ -837,6 +874,11 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: text_of(value) for name, value in inputs.items()}
     text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
     return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
+    """The message that stands for those up to the one with the id `covers`."""
+    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
 
 
 def tool_message(
