@@ -178,6 +178,10 @@ ROWS: list[Growth] = [
     Growth("a fork and join of a graph of N, compiled", (10, 100, 500), growth_runs.diamonds_compiled, 3),
     Growth("a fork and join of a graph of N, run", (10, 100, 500), growth_runs.diamonds_run, 3),
     Growth("an item of a map over N", (1_000, 3_000, 10_000), growth_runs.mapped, 1.1),
+    # The goals in time: 50 µs and 10 µs at the largest size.
+    Growth("a turn of a trajectory of N, read", (100, 300, 1_000), growth_runs.turns_read, 1.5),
+    Growth("an item of N, read of a run", (1_000, 3_000, 10_000), growth_runs.items_read(stored=False), 1.5),
+    Growth("an item of N, read of a file", (1_000, 3_000, 10_000), growth_runs.items_read(stored=True), 1.5),
     Growth(
         "one key into a dict of N keys with a limit",
         (100, 1_000, 10_000),

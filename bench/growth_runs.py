@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Annotated, Any
 from uuid import uuid4
@@ -13,7 +17,7 @@ import dspy
 from pydantic import BaseModel
 
 from bench.peers.measure import Watch, filler
-from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+from dspyer import END, START, Archive, CompiledGraph, Graph, Run, Send, agents, reducers, view
 from dspyer.stores.memory import Memory
 from dspyer.testing import ScriptedLM
 
@@ -197,5 +201,46 @@ def after_calls(operate: Callable[[CompiledGraph], object], times: int = 30) -> 
             for _ in range(times):
                 operate(program)
             return watch.per(times)
+
+    return measure
+
+
+def turns_read(number: int) -> float:
+    """A turn of the trajectory of a run of that many, which is read for the first time."""
+    answers = [{"name": "add", "args": {"a": 1, "b": i}} for i in range(number - 1)]
+    calls = [*answers, {"name": "submit", "args": {"answer": "done"}}]
+    loop = agents.tool_loop("question -> answer", [add], max_turns=number, context=view("messages").turns(2))
+    with ScriptedLM([{"next_thought": "so", "tool_calls": {"tool_calls": [call]}} for call in calls]):
+        prediction: Any = loop.compile(max_steps=10**9)(question="Why?")
+    run = Run.of(prediction)
+    gc.collect()
+    start = perf_counter()
+    assert len(run.trajectory) == number
+    return (perf_counter() - start) / number
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def items_read(stored: bool) -> Callable[[int], float]:
+    """An item of a map of that many: of a run, or of a file that a new reader opens."""
+
+    def measure(number: int) -> float:
+        graph = Graph(inputs=["texts"]).add_map(
+            "shout", lambda text: text.upper(), over="texts", item="text", into="loud"
+        )
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "runs.db"
+            program = graph.add_path(START, "shout", END).compile(store=path if stored else None)
+            inputs = {"texts": [f"text {i}" for i in range(number)]}
+            source: Any = program.thread("t").run(inputs) if stored else program.run(inputs)
+            with Archive(path) if stored else nullcontext() as archive:
+                source = source if archive is None else archive.thread("t")
+                gc.collect()
+                start = perf_counter()
+                assert source.items("shout").done == number
+                return (perf_counter() - start) / number
 
     return measure

@@ -16,6 +16,10 @@ TRACEBACK_LIMIT = 50_000
 """The most characters of a traceback that is stored: it ends with the exception's text, which may be of any length."""
 
 
+ITEM = "_dspyer_item"
+"""The attribute of an exception that an item of a map raised: the map and the index of the item."""
+
+
 class Failure(BaseModel):
     """The record of an exception that a node raised: no object of the run, no inputs, and no traceback in a state.
 
@@ -75,6 +79,8 @@ class Failure(BaseModel):
             >>> Failure.of(TimeoutError("no answer"), node="read", attempt=2).retryable
             True
         """
+        if index is None and (item := getattr(error, ITEM, None)) is not None and item[0] == node:
+            index = item[1]
         return cls(
             node=node,
             branch=branch,

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 from dspyer import reducers
-from dspyer.message_list import TURN, check_chat, valid_message
+from dspyer.message_list import COVERS, TURN, check_chat, valid_message
 from dspyer.values.frozen import thaw
 from dspyer.views import text_of
 
@@ -66,9 +66,10 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Chat dicts for an LM's API, from the messages of a field, in a form that all providers accept.
 
     The results of a turn follow their calls, in the order of the calls. A call is left out while it has no result, and
-    a result if its call is not among the messages. Messages without a text or a call are left out. Names and ids that
-    providers refuse are changed. Before the turn of a module come its inputs, as the user's message, but for those that
-    show the conversation. If the first message is not the user's, one with the text "..." precedes it.
+    a result if its call is not among the messages. Messages without a text or a call are left out, and summaries.
+    Names and ids that providers refuse are changed. Before the turn of a module come its inputs, as the user's message,
+    but for those that show the conversation. If the first message is not the user's, one with the text "..." precedes
+    it.
 
     Args:
         messages: the messages.
@@ -85,6 +86,7 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found = [thaw(message) for message in messages]
     check_chat(found)
+    found = [message for message in found if COVERS not in message]  # what a summary stands for is there
     results = _results_of_calls(found)
     given = {call["id"] for message in found for call in message.get("tool_calls") or ()}
     ids = _CallIds(given)

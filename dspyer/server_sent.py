@@ -41,12 +41,14 @@ def message(number: int, data: Mapping[str, Any]) -> bytes:
 
 
 def data_of(event: Any, hides: bool) -> dict[str, Any]:
-    """Returns the JSON form of an event; with `hides`, no more of an error than a customer may read."""
+    """Returns the JSON form of an event; with `hides`, no more of errors and answers than a customer may read."""
     found: dict[str, Any] = event.to_dict()
     if hides and isinstance(error := getattr(event, "error", None), BaseException):
         found["error"] = _told(error, hides)
     if hides and "commit" in found:
         found["commit"].update(failure=None, failed_attempts=[])
+    if hides and found["event"] == "Answered":  # who has approved, and why, is for those who run the service
+        found["answer"].update(by=None, comment=None)
     return found
 
 

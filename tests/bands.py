@@ -5,7 +5,7 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": ("FinderNode PROBLEMS Repair TURN build_finder facts_around giving into_problems set_apart"),
-    "agents.conversation": "ARGS EMPTY TURN check_chat without_none",
+    "agents.conversation": "ARGS COVERS EMPTY TURN check_chat without_none",
     "agents.loop": "PROBLEMS compiled literals members",
     "agents.mode": (
         "Filler TURN fill_text is_template names_in set_steps_apart step_count warning_message warning_of "

@@ -350,6 +350,22 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/search/test_best_of.py", "tests/search"),
     ),
     Fault(
+        name="kept_fields_begin_anew",
+        file="dspyer/schema/fields.py",
+        old="lasts=_is_kept(info, place) or (",
+        new="lasts=_is_kept(info, place) and (",
+        loss="what is declared Kept[...], and conversations, are lost when the next run of the thread begins",
+        tests=("tests/threads/test_lifetimes.py", "tests/threads"),
+    ),
+    Fault(
+        name="update_that_the_next_run_drops",
+        file="dspyer/threads/changes.py",
+        old="        if as_node is None and node is None:\n            _check_lasting",
+        new="        if False:\n            _check_lasting",
+        loss="a manual change between two runs is stored and then dropped by the next run without a word",
+        tests=("tests/threads/test_lifetimes.py", "tests/threads"),
+    ),
+    Fault(
         name="run_keeps_fields_of_one_run",
         file="dspyer/threads/start.py",
         old="inputs, keep=self.graph.keep, commit_id",

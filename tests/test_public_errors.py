@@ -129,3 +129,18 @@ def test_a_public_stream_says_why_it_was_refused() -> None:
     wrong: Any = "yes"
     with pytest.raises(TypeError, match="public='yes': give True or False"):
         program.astream({"card": SECRET}).sse(public=wrong)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_public_stream_does_not_say_who_has_answered(public: bool) -> None:
+    asks = Graph(inputs=["n"]).add_interrupt("ok", question="Pay {n}?", answer=bool, into="paid")
+    thread = asks.add_path(START, "ok", END).compile(store=":memory:").thread("ada/1")
+    thread.run({"n": 5})
+
+    async def body() -> bytes:
+        stream = thread.astream_resume({"ok": True}, by="eve@bank", comment="she is a friend")
+        return b"".join([part async for part in stream.sse(public=public)])
+
+    text = asyncio.run(body()).decode()
+    assert "event: Answered" in text
+    assert ("eve@bank" not in text and "a friend" not in text) is public

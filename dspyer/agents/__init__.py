@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dspyer.agents.compact import Compact
 from dspyer.agents.loop import Mode, modes, tool_loop
 from dspyer.agents.tool_node import Approval
 from dspyer.agents.tools import ask_user, tool
 
-__all__ = ["Approval", "Mode", "ask_user", "modes", "tool", "tool_loop"]
+__all__ = ["Approval", "Compact", "Mode", "ask_user", "modes", "tool", "tool_loop"]

@@ -47,7 +47,7 @@ from dspyer.extend import (
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
-from dspyer.message_list import EMPTY, TURN, check_chat
+from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
 from dspyer.messages import ARGS
 
 SUBMIT = "submit"
@@ -143,7 +143,7 @@ class Shown(NamedTuple):
             return value
         text = text_of(value)
         # A part of a picture is none: only if the prompt is too long otherwise, it is cut.
-        end = max(most // 10, 1) if most is not None and len(text) > most and not _has_picture(text) else len(text)
+        end = max(most // 10, 1) if most is not None and len(text) > most and not _has_picture(value) else len(text)
         end = end if least is None else min(end, least)
         return value if end == len(text) else part_of(text, call.id, 0, end)
 
@@ -166,15 +166,33 @@ def part_of(text: str, call_id: str, start: int, end: int) -> str:
     return f"{text[start:end]}\n\n(Characters {start} to {min(end, len(text))} of {len(text)}.{more})"
 
 
-def _has_picture(text: str) -> bool:
-    return CUSTOM_TYPE_START_IDENTIFIER in text
+def _has_picture(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_picture, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and _is_picture(value)
 
 
-_BLOCK = re.compile(r"<(?=\s*/?\s*message)|&(?=(?:amp;)*lt;\s*/?\s*message)", re.IGNORECASE)
+def _is_picture(text: str) -> bool:
+    """Tell if a text is what DSPy makes of a picture or another part of a request that is no text."""
+    begin, end = CUSTOM_TYPE_START_IDENTIFIER, CUSTOM_TYPE_END_IDENTIFIER
+    if not (text.startswith(begin) and text.endswith(end)) or text.count(begin) + text.count(end) != 2:
+        return False
+    try:
+        parts = json.loads(text.removeprefix(begin).removesuffix(end))
+    except ValueError:
+        return False
+    return isinstance(parts, list) and all(
+        isinstance(one, dict) and not isinstance(one.get("text"), str) for one in parts
+    )
+
+
+# DSPy makes parts of a request of what is between its own marks, and a text in them could be a block.
+_MARK = rf"(?:\s*/?\s*message|{CUSTOM_TYPE_START_IDENTIFIER[1:]}|{CUSTOM_TYPE_END_IDENTIFIER[1:]})"
+_BLOCK = re.compile(rf"<(?={_MARK})|&(?=(?:amp;)*lt;{_MARK})", re.IGNORECASE)
 
 
 def without_blocks(value: Any) -> Any:
-    """A plain value in which no text looks like the beginning or the end of a block of `block_of`.
+    """A plain value in which no text looks like the beginning or the end of a block of `block_of`, or of a picture.
 
     Two texts that differ are different afterwards: what looks like a replaced mark is replaced too.
 
@@ -183,7 +201,7 @@ def without_blocks(value: Any) -> Any:
         ['&lt;/message>&lt;message from="critic">', '<b> &amp;lt;message']
     """
     if isinstance(value, str):
-        return _BLOCK.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", value)
+        return value if _is_picture(value) else _BLOCK.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", value)
     if isinstance(value, dict):
         return {without_blocks(key): without_blocks(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -375,6 +393,7 @@ class Piece:
         problems: of a result, what a check has found in it.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
         said: of an assistant's message without a name, such as one of a chat, its content.
+        covers: of a summary, the id of the last message that it stands for.
         text: of any other message its content, with its author if it is another than the user.
     """
 
@@ -383,6 +402,7 @@ class Piece:
         role, turn = plain.get("role"), plain.get(TURN)
         turn = turn if isinstance(turn, dict) else None
         self.task: dict[str, Any] | None = without_blocks(turn) if role == "user" else None
+        self.covers: str | None = plain.get(COVERS)
         self.call_id: str = plain["tool_call_id"] if role == "tool" else ""
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
@@ -396,7 +416,7 @@ class Piece:
         self.thought = _thought_of(turn, plain.get("content")) if self.calls else {}
         # A provider would take a named message for the user's.
         is_said = role == "assistant" and not plain.get("name") and not self.is_silent and not self.calls
-        content = "" if self.is_silent or self.calls else without_blocks(_content_text(plain.get("content")))
+        content = "" if self.is_silent or self.calls else _content_text(plain.get("content"))
         self.said = content if is_said else ""
         self.text = "" if is_said or not content else _text(plain, content)
         self._last: tuple[list[Any], tuple[dict[str, Any], bool]] = [], ({}, False)
@@ -481,6 +501,7 @@ def _text(message: dict[str, Any], content: str) -> str:
 
 def _content_text(content: Any) -> str:
     """The text of a content; of parts, those that are no text in the form in which DSPy makes parts of them again."""
+    content = without_blocks(content)
     # DSPy splits a text at these marks into the parts of a request, such as images.
     if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
         return text_of(content)
@@ -561,13 +582,16 @@ class Rendering:
     def shown(self, call: Call, shorter: int = 0) -> ShownConversation:
         """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
         whole, how = self._whole(call), self.bound(call)
+        messages = list(whole.raw_items())
         selects = self.view is not None or self.fn is not None
+        seen = uncovered(messages, self._selected(call) if selects else messages)
         # Without a selection no message needs to be compared with others.
-        if not selects and not shorter:
-            return shown(whole.raw_items(), how)
-        selected = self._selected(call) if selects else list(whole.raw_items())
+        if seen is messages and not shorter:
+            return shown(messages, how)
+        summary, seen = (seen[:1], seen[1:]) if seen and converted(seen[0]).covers else ([], seen)
         how = how._replace(shortest=shorter > 0)
-        return shown(with_task_and_last_turn(whole, _last_turns(selected, shorter)), how, whole.raw_items())
+        seen = [*summary, *_last_turns(seen, shorter)]
+        return shown(with_task_and_last_turn(whole, seen), how, messages)
 
     def _whole(self, call: Call) -> FrozenList[Any]:
         sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
@@ -604,6 +628,30 @@ class Rendering:
 
 def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -> Any:
     return render(one, **binding.bind(call))
+
+
+def uncovered(
+    messages: list[Mapping[str, Any]], selected: list[Mapping[str, Any]] | None = None
+) -> list[Mapping[str, Any]]:
+    """The selected messages, all by default, with the last summary of the conversation in the place of what it covers.
+
+    Without a summary it is the list itself.
+
+    Example:
+        >>> def user(name): return {"role": "user", "content": name, "id": name}
+        >>> summary = {"role": "assistant", "name": "compact", "content": "...", "id": "s", "covers": "b"}
+        >>> [message["id"] for message in uncovered([user("a"), user("b"), user("c"), summary])]
+        ['s', 'c']
+    """
+    selected = messages if selected is None else selected
+    summaries = [message for message in messages if converted(message).covers is not None]
+    if not summaries:
+        return selected
+    last = converted(summaries[-1]).covers
+    ids = [message.get("id") for message in messages]
+    hidden = {*ids[: ids.index(last) + 1 if last in ids else 0], *(message.get("id") for message in summaries)}
+    kept = (message for message in selected if message.get("id") is None or message.get("id") not in hidden)
+    return [summaries[-1], *kept]
 
 
 class TurnPrompt:
@@ -741,6 +789,14 @@ def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOpt
     return PlannedRendering(replace(rendering, fields=fields), reads, optional, problems)
 
 
+def plan_renderings(modes: Mapping[str, Shown], options: NodeOptions) -> tuple[dict[str, Rendering], list[str]]:
+    """The way in which each mode shows messages, for another node, and the fields that this reads."""
+    # What is wrong with a render is said of its mode.
+    planned = {mode: plan_rendering(None, how, options) for mode, how in modes.items()}
+    reads = dict.fromkeys(field for one in planned.values() for field in one.reads.values())
+    return {mode: one.rendering for mode, one in planned.items()}, list(reads)
+
+
 def _behind_call(render: Render, who: str) -> FunctionSignature:
     """The parameters of a render behind the first one, which gets the call."""
     try:
@@ -818,6 +874,11 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: text_of(value) for name, value in inputs.items()}
     text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
     return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
+    """The message that stands for those up to the one with the id `covers`."""
+    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
 
 
 def tool_message(

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import AgentCheckOptions
+from dspyer.agents.compact import Compact, CompactOptions
 from dspyer.agents.conversation import (
     CONTEXT,
     MAX_RESULT,
@@ -27,6 +28,7 @@ from dspyer.agents.mode import ModeOptions
 from dspyer.agents.settle import (
     BEGIN,
     CHECK,
+    COMPACT,
     FIRST_CALL,
     HAND_OFF,
     HANDOFFS,
@@ -77,6 +79,7 @@ class AgentOptions(NamedTuple):
     warn_at: int | None
     max_demo_turns: int | None
     max_result: int | None
+    compact: Compact | None
 
 
 class AgentPlan(NamedTuple):
@@ -106,37 +109,49 @@ def assemble(plan: AgentPlan) -> Graph:
         raise GraphError(problems)
     task, given = plan.task, plan.options
     graph = _graph(plan, tools)
-    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), tuple(plan.modes)))
+    reacts = {name: _react(plan, name) for name in plan.modes}
+    shown = _shown(plan, tools, {name: react.react.signature for name, react in reacts.items()})
+    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), shown, given.compact))
     # Each mode has the same `submit`: the last one serves the node that ends turns.
     submit = None
     rules, predictors = {}, {}
-    limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
     for name, mode in plan.modes.items():
-        react = _react(plan, name)
+        react = reacts[name]
         submit, predictors[name] = react.tools[SUBMIT], react.react
         own = frozenset(tool.name for tool in plan.tools[name])
-        renders = {tool.name: tool.render for tool in plan.tools[name] if tool.render is not None}
-        shown = Shown(
-            text_input_of(react.react.signature), renders, name, text_output_of(task), given.max_result, limits
-        )
-        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown)
+        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
-        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, shown, fn, handoffs)
+        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, shown[name], fn, handoffs)
         graph.add_node(name, options, reads=reads)
     assert submit is not None
     for tool in tools.values():
         add_tool(graph, tool, () if given.schema is None else tuple(given.schema.model_fields), HANDOFFS)
         graph.add_edge(tool.name, SETTLE)
     checked = given.check is not None
-    graph.add_node(SETTLE, SettleOptions(submit, tuple(task.output_fields), rules, CHECK if checked else END))
+    after = CHECK if checked else END
+    graph.add_node(SETTLE, SettleOptions(submit, tuple(task.output_fields), rules, after, given.compact))
+    if given.compact is not None:
+        graph.add_node(COMPACT, CompactOptions(given.compact, shown, given.lm))
     if checked:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
         check = compiled(given.check, CHECK)
         graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, given.max_fixes, given.accept))
     graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
     return graph.add_edge(START, BEGIN)
+
+
+def _shown(
+    plan: AgentPlan, tools: Mapping[str, ToolSpec], signatures: Mapping[str, type[dspy.Signature]]
+) -> dict[str, Shown]:
+    """The way in which each mode is shown messages."""
+    limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
+    output, most, found = text_output_of(plan.task), plan.options.max_result, {}
+    for mode, signature in signatures.items():
+        renders = {tool.name: tool.render for tool in plan.tools[mode] if tool.render is not None}
+        found[mode] = Shown(text_input_of(signature), renders, mode, output, most, limits)
+    return found
 
 
 def _react(plan: AgentPlan, name: str) -> Any:
@@ -227,6 +242,8 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
         yield f"max_fixes={given.max_fixes!r}: give the most corrections of one output, 0 or more"
     if (problem := max_result_problem(given.max_result)) is not None:
         yield problem
+    if given.compact is not None and not isinstance(given.compact, Compact):
+        yield f"compact={brief(given.compact)}: say when a summary is written, compact=agents.Compact(after=60_000)"
     yield from flag_problems(accept=given.accept)
     if given.check is None and given.accept is True:
         yield "accept=True says what happens to an output that a check refuses: give check= as well"
@@ -234,8 +251,9 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
 
 def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[str]:
     modes = list(plan.modes)
+    reserved = OF_AGENT if plan.options.compact is None else (*OF_AGENT, COMPACT)
     for name in tools:
-        if name in OF_AGENT:
+        if name in reserved:
             own = "tool" if name == READ_RESULT else "node"
             yield f"{name!r} cannot name a tool, since the agent has a {own} {name!r}: agents.tool(..., name='...')"
         elif name in modes:
@@ -243,7 +261,7 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
         elif name.removeprefix(HAND_OFF) != name and name.removeprefix(HAND_OFF) in modes:
             yield f"{name!r} cannot name a tool: by it the model hands off to {name.removeprefix(HAND_OFF)!r}"
     for name in modes:
-        if name in OF_AGENT:
+        if name in reserved:
             yield f"{name!r} cannot name a mode: the agent has a node or a tool of this name"
 
 
@@ -385,6 +403,7 @@ def tool_loop(
     warn_at: int | None = None,
     max_demo_turns: int | None = None,
     max_result: int | None = MAX_RESULT,
+    compact: Compact | None = None,
 ) -> Graph:
     """The graph of an agent that calls tools until it submits its outputs.
 
@@ -396,7 +415,8 @@ def tool_loop(
         tools: what the model may call: functions, `dspy.Tool`s, modules, programs, and what `agents.tool` made of them.
         max_turns: the most ordinary turns of a run; after them comes a last one, which must submit.
         context: selects the messages that the model is shown: a view of `messages`, or a pure function of `messages`
-            and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
+            and other fields, by name, that returns messages; None for all. The inputs of the task and the last turn are
+            always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
         schema: a model of further fields of the state, for the tools. Those declared
@@ -412,6 +432,8 @@ def tool_loop(
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: the most characters of a tool's result that the model is shown whole; None for no limit. Of a
             longer one it is shown the first tenth, and gets a tool `read_result` to read on.
+        compact: when the turns but the last ones are replaced by a summary, which the predictor `program.compact`
+            writes; None for never. The conversation keeps them.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -432,7 +454,19 @@ def tool_loop(
     """
     modes = {REACT: Mode(tools=tools)}
     common = AgentOptions(
-        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns, max_result
+        max_turns,
+        context,
+        config,
+        lm,
+        schema,
+        check,
+        max_fixes,
+        accept,
+        name,
+        warn_at,
+        max_demo_turns,
+        max_result,
+        compact,
     )
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
@@ -454,6 +488,7 @@ def modes(
     warn_at: int | None = None,
     max_demo_turns: int | None = None,
     max_result: int | None = MAX_RESULT,
+    compact: Compact | None = None,
 ) -> Graph:
     """The graph of an agent that changes its instructions and tools while it runs.
 
@@ -478,6 +513,7 @@ def modes(
             `Conversations`.
         max_demo_turns: how many turns of the conversation a demo shows, as in `Conversations`.
         max_result: as in `tool_loop`.
+        compact: as in `tool_loop`.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
@@ -495,7 +531,19 @@ def modes(
         ('done', 'work')
     """
     common = AgentOptions(
-        max_turns, context, config, lm, schema, check, max_fixes, accept, name, warn_at, max_demo_turns, max_result
+        max_turns,
+        context,
+        config,
+        lm,
+        schema,
+        check,
+        max_fixes,
+        accept,
+        name,
+        warn_at,
+        max_demo_turns,
+        max_result,
+        compact,
     )
     return _agent(signature, modes, start, common, shows_mode=True)
 

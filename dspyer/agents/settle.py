@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspy import Tool
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ from dspyer.agents.conversation import (
     RequestedCall,
     Shown,
     last_turn,
-    plan_rendering,
+    plan_renderings,
     reader,
     task_message,
     tool_message,
@@ -58,7 +58,10 @@ from dspyer.messages import ARGS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 
-BEGIN, SETTLE, CHECK = "begin", "settle", "check"
+if TYPE_CHECKING:
+    from dspyer.agents.compact import Compact
+
+BEGIN, SETTLE, CHECK, COMPACT = "begin", "settle", "check", "compact"
 """The names of the nodes of an agent that are neither modes nor tools."""
 
 MODE, HANDOFFS = "mode", "handoffs"
@@ -92,21 +95,32 @@ that is not told of an effect makes it again."""
 
 @dataclass(frozen=True, slots=True)
 class BeginOptions(KindOptions):
-    """Options of the first node of an agent: the inputs of the task, and the modes in which it may start."""
+    """Options of the first node of an agent: the inputs of the task, and the modes in which it may start.
+
+    Attributes:
+        inputs: the inputs of the task.
+        modes: how each mode is shown messages.
+        compact: when a summary is written; None for never.
+    """
 
     inputs: tuple[str, ...]
-    modes: tuple[str, ...]
+    modes: Mapping[str, Shown]
+    compact: Compact | None = None
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        reads = (*self.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()))
+        renderings, shown = plan_renderings(self.modes if self.compact else {}, options)
+        reads = (*self.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()), *shown)
         node = BeginNode(
             name=options.name,
             reads={name: name for name in reads},
             optional=frozenset(reads),
             writes={"messages": "messages"},
-            goto=self.modes,
+            goto=(*self.modes, *((COMPACT,) if self.compact else ())),
             inputs=self.inputs,
+            modes=tuple(self.modes),
+            compact=self.compact,
+            renderings=renderings,
             none_by_default=frozenset(
                 name for name, field in options.schema.fields.items() if field.fixed_default is None
             ),
@@ -131,9 +145,15 @@ class BeginNode(Node):
     Attributes:
         inputs: the inputs of the task.
         none_by_default: those of them that are None if they are left out; then the model is not shown them.
+        modes: the modes.
+        compact: when a summary is written; None for never.
+        renderings: how each mode is shown messages, if one may be.
     """
 
     inputs: tuple[str, ...]
+    modes: tuple[str, ...]
+    compact: Compact | None
+    renderings: Mapping[str, Rendering]
     none_by_default: frozenset[str]
 
     def script(self, call: Call) -> Script[Reply]:
@@ -148,7 +168,9 @@ class BeginNode(Node):
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
-        return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
+        new = [*left, task_message(given)]
+        mode = current_mode(state, self.modes)
+        return Reply({"messages": new}, (_entry_to(mode, self.compact, self.renderings, call, new),), True)
 
     def amended(
         self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
@@ -173,6 +195,20 @@ class BeginNode(Node):
                 )
         turn = last_turn(state.raw("messages"))
         return answers, ADDED.format(turn.id), {"role": "user", "content": text}
+
+
+def _entry_to(
+    mode: str,
+    compact: Compact | None,
+    renderings: Mapping[str, Rendering],
+    call: Call,
+    new: Sequence[Mapping[str, Any]],
+) -> str:
+    """The node that comes before the next turn of a mode: the mode itself, or the one that writes a summary before."""
+    if compact is None:
+        return mode
+    messages = call.state.raw("messages").plus([freeze(message) for message in new])
+    return COMPACT if compact.is_due(messages, renderings[mode].bound(call)) else mode
 
 
 # --- submit
@@ -266,12 +302,14 @@ class SettleOptions(KindOptions):
         outputs: the names of the outputs.
         rules: the modes, each with what may follow it.
         after: where a branch goes when its outputs are accepted: `END`, or the check.
+        compact: when a summary is written; None for never.
     """
 
     submit: Tool
     outputs: tuple[str, ...]
     rules: Mapping[str, ModeRules]
     after: str = END
+    compact: Compact | None = None
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
@@ -284,22 +322,21 @@ class SettleOptions(KindOptions):
                 if rule is not None:
                     found[mode] = rule
         own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-        # What is wrong with a render is said of its mode.
-        planned = {mode: plan_rendering(None, rules.shown, options) for mode, rules in self.rules.items()}
-        shown = [field for one in planned.values() for field in one.reads.values()]
+        renderings, shown = plan_renderings({mode: rules.shown for mode, rules in self.rules.items()}, options)
         reads = _reads([*routes.values(), *guards.values()], ("messages", *own, *shown))
         node = SettleNode(
             name=options.name,
             reads=reads,
             optional=frozenset(reads or ()) - {"messages"},
             writes={name: name for name in ("messages", *self.outputs, *(name for name in own if name == MODE))},
-            goto=(*self.rules, self.after),
+            goto=(*self.rules, *((COMPACT,) if self.compact else ()), self.after),
             submit=self.submit,
             rules=self.rules,
             routes=routes,
             guards=guards,
-            renderings={mode: one.rendering for mode, one in planned.items()},
+            renderings=renderings,
             after=self.after,
+            compact=self.compact,
         )
         return Built(node, None, tuple(problems))
 
@@ -330,6 +367,7 @@ class SettleNode(Node):
         guards: the bound guards, by mode.
         renderings: how each mode is shown results.
         after: where a branch goes when its outputs are accepted.
+        compact: when a summary is written; None for never.
     """
 
     bounded: bool = True
@@ -340,6 +378,7 @@ class SettleNode(Node):
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
     renderings: Mapping[str, Rendering] = field(default_factory=dict)
     after: str = END
+    compact: Compact | None = None
 
     def script(self, call: Call) -> Script[Reply]:
         """End the turn."""
@@ -382,8 +421,10 @@ class SettleNode(Node):
             updates[MODE] = entered
         # Who has written again gets an answer: outputs from before are none.
         goes_on = outputs is None or routed is not None or bool(said)
-        next_node = entered or turn.mode if goes_on else self.after
-        return Reply(updates, (next_node,), True)
+        if not goes_on:
+            return Reply(updates, (self.after,), True)
+        new = [*results, *said]
+        return Reply(updates, (_entry_to(entered or turn.mode, self.compact, self.renderings, call, new),), True)
 
     def _routed(self, mode: str, call: Call) -> str | None:
         """The mode that the author's function names; None to let the model decide."""

@@ -71,7 +71,7 @@ def _remark(info: Record) -> str:
     return "; ".join(question_text(question) for question in info["questions"])
 
 
-def print_run(info: Record) -> None:
+def print_run(info: Record, items: Sequence[str] = ()) -> None:
     """Print what is known of one run without its state, failures and questions in full."""
     took = duration_text(_took(info))
     fields: list[tuple[str, Cell]] = [
@@ -81,6 +81,7 @@ def print_run(info: Record) -> None:
         ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
         ("steps", f"{info['steps']:,}"),
     ]
+    fields += [("items", text) for text in items]
     spent = _spent(info)
     write_fields([*fields, *([("cost", spent)] if spent else [])])
     if info["failure"]:

@@ -6,7 +6,9 @@ The forms are listed in `dspyer/inspector/README.md`.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from dspyer import ImmutableState
 from dspyer.display.graph_svg import drawing_of
 from dspyer.display.run_file import RunFile, shown_places
+from dspyer.errors import StoreError
 from dspyer.events import LMCall, is_built_in, path_of_event, told
 from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.patch import encode_update
@@ -52,6 +55,7 @@ def run_answer(record: Record) -> dict[str, Any]:
         "questions": questions,
         "answers": [one.to_dict() for one in record.answers()],
         "failures": [failure.to_dict() for failure in record.failures],
+        "maps": maps_of(record),
         "count": count,
     }
 
@@ -160,6 +164,47 @@ def posts_of(record: Record) -> list[dict[str, Any]]:
     return [changed(post, execution=step.id).to_dict() for post, step in sorted(found, key=lambda one: one[0].seq)]
 
 
+def maps_of(record: Record) -> list[dict[str, Any]]:
+    """The maps of the run's own graph that it has reached: at the last visit of each, how many items are how far."""
+    found: dict[str, dict[str, Any]] = {}
+    counts: dict[str, Counter[str]] = {}
+    for step in record.steps:
+        mapped = record.graph.maps.get(step.node)
+        if step.parent is None and mapped is not None:
+            # An item that has failed its map has no step of its own.
+            counts[step.id] = Counter(failed=int(step.failure is not None and step.failure.index is not None))
+            found[step.node] = {"node": step.node, "total": 0, "id": step.id}
+            if step.commit is None and step.after:  # without a commit, only the list says how many there are
+                with suppress(StoreError):  # of a damaged state, those that have left something are counted
+                    given = step.sent.get(mapped.over, record.state(step.after[0]).get(mapped.over, ()))
+                    found[step.node]["total"] = len(given)
+        elif step.kind in ITEMS and step.parent in counts:
+            counts[step.parent][step.status] += 1
+    for one in found.values():
+        of_map = counts[one.pop("id")]
+        one["total"] = max(one["total"], of_map.total())
+        one |= {status: of_map[status] for status in ("done", "failed", "waiting")}
+    return [one for one in found.values() if one["total"]]
+
+
+ITEMS = ("item", "trial")
+
+
+def items_of(record: Record) -> list[dict[str, Any]]:
+    """The items of maps, in order, each with what became of it."""
+    return [
+        {
+            "id": step.id,
+            "node": step.node,
+            "status": step.status,
+            "value": encoding.encode(step.wrote["result"].value) if "result" in step.wrote else None,
+            "failure": None if step.failure is None else str(step.failure),
+        }
+        for step in record.steps
+        if step.kind in ITEMS
+    ]
+
+
 def conflicts_of(record: Record) -> list[dict[str, Any]]:
     """The conflicts of the joins, in order."""
     own = [step for step in record.steps if step.parent is None]
@@ -204,6 +249,7 @@ def write_page(
     file.add_lists(
         executions=stops,
         conflicts=conflicts_of(record),
+        items=items_of(record),
         posts=posts_of(record),
         repairs=[encoding.encode(freeze(dict(repair.items()))) for repair in repairs],
     )

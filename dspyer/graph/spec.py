@@ -331,7 +331,7 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
         "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
         "text": explain(graph),
         "checks": {name: [one.fix, one.into, sorted(one.modes)] for name, one in graph.rejecting.items()},
-        "maps": {name: [one.into, one.failures] for name, one in mapped.items()},
+        "maps": {name: [one.into, one.failures, one.over] for name, one in mapped.items()},
         "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},
     }
 

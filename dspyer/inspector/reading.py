@@ -28,6 +28,7 @@ from dspyer.display import (
     conflicts_of,
     cut_within,
     execution_answer,
+    items_of,
     part_of,
     posts_of,
     run_answer,
@@ -75,6 +76,7 @@ class Reading:
             "lm_calls": self._lm_calls,
             "posts": self._posts,
             "conflicts": self._conflicts,
+            "items": self._items,
         }
 
     def routes(self) -> list[Route]:
@@ -142,6 +144,9 @@ class Reading:
 
     def _conflicts(self, request: Request) -> Any:
         return {"items": conflicts_of(self._record(request))}
+
+    def _items(self, request: Request) -> Any:
+        return {"items": items_of(self._record(request))}
 
     # --- one step
 

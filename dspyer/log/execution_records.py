@@ -453,6 +453,7 @@ class ExecutionRecords:
         effects: results of `ctx.once`, frozen.
         in_progress: the effects that have begun, until they are recorded or have failed. Not stored.
         items: results of the items of maps, frozen, by the item's execution.
+        finished: those of a run that is not stored, for readers alone: another attempt calls its items again.
         questions: all questions, by execution and key.
         answers: answers, with frozen values, by execution and key of their question.
         delivered: those that this process has got, until an event has told of them. Not stored.
@@ -475,6 +476,7 @@ class ExecutionRecords:
     effects: dict[RecordKey, Any] = field(default_factory=dict)
     in_progress: dict[RecordKey, Any] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
+    finished: dict[str, Any] = field(default_factory=dict)
     questions: dict[RecordKey, Question] = field(default_factory=dict)
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
     answers: dict[RecordKey, Answer] = field(default_factory=dict)

@@ -53,7 +53,7 @@ from dspyer.scheduler.lineage import (
     touches,
 )
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, Store, ThreadRow
+from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 from dspyer.values.freezing import same
 from dspyer.values.scalars import KeyPath
 
@@ -120,15 +120,20 @@ class ThreadReader:
         return cut_page(commits, first, count, newest)
 
     def answers(self) -> tuple[Answer, ...]:
-        """The answers of all runs, in the order of the runs. Reads the whole history."""
-        head, root = self._find()
-        found: dict[tuple[str, float | None], Answer] = {}  # runs that were merged have a beginning in common
-        for run in () if head is None else read_runs(self._reader.store, [head], root):
+        """The answers of all runs, in the order in which they were given. Reads the whole history.
+
+        Those of runs that a rerun has replaced too: what was approved there was done.
+        """
+        store, (head, root) = self._reader.store, self._find()
+        listed = store.list_runs(RunQuery(self._thread, limit=1 + len(store.runs(self._thread))))
+        ends = [Point(one.run.id, one.last) for one in reversed(listed) if one.last >= 0]
+        found: dict[tuple[str, float | None], Answer] = {}  # runs may have a beginning in common
+        for run in read_runs(store, [*([] if head is None else [head]), *ends], root):
             records = ExecutionRecords()
             rows = [one for one in run.rows if one.kind in (RowKind.ASK, RowKind.ANSWER) and is_readable(one)]
             records.read(rows, self._reader.fetch, self._reader.decode)
             found |= {(one.question.id, one.at): one for one in records.given_answers()}
-        return tuple(found.values())
+        return tuple(sorted(found.values(), key=lambda one: one.at or 0.0))
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""

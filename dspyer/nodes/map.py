@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from dspyer.errors import Interrupt, MapError, NodeOutputError, always_raised, annotate, brief, unwrap_stop_iteration
 from dspyer.events import ItemFinished, ItemStarted
-from dspyer.failure import Failure
+from dspyer.failure import ITEM, Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
@@ -321,6 +321,7 @@ class Item:
             number = attempt.last.number
             self._publish_end(error)
             annotate(unwrap_stop_iteration(error), self.place(number))
+            vars(unwrap_stop_iteration(error))[ITEM] = attempt.node, self.index
             if always_raised(error) or not self.may_fail:
                 raise
             # What led to a failure is no step towards the result: an optimizer would learn from it.
@@ -371,6 +372,8 @@ class Item:
             # lose.
             yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), self.call
             records.items[attempt.local_id] = frozen
+        else:
+            records.finished[attempt.local_id] = frozen
 
 
 def results_of(

@@ -6,6 +6,7 @@ from dspyer.hints import lazy_names
 
 if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
+    from dspyer.record.items import Items
     from dspyer.record.making import RecordStep, StepQuestion, Wrote
     from dspyer.record.record import Record
     from dspyer.record.turns import ToolCall, Turn
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checked",
     "DrawnGraph",
+    "Items",
     "Record",
     "RecordStep",
     "StepQuestion",
@@ -22,5 +24,6 @@ __all__ = [
 ]
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
-_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "ToolCall": "turns", "Turn": "turns"}
+_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "Items": "items"}
+_HOMES |= {"ToolCall": "turns", "Turn": "turns"}
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})

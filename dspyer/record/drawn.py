@@ -30,10 +30,11 @@ class Checked(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """The fields of a map: that of its results, and that of its failures, if it has one."""
+    """The fields of a map: that of its results, that of its failures, if it has one, and that of its items."""
 
     into: str
     failures: str | None
+    over: str
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit, LMCall, Posted
@@ -37,6 +37,7 @@ from dspyer.log.rows import (
     PostRow,
     QuestionRow,
     RowKind,
+    UnreadablePatch,
     drawing_id,
     is_readable,
     run_label,
@@ -46,6 +47,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
+from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed
@@ -53,6 +55,8 @@ from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
+
+T = TypeVar("T")
 
 KEPT = 16
 """Graphs that are kept as they were read last: a page asks for that of its run again with every step."""
@@ -208,6 +212,13 @@ class FollowedRecords:
 
     def record(self, run: str | None = None) -> Record:
         """The record of a run, as `record_of` gives it."""
+        return self._read(run, RunReader.record)
+
+    def items(self, node: str, run: str | None = None) -> Items:
+        """The items of a map of a run."""
+        return self._read(run, lambda reader, status: reader.items(node, status))
+
+    def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
         name, root = listed.run.id, listed.thread.root
         # One at a time: two that read the same new rows would add them twice.
@@ -218,7 +229,7 @@ class FollowedRecords:
             self._runs[name] = root, found
             if len(self._runs) > KEPT_RUNS:
                 del self._runs[next(iter(self._runs))]
-            return found.record(status)
+            return read(found, status)
 
     def calls(self, name: str) -> tuple[LMCall, ...]:
         """The LM calls of an execution by its id, with those inside of it; without the label, one of the last run.
@@ -278,6 +289,7 @@ class RunReader:
         self._last = rows.points[-1] if rows.points else Point(rows.run.id, -1)
         self._damaged: dict[str, str] = {}
         self._items: list[Row] = []
+        self._read_items: set[str] = set()  # those whose results a commit has
         self._end: Row | None = None
         self._is_ended = False  # also by a row that cannot be read
         self._used: Mapping[str, Mapping[str, Any]] = {}
@@ -340,6 +352,10 @@ class RunReader:
             self._recorded = {(self._last, status): record}
         return self._recorded[self._last, status]
 
+    def items(self, node: str, status: str | None = None) -> Items:
+        """The items of a map; `status` as for `record`."""
+        return items_of(self._steps, self._ending(status), node)
+
     def _ending(self, status: str | None) -> RunEnding:
         if self._end is None:
             # The end may have been pruned with the thread of the run: what a copy keeps has none.
@@ -397,6 +413,13 @@ class RunReader:
         """Read rows that come after those that were read; a question may be one after a commit, so these come first."""
         if self._folded is not None:
             self._read_own_commits(self._folded)
+        # A commit with the results of its items has read their rows: they are not read twice.
+        for row in rows:
+            if row.kind in COMMITS and "items" in row.header and not row.header.get("scope"):
+                header = CommitRow.of(row)
+                at = self._steps.places.get(header.execution)
+                if at is not None and not isinstance(self._steps.log[at].commit.patch, UnreadablePatch):
+                    self._read_items.update(header.item_ids)
         for row in rows:
             if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
                 self._end, self._is_ended = None, row.kind == RowKind.END
@@ -424,6 +447,8 @@ class RunReader:
                 steps.of(call.execution).calls.append(call)
         elif row.kind == RowKind.ITEM:
             self._items.append(row)
+            if row.header.get("execution") in self._read_items:
+                return
             item = ItemRow.read(row, fetch, decode)
             steps.of(item.execution).items[item.execution] = item.value
         elif row.kind == RowKind.ASK:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from dspyer.events import Commit
+from dspyer.events import Answer, Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
 from dspyer.messages import ARGS
 from dspyer.patch import Replace
@@ -47,7 +47,7 @@ class ToolCall(NamedTuple):
     value: Any = None
     error: bool | None = None
     problems: tuple[str, ...] = ()
-    answer: Any = None
+    answer: Answer | None = None
 
 
 class Turn(NamedTuple):
@@ -77,7 +77,7 @@ Logs = Mapping[Scope, Sequence[Commit]]
 """The commits of the graphs of a run, in any order. Those of an agent are there with those of the graphs around it."""
 
 
-def turns_in(logs: Logs, name: str, answers: Iterable[Any], scope: Scope = ()) -> tuple[Turn, ...]:
+def turns_in(logs: Logs, name: str, answers: Iterable[Answer], scope: Scope = ()) -> tuple[Turn, ...]:
     """The turns of a graph and of those inside of it: those of a sub-agent after the turn that called it.
 
     `name` and `scope` are those of the outermost graph; `answers` are those of the run.
@@ -85,7 +85,7 @@ def turns_in(logs: Logs, name: str, answers: Iterable[Any], scope: Scope = ()) -
     inside: dict[Scope, list[Scope]] = {}
     for one in sorted(logs, key=lambda one: list(map(id_order, one))):
         inside.setdefault(one[:-1], []).append(one)
-    given: dict[str, Any] = {}
+    given: dict[str, Answer] = {}
     for answer in answers:
         given.setdefault(answer.question.execution, answer)
     return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
@@ -96,7 +96,7 @@ class _Agents(NamedTuple):
 
     logs: Logs
     inside: Mapping[Scope, Sequence[Scope]]
-    answers: Mapping[str, Any]
+    answers: Mapping[str, Answer]
 
 
 def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]:

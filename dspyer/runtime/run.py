@@ -24,12 +24,13 @@ from dspyer.ids import commit_name
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import Counted, LMRecorder, usage_of
 from dspyer.log.rows import LMUsage, total_cost
+from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
 from dspyer.record.turns import Logs, Turn, turns_and_around
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_record import record_of_run, turns_of_run
+from dspyer.runtime.run_record import items_of_run, record_of_run, turns_of_run
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
@@ -267,7 +268,8 @@ class Run:
         self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
         self.answers: tuple[Answer, ...] = () if self._depth else records.given_answers()
-        self._kept = (records.items, records.questions) if records.items or records.questions else None
+        items = records.items or records.finished
+        self._kept = (items, records.questions) if items or records.questions else None
         self._read_sources: ReadSources | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
@@ -612,6 +614,30 @@ class Run:
             [('START', 'done', ('add',)), ('add', 'done', ('END',))]
         """
         return record_of_run(self)
+
+    def items(self, node: str) -> Items:
+        """The items of a map at its last visit: how many are done, failed or waiting, their results and failures.
+
+        A run that was stopped, has failed or waits has the results that it got. `thread.items(node)` is the same while
+        the run goes on, in this process or another one, and after a crash.
+
+        Args:
+            node: the map; it is a node of the run's own graph.
+
+        Returns:
+            The items, as `dspyer.record.Items`, with `results` and `failures` by index.
+
+        Raises:
+            KeyError: if there is no such map; it lists those that there are.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_map("read", lambda doc: doc.upper(), over="docs", item="doc", into="texts")
+            >>> items = graph.add_path(START, "read", END).compile().run({"docs": ["a", "b"]}).items("read")
+            >>> items.done, items.results, str(items)
+            (2, {0: 'A', 1: 'B'}, 'read: 2 of 2 items')
+        """
+        return items_of_run(self, node)
 
     @cached_property
     def trajectory(self) -> tuple[Turn, ...]:

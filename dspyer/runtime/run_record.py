@@ -10,16 +10,18 @@ from typing import Any
 from dspyer.errors import StoreError
 from dspyer.events import Asked, Committed, Posted
 from dspyer.graph.spec import drawing_facts
-from dspyer.ids import full_id, prefix_at
+from dspyer.ids import full_id, outermost_execution, prefix_at
 from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.patch import seal
 from dspyer.record.drawn import DrawnGraph
+from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
 from dspyer.values.freezing import freeze
 
@@ -31,9 +33,22 @@ def record_of_run(run: Any) -> Record:
         with suppress(StoreError):
             reader, thread, at = run._source
             return record_at(reader, thread, at, lambda: run._redactor)
+    steps, ending = _steps_of(run, run._redactor)
+    thread, graph = "" if run._source is None else run._source[1], run._graph
+    began = run._ended - run.duration
+    return Record.of(steps, ending, run.run_id, thread, began, graph.hidden, graph.recorded)
+
+
+def items_of_run(run: Any, node: str) -> Items:
+    """The items of a map of a run, with the values as they are. The process knows those of earlier ones as well."""
+    return items_of(*_steps_of(run, None), node)
+
+
+def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
+    """The facts of a run as this process knows them."""
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
     drawn = DrawnGraph.of(drawing_facts(graph))
-    steps = RunSteps(prefixes[1][:-1], drawn, redactor=run._redactor, keeps_texts=graph.recorded == "function")
+    steps = RunSteps(prefixes[1][:-1], drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
     labels = {entry.commit.id: prefix_at(index, *prefixes)[:-1] for index, entry in enumerate(run._log)}
     for entry in run._entries:
         steps.commit(entry, labels[entry.commit.id])
@@ -52,19 +67,12 @@ def record_of_run(run: Any) -> Record:
     for call in run.lm_calls:
         steps.of(call.execution).calls.append(call)
     for execution, value in ({} if run._kept is None or depth else run._kept[0]).items():
-        steps.of(execution).items[execution] = value
+        if outermost_execution(execution) not in steps.places:  # else the commit has it
+            steps.of(execution).items[execution] = freeze(value)
     for asked in _questions_of(run):
         steps.ask(asked)
     failed = [attempt for failed in run._failures for attempt in failed.all_attempts]
-    return Record.of(
-        steps,
-        RunEnding(run.status, run._ended, run.usage, run.failures, failed),
-        run.run_id,
-        "" if run._source is None else run._source[1],
-        run._ended - run.duration,
-        graph.hidden,
-        graph.recorded,
-    )
+    return steps, RunEnding(run.status, run._ended, run.usage, run.failures, failed)
 
 
 def turns_of_run(run: Any) -> tuple[Turn, ...]:

@@ -385,8 +385,9 @@ class AsyncEvents(AsyncIterator[Event]):
         Args:
             heartbeat: seconds without an event after which a comment is sent, so that no proxy takes the connection for
                 dead; None for none.
-            public: whether a customer reads it: then it has of each error no more than `errors.public` gives. Events
-                have the names of nodes and what they wrote all the same.
+            public: whether a customer reads it: then it has of each error no more than `errors.public` gives, and of an
+                answer neither who gave it nor the comment. Events have the names of nodes and what they wrote all the
+                same.
 
         Raises:
             InputError: if `heartbeat` is not positive.

@@ -16,6 +16,7 @@ from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
+from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of
 from dspyer.runtime.repairs import repairs_of_thread
@@ -442,6 +443,28 @@ class Thread:
             True
         """
         return record_of(self._stored.reader, self.name, run, self._stored.redactor)
+
+    def items(self, node: str, run: str | None = None) -> Items:
+        """The items of a map of the last run, as `run.items(node)`, also while a process runs it, and after a crash.
+
+        Asked for again, it reads what was written since.
+
+        Args:
+            node: the map.
+            run: as in `record`.
+
+        Raises:
+            KeyError: if there is no such map; it lists those that there are.
+            ThreadError: if there is no such run.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_map("half", lambda n: 6 // n, over="ns", item="n", into="halves")
+            >>> t = graph.add_path(START, "half", END).compile(store=":memory:", max_concurrency=1).thread("t-42")
+            >>> t.run({"ns": [1, 2, 0]}).status, str(t.items("half")), t.items("half").results
+            ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
+        """
+        return self._records.items(node, run)
 
     def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.

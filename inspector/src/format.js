@@ -85,3 +85,9 @@ export function totals(usage) {
   }
   return sum;
 }
+
+// The items of a map: "3 of 5 items, 1 failed".
+export function itemsText({ total, done, failed, waiting }) {
+  const more = [[failed, "failed"], [waiting, "waiting"]].filter(([n]) => n).map(([n, what]) => `, ${count(n)} ${what}`);
+  return `${count(done)} of ${plural(total, "item")}${more.join("")}`;
+}

@@ -4,13 +4,13 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { Actions } from "./acts.jsx";
 import { follow, token } from "./api.js";
 import { embedded } from "./embedded.js";
-import { count, epoch, failureText, firstLine, plural, seconds, totals, usd } from "./format.js";
+import { count, epoch, failureText, firstLine, itemsText, plural, seconds, totals, usd } from "./format.js";
 import { GraphView } from "./graph.jsx";
 import { announce, useAnswer, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { LiveView } from "./live.jsx";
 import { Boundary, Facts, Problem, Status, Tabs, Time } from "./parts.jsx";
 import { go, href } from "./route.js";
-import { ConflictsView, RepairsView, StatsView } from "./tables.jsx";
+import { ConflictsView, ItemsView, RepairsView, StatsView } from "./tables.jsx";
 import { StepPane } from "./step.jsx";
 import { useSteps } from "./steps.js";
 import { StepsView, TimelineView } from "./stepslist.jsx";
@@ -90,6 +90,7 @@ function Head({ data, trouble, steps, about, onChanged, end, onShow }) {
           ["Requests", spent.requests ? count(spent.requests) : "–"],
           ["Tokens in / out", spent.total ? `${count(spent.prompt)} / ${count(spent.response)}` : "–"],
           ["Cost", usd(info.cost)],
+          ...(data.maps ?? []).map((one) => [one.node, itemsText(one)]),
           ["Model", <span title={models.join("\n")}>{models.length ? models[0] : "–"}{models.length > 1 ? ` +${models.length - 1}` : ""}</span>],
         ]}
       />
@@ -121,6 +122,7 @@ function viewsOf(data) {
     { id: "graph", name: "Graph" },
     { id: "timeline", name: "Timeline" },
     HAS_LIVE(data) && { id: "live", name: "Live fields" },
+    data.maps?.length > 0 && { id: "items", name: "Items" },
     { id: "conflicts", name: "Conflicts" },
     { id: "stats", name: "Statistics" },
     { id: "repairs", name: "Repairs" },
@@ -242,11 +244,12 @@ const VIEWS = {
   graph: GraphView,
   timeline: TimelineView,
   live: LiveView,
+  items: ItemsView,
   conflicts: ConflictsView,
   stats: StatsView,
   repairs: RepairsView,
 };
-const FULL = new Set(["stats", "repairs"]); // views without a step beside them
+const FULL = new Set(["items", "stats", "repairs"]); // views without a step beside them
 
 // A step that is in the address and not in the list yet: enough to read it.
 const unread = (id) => (/^[!?]/.test(id) ? null : { kind: "commit", row: null, id });

@@ -1,9 +1,9 @@
-// Conflicts, statistics and repairs of a run.
+// Conflicts, items, statistics and repairs of a run.
 
 import { useEffect, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { embedded } from "./embedded.js";
-import { count, plural, seconds, usd } from "./format.js";
+import { count, itemsText, plural, seconds, usd } from "./format.js";
 import { useAnswer } from "./hooks.js";
 import { Empty, Problem, useFew } from "./parts.jsx";
 import { pathText, shown } from "./shape.js";
@@ -81,6 +81,27 @@ export function ConflictsView({ thread, run, data, steps, onShow }) {
 
 // What an older server, or a file, does not have.
 const Missing = ({ error }) => (error.status === 404 ? <Empty><p>{error.message}</p></Empty> : <Problem error={error} />);
+
+export function ItemsView({ thread, run, data }) {
+  const { data: answer, error } = useAnswer("items", { thread, run }, data.count);
+  const [items, more] = useFew(answer?.items ?? [], 200);
+  if (error) return <Missing error={error} />;
+  if (!answer) return <div class="waiting" aria-busy="true" />;
+  return (
+    <div class="padded">
+      {data.maps.map((one) => <p key={one.node}><code>{one.node}</code> {itemsText(one)}</p>)}
+      <ol class="plainlist">
+        {items.map((one) => (
+          <li key={one.id}>
+            <code>{one.node}</code> <span class="quiet">{one.status}</span>{" "}
+            {one.status === "done" ? <Source.Provider value={{ of: "items", thread, run }}><Value value={one.value} open={false} /></Source.Provider> : one.failure}
+          </li>
+        ))}
+      </ol>
+      {more}
+    </div>
+  );
+}
 
 const COLUMNS = [
   ["Node", (one) => one.node],

@@ -38,6 +38,7 @@ export function unpack(data) {
       execution: ({ id }) => own(items("executions").items, id) ?? missing(`the execution ${id}`),
       posts: () => items("posts"),
       conflicts: () => items("conflicts"),
+      items: () => items("items"),
       repairs: () => items("repairs"),
     }),
   );

@@ -165,7 +165,7 @@ def test_agents_in_items_of_a_map_have_their_numbers() -> None:
 
 @modes
 def test_what_waits_or_was_resumed(mode: str, tmp_path: Any) -> None:
-    """A call that waits has no result; a process that resumes knows the turns of the one before."""
+    """A call that waits has no result; a resume knows the turns before it. The call is the one that a person edited."""
     path = tmp_path / "runs.db"
     with ScriptedLM(ANSWERS[:2]):
         waiting = start(lead(approve=True).compile(store=path).thread("t"), mode)
@@ -174,9 +174,15 @@ def test_what_waits_or_was_resumed(mode: str, tmp_path: Any) -> None:
     assert (inner.agent, inner.calls[0].value) == ("sums", None)
     with ScriptedLM(ANSWERS[2:]):
         thread = lead(approve=True).compile(store=path).thread("t")
-        run = thread.resume({"add": True}) if mode == "sync" else asyncio.run(thread.aresume({"add": True}))
-    assert told(run.trajectory) == told(run.prediction.trajectory) == EXPECTED
-    assert told(pickle.loads(cloudpickle.dumps(run)).trajectory) == EXPECTED
+        given = {"add": agents.Approval(True, args={"a": 10, "b": 2})}
+        run = thread.resume(given, by="ada") if mode == "sync" else asyncio.run(thread.aresume(given, by="ada"))
+    edited = [*EXPECTED[:1], ("sums", "react", [("add", 12)]), *EXPECTED[2:]]
+    assert told(run.trajectory) == told(run.prediction.trajectory) == edited
+    assert told(pickle.loads(cloudpickle.dumps(run)).trajectory) == edited
+    (call,) = run.trajectory[1].calls
+    assert call.answer is not None
+    assert (call.args, call.answer.value, call.answer.by) == ({"a": 10, "b": 2}, given["add"], "ada")
+    assert run.trajectory[0].calls[1].answer is None
 
 
 class Pad(BaseModel):

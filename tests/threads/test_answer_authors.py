@@ -176,6 +176,10 @@ def test_a_thread_has_the_answers_of_all_its_runs() -> None:
     )
     assert facts(last.answers) == [("before", None, None, "late")]
     assert facts(thread.answers) == [*one, *facts(last.answers)]
+    thread.rerun("t.2/trunk:0")
+    thread.resume({"before": None}, by="eve")
+    assert [one.by for one in thread.answers] == ["ada", "bob", None, "eve"], "of the run that was replaced, too"
+    assert [one.by for one in thread.copy("copy").answers] == ["ada", "bob", "eve"]
     run = approving().run({"n": 1}, answers={"ok": True})
     assert facts(run.answers) == [("ok", True, None, None)]
     assert [type(event) for event in run.events if isinstance(event, Asked | Answered)] == [Answered]
