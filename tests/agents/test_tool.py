@@ -21,6 +21,7 @@ from dspyer import (
     Context,
     Entry,
     Failure,
+    Graph,
     Retry,
     agents,
     from_chat,
