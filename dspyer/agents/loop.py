@@ -415,7 +415,8 @@ def tool_loop(
         tools: what the model may call: functions, `dspy.Tool`s, modules, programs, and what `agents.tool` made of them.
         max_turns: the most ordinary turns of a run; after them comes a last one, which must submit.
         context: selects the messages that the model is shown: a view of `messages`, or a pure function of `messages`
-            and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
+            and other fields, by name, that returns messages; None for all. The inputs of the task and the last turn are
+            always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
         schema: a model of further fields of the state, for the tools. Those declared

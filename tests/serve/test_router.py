@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 
-from dspyer import END, START, CompiledGraph, Graph, Thread, serve
+from dspyer import END, START, CompiledGraph, Graph, Thread, agents, serve
 from dspyer.errors import InputError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.testing import ScriptedLM
@@ -274,7 +274,8 @@ def test_a_failure_is_told_without_its_text(calls: Calls, caplog: pytest.LogCapt
         assert read.json()["error"] == failed.json()["error"]
         streamed = client.post("/1/resume", headers=EVENTS)
         assert (streamed.status_code, data(streamed)[-1]["status"]) == (200, "failed")
-        assert "secret" not in failed.text + read.text
+        assert data(streamed)[-1]["error"] == failed.json()["error"]
+        assert "secret" not in failed.text + read.text + streamed.text
         assert client.post("/2", json={"customer": "Ada"}).status_code == 200
     assert "secret-host does not answer" in caplog.text
 
@@ -361,9 +362,46 @@ def test_outputs_are_json_whatever_they_are() -> None:
     }
 
 
-def test_if_open_is_that_of_a_run(calls: Calls) -> None:
-    program = calls.mails()
-    with service(program, if_open="abandon") as client:
+def desk(paid: list[float]) -> CompiledGraph:
+    def refund(order: str, amount: float) -> str:
+        """Pays money back."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    call = {"name": "refund", "args": {"order": "A-17", "amount": 90}}
+    last = {"name": "submit", "args": {"reply": "Done."}}
+    script = [{"next_thought": "?", "tool_calls": [each]} for each in (call, last)]
+    program = agents.tool_loop("message -> reply", [agents.tool(refund, approve=True)]).compile(store=":memory:")
+    program.set_lm(ScriptedLM(script))
+    return program
+
+
+def test_an_approval_has_the_call_and_may_change_it() -> None:
+    paid: list[float] = []
+    with service(desk(paid)) as client:
+        (question,) = client.post("/1", json={"message": "Refund A-17"}).json()["questions"]
+        assert question["call"]["args"] == {"order": "A-17", "amount": 90}
+        half = {"ok": True, "args": {"order": "A-17", "amount": 45}}
+        for wrong in ({**half, "ok": "yes"}, {**half, "args": {"order": "A-17"}}):
+            assert client.post("/1/answers", json={question["id"]: wrong}).status_code == 422
+        assert client.post("/1/answers", json={question["id"]: half}).json()["outputs"] == {"reply": "Done."}
+        (answer,) = client.get("/1").json()["answers"]
+        assert (answer["value"], answer["by"]) == (half, "ada")
+    assert paid == [45]
+
+
+def test_new_words_amend_an_open_run_where_the_service_says_so() -> None:
+    paid: list[float] = []
+    with service(desk(paid), if_open="amend") as client:
+        client.post("/1", json={"message": "Refund A-17"})
+        assert client.post("/1", json={"message": "Never mind."}).json()["status"] == "completed"
+        (answer,) = client.get("/1").json()["answers"]
+        assert (answer["value"]["ok"], answer["by"]) == (False, None)
+    assert paid == []
+
+
+def test_new_inputs_abandon_an_open_run_where_the_service_says_so(calls: Calls) -> None:
+    with service(calls.mails(), if_open="abandon") as client:
         for customer in ("Ada", "Bob"):
             started = client.post("/1", json={"customer": customer})
             assert (started.status_code, started.json()["outputs"]["draft"]) == (200, f"Dear {customer}")
