@@ -214,6 +214,22 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/nodes/test_map_failures.py", "tests/nodes"),
     ),
     Fault(
+        name="turns_of_a_nested_agent_twice",
+        file="dspyer/record/turns.py",
+        old="        if own not in below:\n",
+        new="        if own:\n",
+        loss="A metric that counts the calls of an agent inside of a graph would count some twice.",
+        tests=("tests/agents/test_trajectory.py", "tests/agents"),
+    ),
+    Fault(
+        name="items_of_a_send_counted_in_the_state",
+        file="dspyer/record/items.py",
+        old="(sent if mapped.over in sent else state)",
+        new="(state)",
+        loss="Of a map that a Send has given its own list, items() would tell another number than it works on.",
+        tests=("tests/record/test_map_items.py", "tests/record"),
+    ),
+    Fault(
         name="trace_of_overlapping_calls_cut",
         file="dspyer/nodes/steps.py",
         old="while self._calls and self._calls[0].ended.done():",

@@ -83,12 +83,21 @@ def turns_in(logs: Logs, name: str, answers: Iterable[Answer], scope: Scope = ()
     `name` and `scope` are those of the outermost graph; `answers` are those of the run.
     """
     inside: dict[Scope, list[Scope]] = {}
-    for one in sorted(logs, key=lambda one: list(map(id_order, one))):
+    for one in sorted(logs, key=_place):
         inside.setdefault(one[:-1], []).append(one)
     given: dict[str, Answer] = {}
     for answer in answers:
         given.setdefault(answer.question.execution, answer)
     return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
+
+
+def _place(scope: Scope) -> list[Any]:
+    """The place of a graph: items by their numbers. Programs that a node has called keep the order of their calls."""
+    found: list[Any] = []
+    for execution in scope:
+        numbers = [int(key) for key in Address.parse(execution).keys if key.isdecimal()]
+        found.append((id_order(whole_execution(execution)), numbers))
+    return found
 
 
 class _Agents(NamedTuple):
@@ -119,14 +128,14 @@ def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]
         ended.add(own)
         for one in below.get(own, ()):
             yield from _turns(run, one, *_name_of(one, commit.node, prefix))
-    for own in below.keys() - ended:
+    for own in [one for one in below if one not in ended]:
         for one in below[own]:
             yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
 
 
 def _name_of(scope: Scope, node: str, prefix: str) -> tuple[str, str]:
     """The name of the graph inside of a node, and what the names inside of it begin with."""
-    name = f"{prefix}{node}{Address.parse(scope[-1]).part}"
+    name = prefix + node + "".join([f"[{key}]" for key in Address.parse(scope[-1]).keys])
     return name, f"{name}/"
 
 

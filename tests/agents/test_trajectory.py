@@ -7,6 +7,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
@@ -14,9 +15,10 @@ import dspy
 import pytest
 from dspy.teleprompt.bootstrap_trace import bootstrap_trace_data
 from dspy.teleprompt.gepa.gepa import GEPA
+from dspy.utils import DummyLM
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Run, agents, optimize
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, agents, optimize
 from dspyer.record import Turn
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import SUBMIT, modes, start, turn
@@ -64,12 +66,9 @@ EXPECTED = [
 
 
 def desk() -> Graph:
-    """An agent with a sub-agent, as a node of another graph."""
-    return (
-        Graph(inputs=["question"])
-        .add_node("lead", lead(), reads=["question"], writes=["answer"])
-        .add_path(START, "lead", END)
-    )
+    """An agent as a node of another graph, under the name of its mode."""
+    graph = Graph(inputs=["question"]).add_node("react", lead(), reads=["question"], writes=["answer", "messages"])
+    return graph.add_path(START, "react", END)
 
 
 def of_run(target: Any, mode: str) -> Any:
@@ -90,10 +89,10 @@ WAYS: dict[str, Callable[[CompiledGraph, str], Any]] = {
 @modes
 @pytest.mark.parametrize("way", WAYS)
 def test_the_turns_of_all_agents_in_the_order_of_their_calls(way: str, mode: str) -> None:
-    for graph, name in ((lead(), "Agent"), (desk(), "lead")):
+    for graph, name in ((lead(), "Agent"), (desk(), "react")):
         with ScriptedLM(ANSWERS):
             prediction = WAYS[way](graph.compile(store=":memory:"), mode)
-        inner = "sums" if name == "Agent" else "lead/sums"
+        inner = "sums" if name == "Agent" else "react/sums"
         expected = [(name if agent == "Agent" else inner, *rest) for agent, *rest in EXPECTED]
         assert told(prediction.trajectory) == expected
         assert prediction.trajectory == Run.of(prediction).trajectory
@@ -103,8 +102,8 @@ def test_the_turns_of_all_agents_in_the_order_of_their_calls(way: str, mode: str
             ("call_0_0", {"why": "tired"}, True),
             ("call_0_1", {"task": "1 + 2"}, False),
         ]
-        assert prediction.keys() == ["answer"]
-        assert prediction == dspy.Prediction(answer="done")
+        assert not {"trajectory", "history", "termination_reason"} & set(prediction.keys())
+        assert prediction.answer == "done"
 
 
 def test_a_prediction_keeps_them_through_copies_and_pickles() -> None:
@@ -161,6 +160,42 @@ def test_agents_in_items_of_a_map_have_their_numbers() -> None:
     with ScriptedLM(answers):
         run = graph.add_path(START, "read", END).compile(max_concurrency=1).run({"tasks": ["a", "b"]})
     assert [one.agent for one in run.trajectory] == ["read[0]", "read[1]"]
+
+
+@pytest.mark.parametrize("store", [None, ":memory:"])
+def test_programs_that_a_function_calls_have_the_order_of_the_calls(store: Any) -> None:
+    seen: list[Any] = []
+
+    def compare(question: str, sums: Any, ctx: Context) -> dict[str, Any]:
+        for key in ("one", "a/b"):
+            seen.extend((one.agent, one.mode) for one in ctx.call(sums, {"task": question}, key=key).trajectory)
+        return {"answer": "same"}
+
+    graph = Graph(inputs=["question"]).add_node("compare", compare, modules={"sums": sums().compile()})
+    program = graph.add_path(START, "compare", END).compile(store=store)
+    with ScriptedLM([turn(("submit", {"result": "r"}))] * 2):
+        run = start(program if store is None else program.thread("t"))
+    assert seen == [("Sums", "react")] * 2
+    assert [one.agent for one in run.trajectory] == ["compare[one]", "compare[a/b]"]
+
+
+def test_a_run_has_its_own_turns_and_the_history_of_its_thread() -> None:
+    thread = lead().compile(store=":memory:").thread("t")
+    with ScriptedLM([*ANSWERS, SUBMIT]):
+        start(thread)
+        prediction = start(thread).prediction
+    assert told(prediction.trajectory) == EXPECTED[-1:]
+    assert len(prediction.history.messages) == 3
+
+
+def test_a_worker_gives_them() -> None:
+    with ThreadPoolExecutor(1) as pool, dspy.context(lm=DummyLM(ANSWERS)):
+        program = lead().compile().with_executor(pool)
+        assert told(program(**INPUTS).trajectory) == EXPECTED
+    with ThreadPoolExecutor(1) as pool, dspy.context(lm=DummyLM(ANSWERS)):
+        graph = Graph(inputs=["question"]).add_node("lead", lead().compile().with_executor(pool), writes=["answer"])
+        prediction = graph.add_path(START, "lead", END).compile()(**INPUTS)
+    assert [one.agent for one in prediction.trajectory] == ["lead", "lead/sums", "lead/sums", "lead"]
 
 
 @modes
