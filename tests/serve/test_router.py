@@ -246,6 +246,28 @@ def test_a_client_that_leaves_stops_its_run(calls: Calls, headers: dict[str, str
     assert calls.made == ["wait Ada"] * 2
 
 
+def test_a_client_that_leaves_while_a_plain_function_runs_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The function ends, and the run stops behind it: nothing of that is for the log of the server."""
+    left = threading.Event()
+
+    def wait(customer: str) -> dict[str, Any]:
+        assert left.wait(PATIENCE)
+        time.sleep(0.2)  # the server has heard of it
+        return {"draft": customer}
+
+    graph = Graph(Mail, inputs=["customer"], name="Mails").add_node(wait, writes=["draft"])
+    graph.add_node("last", lambda: None, writes=[])
+    with service(graph.add_path(START, "wait", "last", END).compile(store=":memory:")) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/1", json={"customer": "Ada"}, timeout=0.5)
+        left.set()
+        status = "running"
+        while status == "running":
+            status = client.get("/1").json()["status"]
+        assert status == "stopped"
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
 def test_a_busy_thread_and_a_stop_from_another_request(calls: Calls) -> None:
     with service(calls.waiting()) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/1", json={"customer": "Ada"})
