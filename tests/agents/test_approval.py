@@ -156,7 +156,7 @@ def test_edited_arguments_that_do_not_fit_are_refused_in_a_sub_agent_too(inside:
     ids=str,
 )
 def test_numbers_that_no_call_can_have_are_refused(amount: Any, kind: Any) -> None:
-    """They would be stored as null or as a text, and the answer would be lost; or the tool would be called with null."""
+    """They would be kept as null or as a text: the answer would be lost, or the tool called with null."""
     made: list[Any] = []
 
     def pay(amount: Any) -> str:
