@@ -50,7 +50,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
@@ -150,7 +150,7 @@ def drawn_graph(store: Store, run: RunRow) -> DrawnGraph | None:
 
 @lru_cache(KEPT)
 def _graph_of(drawing: bytes) -> DrawnGraph:
-    return DrawnGraph.of(json.loads(drawing))
+    return decode(DrawnGraph, json.loads(drawing))
 
 
 # --- records

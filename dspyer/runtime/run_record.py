@@ -20,7 +20,7 @@ from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
 from dspyer.values.freezing import freeze
@@ -47,7 +47,7 @@ def items_of_run(run: Any, node: str) -> Items:
 def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
     """The facts of a run as this process knows them."""
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
-    drawn = DrawnGraph.of(drawing_facts(graph))
+    drawn = decode(DrawnGraph, drawing_facts(graph))
     steps = RunSteps(prefixes[1][:-1], drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
     labels = {entry.commit.id: prefix_at(index, *prefixes)[:-1] for index, entry in enumerate(run._log)}
     for entry in run._entries:
