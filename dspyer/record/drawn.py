@@ -97,13 +97,7 @@ class DrawnGraph:
         """The JSON form: its nodes and edges, without positions."""
         nodes = [{"name": node, "kind": self.kind(node), "label": label} for node, (_, label) in self.looks.items()]
         edges = [
-            {
-                "source": edge.source,
-                "target": edge.target,
-                "label": self.labels.get((edge.source, edge.target), ""),
-                "conditional": edge.conditional,
-                "on_error": edge.on_error,
-            }
+            {**dict(zip(Edge._fields[:4], edge, strict=False)), "label": self.labels.get(edge[:2], "")}
             for edge in self.edges
         ]
         return {"name": self.name, "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes], "edges": edges}
