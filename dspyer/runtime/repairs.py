@@ -49,13 +49,12 @@ def checks_in(
     checks: Mapping[str, FinderNode],
 ) -> list[LoggedChecks]:
     """The commits of one log, if a check has refused something there."""
-    for entry in log:
-        check = checks.get(entry.commit.node)
-        if check is not None and check.rejects(entry.commit.route):
-            # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
-            bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
-            return [LoggedChecks(scope, bare, prefix, nodes, checks)]
-    return []
+    commits = [entry.commit for entry in log]
+    if not any(one.node in checks and checks[one.node].rejects(one.route) for one in commits):
+        return []
+    # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
+    bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
+    return [LoggedChecks(scope, bare, prefix, nodes, checks)]
 
 
 _NO_STATE = ImmutableState()
