@@ -38,7 +38,8 @@ class ToolCall(NamedTuple):
         value: the result; None as long as there is none.
         error: whether the result says why there is no other; None as long as there is none.
         problems: what the check of the tool has found in the result.
-        answer: the answer to the question about the call; None for no question, or no answer yet.
+        answer: the answer to the question about the call; None for no question, or no answer yet. Of a call that a
+            check has repeated, the one that agreed to the call whose result is there.
     """
 
     id: str
@@ -87,8 +88,19 @@ def turns_in(logs: Logs, name: str, answers: Iterable[Answer], scope: Scope = ()
         inside.setdefault(one[:-1], []).append(one)
     given: dict[str, Answer] = {}
     for answer in answers:
-        given.setdefault(answer.question.execution, answer)
+        execution = answer.question.execution
+        if _agrees(answer):
+            # A check repeats a call as a part of it, which is asked about again: the result is of the last one made.
+            given[whole_execution(execution)] = answer
+        else:
+            given.setdefault(execution, answer)
     return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
+
+
+def _agrees(answer: Answer) -> bool:
+    value = thaw(answer.value)
+    ok = value.get("ok") if isinstance(value, dict) else getattr(value, "ok", value)
+    return answer.question.call is not None and ok is True
 
 
 def _place(scope: Scope) -> list[Any]:
@@ -115,21 +127,15 @@ def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]
     for one in run.inside.get(scope, ()):
         if len(one) > len(scope):  # `()` is inside of itself
             below.setdefault(whole_execution(one[-1]), []).append(one)
-    nodes: dict[str, str] = {}
-    if below:  # one that is open has no commit: its node is that to which a branch has led
-        nodes = {stop.local: stop.node for stop in Branches(commits).stops("", "stopped")}
-    ended: set[str] = set()
-    for commit in commits:
-        own = Address.parse(commit.id).own if below else commit.id
-        nodes[own] = commit.node
+    made = {Address.parse(commit.id).own if below else commit.id: commit for commit in commits}
+    # One that is open has no commit: its node is that to which a branch has led.
+    nodes = {stop.local: stop.node for stop in Branches(commits).stops("", "stopped")} if below else {}
+    nodes |= {own: commit.node for own, commit in made.items()}
+    for own in dict.fromkeys([*made, *below]):
         # A node that runs a graph has the turns of that graph in its patch, too.
         if own not in below:
-            yield from (_turn(name, commit, message, results) for message in _turn_messages(commit))
-        ended.add(own)
+            yield from (_turn(name, made[own], message, results) for message in _turn_messages(made[own]))
         for one in below.get(own, ()):
-            yield from _turns(run, one, *_name_of(one, commit.node, prefix))
-    for own in [one for one in below if one not in ended]:
-        for one in below[own]:
             yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
 
 
