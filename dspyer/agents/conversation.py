@@ -48,7 +48,7 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
 from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
-from dspyer.messages import ARGS
+from dspyer.messages import ARGS, text_by_name
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -368,9 +368,15 @@ class CallOfTurn(NamedTuple):
     name: str
     arguments: str
 
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments."""
+        found: dict[str, Any] = json.loads(self.arguments)
+        return found
+
     def shown(self, result: Piece, how: Shown, ages: Mapping[str, int]) -> tuple[dict[str, Any], Any]:
         """The arguments and the value as the tool shows them; of a render, the value None leaves out the call."""
-        args = json.loads(self.arguments) if result.args is None else result.args
+        args = self.args if result.args is None else result.args
         if self.name not in how.renders:
             return args, result.value
         # A render may change what it gets, and pieces are shared by all turns to come.
@@ -871,14 +877,7 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
         >>> task_message({"question": "Why?"})
         {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
     """
-    texts = {name: text_of(value) for name, value in inputs.items()}
-    text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
-    return {"role": "user", "content": text, TURN: dict(inputs)}
-
-
-def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
-    """The message that stands for those up to the one with the id `covers`."""
-    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
+    return {"role": "user", "content": text_by_name(inputs), TURN: dict(inputs)}
 
 
 def tool_message(
@@ -922,14 +921,6 @@ def noted(value: Any, args: Mapping[str, Any] | None, problems: Sequence[str]) -
     return value
 
 
-class RequestedCall(NamedTuple):
-    """A call of a tool, as an assistant message has it."""
-
-    id: str
-    name: str
-    args: dict[str, Any]
-
-
 class LastTurn(NamedTuple):
     """The last turn of a conversation.
 
@@ -941,7 +932,7 @@ class LastTurn(NamedTuple):
     """
 
     mode: str
-    unanswered: list[RequestedCall]
+    unanswered: list[CallOfTurn]
     forced: str = ""
     id: str = ""
 
@@ -954,12 +945,12 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
     return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""), message.raw("id"))
 
 
-def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:
+def unanswered_calls(messages: FrozenList[Any]) -> list[CallOfTurn]:
     """The calls of the last turn that have no result; none if there is no turn."""
     return _last_turn_message(messages)[1]
 
 
-def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[RequestedCall]]:
+def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[CallOfTurn]]:
     answered = set()
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
@@ -967,17 +958,8 @@ def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] 
         if role == "tool":
             answered.add(message.raw("tool_call_id"))
         elif role == "assistant" and message.raw("tool_calls", None):
-            return message, [call for call in tool_calls_of(message) if call.id not in answered]
+            return message, [call for call in converted(message).calls if call.id not in answered]
     return None, []
-
-
-def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:
-    """The tool calls of an assistant message."""
-    found = message.raw("tool_calls", None)
-    return [
-        RequestedCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in (() if found is None else found)
-    ]
 
 
 def turns_of_task(messages: FrozenList[Any]) -> int:

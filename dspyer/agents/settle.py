@@ -21,8 +21,8 @@ from dspyer.agents.conversation import (
     PROBLEMS,
     READ_RESULT,
     SUBMIT,
+    CallOfTurn,
     Rendering,
-    RequestedCall,
     Shown,
     last_turn,
     plan_renderings,
@@ -394,16 +394,17 @@ class SettleNode(Node):
         # took.
         for one in turn.unanswered:
             handoff = self._handoff(turn.mode, one, asked.get(one.id))
-            if one.name == SUBMIT:
-                found = submitted(self.submit, one.args)
+            if one.name in (SUBMIT, READ_RESULT):
+                how = self.renderings[turn.mode].bound(call)
+                own = self.submit if one.name == SUBMIT else reader(call.state.raw("messages").raw_items(), how)
+                found = submitted(own, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
-                outputs = outputs if found.cause is not None else found.value
-            elif one.name == READ_RESULT:
-                read = reader(call.state.raw("messages").raw_items(), self.renderings[turn.mode].bound(call))
-                found = submitted(read, one.args)
-                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
+                outputs = found.value if one.name == SUBMIT and found.cause is None else outputs
             elif handoff is None:
-                results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
+                known = one.name in self.rules[turn.mode].tools
+                # Of an unknown one dspy.ReActV2 says the same.
+                text = f"{one.name} ended without a result" if known else f"Unknown tool: {one.name}"
+                results.append(tool_message(one.id, one.name, text, True))
             else:
                 refusal = lost.get(one.id)
                 if handoff.target is not None:
@@ -440,7 +441,7 @@ class SettleNode(Node):
             )
         return found
 
-    def _handoff(self, mode: str, call: RequestedCall, asked: Handoff | None) -> Handoff | None:
+    def _handoff(self, mode: str, call: CallOfTurn, asked: Handoff | None) -> Handoff | None:
         """The handoff that a call asks for, by itself or by what its tool returned; None if it asks for none."""
         if asked is not None:
             return asked
@@ -463,11 +464,6 @@ class SettleNode(Node):
         # The docstring of a partial is that of `functools.partial`.
         fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
-
-    def _without_result(self, mode: str, call: RequestedCall) -> str:
-        if call.name in self.rules[mode].tools:
-            return f"{call.name} ended without a result"
-        return f"Unknown tool: {call.name}"  # as dspy.ReActV2 says it
 
 
 def _asked_for(call: Call) -> dict[str, Handoff]:
@@ -498,7 +494,7 @@ def _lost_updates(call: Call) -> dict[str, str]:
     return {call_id: LOST.format(list_names(paths)) for call_id, paths in found.items()}
 
 
-def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
+def _handoff_message(call: CallOfTurn, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
     """The result of a call that was left to the end of the turn."""
     value, error = handoff.message.get("value"), handoff.message.get("error", False)
     if refusal is not None:
