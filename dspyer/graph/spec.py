@@ -253,9 +253,9 @@ def warn_of_lasting_answers(graph: GraphSpec) -> None:
     for name, node in graph.nodes.items():
         if isinstance(node, InterruptNode) and node.into and graph.lasts(node.into):
             warnings.warn(
-                f"add_interrupt({name!r}, into={node.into!r}) of graph {graph.name!r}: the field lasts over the runs of "
-                "a thread, so each run begins with the answer to the question of an earlier one. Take a field that lives "
-                "for one run",
+                f"add_interrupt({name!r}, into={node.into!r}) of graph {graph.name!r}: the field lasts over the runs "
+                "of a thread, so each run begins with the answer to the question of an earlier one. Take a field that "
+                "lives for one run",
                 stacklevel=4,  # as above
             )
 
