@@ -447,15 +447,11 @@ class PredictorCall:
             self._reader.feed(text)
         for name, kind in self._native.items():
             if name == self._calls_field:
-                self._read_native_calls(getattr(delta, "tool_calls", None) or ())
+                for call in getattr(delta, "tool_calls", None) or ():
+                    function, index = _get(call, "function"), _get(call, "index")
+                    self._calls.add_native(index, _get(function, "name") or "", _get(function, "arguments") or "")
             elif isinstance(part := kind.parse_stream_chunk(chunk), str):
                 self._show(FINAL, name, part, False)
-
-    def _read_native_calls(self, calls: Any) -> None:
-        for call in calls:
-            function = call["function"] if isinstance(call, Mapping) else call.function
-            index = call["index"] if isinstance(call, Mapping) else call.index
-            self._calls.add_native(index, _get(function, "name"), _get(function, "arguments"))
 
     def _take_calls(self, field: str, value: Any) -> bool:
         """Takes the tool calls of an agent out of a parsed response."""
@@ -542,6 +538,5 @@ def _values_of_calls(calls: Any, outputs: tuple[str, ...]) -> dict[tuple[int, st
     return found
 
 
-def _get(value: Any, name: str) -> str:
-    found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-    return found or ""
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
