@@ -350,6 +350,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/agents/test_approval.py", "tests/agents"),
     ),
     Fault(
+        name="effect_repeated_by_its_check",
+        file="dspyer/agents/tool_node.py",
+        old="if verdict.problems and not (self.spec.effect and verdict.args is None):",
+        new="if verdict.problems:",
+        loss="A payment whose check finds a problem would be made twice, with the same arguments.",
+        tests=("tests/agents/test_tool_effects.py", "tests/agents"),
+    ),
+    Fault(
         name="session_shared_by_tools",
         file="dspyer/agents/tool_action.py",
         old='session = f"{self.tool}/{inputs.pop(SESSION)}"',

@@ -163,6 +163,7 @@ class CompactNode(Node):
     """
 
     kind: ClassVar[str] = "compact"
+    bounded: bool = True
     look = Look("module", "compact")
 
     compact: Compact

@@ -18,7 +18,7 @@ from pydantic.errors import PydanticUserError
 from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import OfAgent, ToolOptions, ToolSpec, max_result_problem
-from dspyer.errors import GraphError, brief, list_names
+from dspyer.errors import GraphError, annotate, brief, list_names
 from dspyer.extend import (
     FunctionSignature,
     Parameter,
@@ -104,7 +104,7 @@ def tool(
         found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
     )
     raised = raises if isinstance(raises, tuple) else (raises,)
-    check = check.compile() if isinstance(check, Graph) else check
+    check = _compiled(check, f"the check of tool {found.name!r}")
     problems = [*found.problems, *(text.replace("node ", "tool ", 1) for text in options.problems)]
     if found.tool is None:
         raise GraphError(problems)
@@ -131,6 +131,15 @@ def tool(
         timeout,
         max_result,
     )
+
+
+def _compiled(given: Any, what: str) -> Any:
+    """The program of a graph; anything else as it is."""
+    try:
+        return given.compile() if isinstance(given, Graph) else given
+    except GraphError as error:
+        annotate(error, f"in the graph that was given as {what}")
+        raise
 
 
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
@@ -427,7 +436,7 @@ _SESSION_DESC = "Name of the conversation to continue, or of a new one. Without 
 
 def _describe_program(target: Any, name: str | None, desc: str | None, reads: Collection[str]) -> Described:
     """A program, or a graph that becomes one: its required inputs are the arguments."""
-    program = target.compile() if isinstance(target, Graph) else target
+    program = _compiled(target, "a tool")
     schema = program.graph.topology.schema
     name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", program.graph.name).lower()
     who, keyword = f"tool {name!r}", inspect.Parameter.KEYWORD_ONLY

@@ -283,7 +283,8 @@ class Graph:
             question: a text with fields of the state in braces, or a function of fields that returns the text.
             answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
                 resume.
-            into: the field that gets the answer. A question with an answer needs it, so that a no cannot be overlooked.
+            into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
+                that a no cannot be overlooked.
 
         Returns:
             The graph itself, changed.

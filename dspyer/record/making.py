@@ -478,7 +478,7 @@ class _Maker:
 
     def _attempts_and_items(self) -> None:
         for failure in chain.from_iterable([facts.failed for facts in self._facts]):
-            self._add(self._place(failure.execution), failure.node, "failed", failure)
+            self._add(self._place(failure.execution), failure.node, "failed", self._failure(failure))
         for local in list(self._fields):
             self._items_of(local)
         # The row of an item has its result whole; what its map has committed may lack it.

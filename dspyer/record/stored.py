@@ -421,6 +421,9 @@ class RunReader:
                 if at is not None and not isinstance(self._steps.log[at].commit.patch, UnreadablePatch):
                     self._read_items.update(header.item_ids)
         for row in rows:
+            if row.kind == RowKind.ITEM and row.header.get("execution") in self._read_items:
+                self._items.append(row)
+                continue
             if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
                 self._end, self._is_ended = None, row.kind == RowKind.END
             if not is_readable(row):
@@ -447,8 +450,6 @@ class RunReader:
                 steps.of(call.execution).calls.append(call)
         elif row.kind == RowKind.ITEM:
             self._items.append(row)
-            if row.header.get("execution") in self._read_items:
-                return
             item = ItemRow.read(row, fetch, decode)
             steps.of(item.execution).items[item.execution] = item.value
         elif row.kind == RowKind.ASK:

@@ -59,7 +59,8 @@ def said(message: Any) -> Said | None:
 def _chat(message: Mapping[str, Any]) -> Said | None:
     role, text = str(message.get("role")), _text(message.get("content"))
     of_agent = TURN in message or "value" in message
-    if role == "tool" and of_agent and message.get("name") == SUBMIT:
+    # A summary is for the model: the user sees what it stands for.
+    if (role == "tool" and of_agent and message.get("name") == SUBMIT) or "covers" in message:
         return None
     calls = [
         ToolUse(str(call["id"]), call["function"]["name"], call["function"]["arguments"])

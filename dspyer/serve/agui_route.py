@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import anyio
 from ag_ui.core import (
@@ -30,7 +30,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.hints import without_none
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
-from dspyer.serve.http_request import RunResponse, asked, asked_thread, json_content
+from dspyer.serve.http_request import RunResponse, asked, asked_thread, check_program, json_content
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
 
@@ -52,9 +52,7 @@ def make_route(
     program: CompiledGraph, thread: Name, inputs: Inputs | None, text: str | Collection[str] | None, path: str
 ) -> Route:
     """The route, once its options are checked."""
-    if not isinstance(cast(object, program), CompiledGraph):
-        raise InputError(f"agui(program): {type(program).__name__} is no compiled graph: pass graph.compile(store=...)")
-    program.thread("agui")  # refuses a program without a store
+    check_program("agui", program)
     of_messages = message_fields(program.graph)
     texts = text_fields(program.graph, text, of_messages)
     served = Served(program, thread, inputs or default_inputs(program.graph, of_messages), texts, of_messages)

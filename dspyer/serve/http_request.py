@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from anyio.to_thread import run_sync
 from pydantic_core import to_jsonable_python
@@ -19,6 +19,14 @@ from dspyer.errors import InputError
 from dspyer.extend import thaw
 
 T = TypeVar("T")
+
+
+def check_program(route: str, program: CompiledGraph) -> None:
+    """Refuse what is no program with a store, when its route is made."""
+    if not isinstance(cast(object, program), CompiledGraph):
+        kind = type(program).__name__
+        raise InputError(f"{route}(program): {kind} is no compiled graph: pass graph.compile(store=...)")
+    program.thread(route)
 
 
 async def json_content(request: Request) -> bytes:

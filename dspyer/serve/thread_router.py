@@ -23,7 +23,7 @@ from dspyer import CompiledGraph, Run, Thread
 from dspyer.errors import DspyerError, InputError, PublicError, public
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.streams import AsyncEvents
-from dspyer.serve.http_request import RunResponse, as_json, asked, asked_thread, json_content
+from dspyer.serve.http_request import RunResponse, as_json, asked, asked_thread, check_program, json_content
 
 logger = logging.getLogger("dspyer")
 
@@ -41,11 +41,7 @@ CODES = {404: "unknown", 409: "conflict", 422: "invalid", 429: "limit"}
 
 def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open: str, recover: bool) -> Router:
     """The router, once its options are checked."""
-    if not isinstance(cast(object, program), CompiledGraph):
-        raise InputError(
-            f"router(program): {type(program).__name__} is no compiled graph: pass graph.compile(store=...)"
-        )
-    program.thread("router")  # refuses a program without a store
+    check_program("router", program)
     for name, function in (("thread", thread), ("by", by)):
         if not (callable(function) or (name == "by" and function is None)):
             raise InputError(f"router({name}={function!r}): pass a function that gets the request")
@@ -55,12 +51,14 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
         raise TypeError(f"recover={recover!r}: give True or False")
     service = Service(program, thread, by, if_open)
 
+    # Of where the router is made: the first request may have another language model than the application.
+    context = copy_context()
+
     @cache  # once: when the router starts, or else with its first request, since Starlette starts no mounted router
     def begin() -> None:
         if recover:
-            # In the context of the application, which may have set its language model there. A daemon: the end of the
-            # process crashes the run that goes on here, and the next start resumes it.
-            work = partial(copy_context().run, recover_crashed, program)
+            # A daemon: the end of the process crashes the run that goes on here, and the next start resumes it.
+            work = partial(context.run, recover_crashed, program)
             threading.Thread(target=work, name="dspyer-recover", daemon=True).start()
 
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "POST") -> Route:

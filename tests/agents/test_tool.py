@@ -21,6 +21,7 @@ from dspyer import (
     Context,
     Entry,
     Failure,
+    Graph,
     Retry,
     agents,
     from_chat,
@@ -541,6 +542,13 @@ def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
     given, options, text = REFUSED[case]
     with pytest.raises(GraphError, match=text):
         agents.tool(given, **options)
+
+
+def test_an_error_of_a_graph_says_where_it_was_given() -> None:
+    for given, check, place in ((look_up, Graph(), "the check of tool 'look_up'"), (Graph(), None, "a tool")):
+        with pytest.raises(GraphError, match="nothing starts") as refusal:
+            agents.tool(given, check=check)
+        assert refusal.value.__notes__ == [f"in the graph that was given as {place}"]
 
 
 def test_all_problems_of_a_tool_are_reported_together() -> None:

@@ -51,6 +51,9 @@ def test_an_item_by_its_id(cli: Command) -> None:
     """That of one which failed its map is the id of the map; any other one is a step of its own."""
     graph = Graph(name="Parts").add_map("part", lambda n: 6 // n, over="items", item="n", into="found")
     graph.add_path(START, "part", END).compile(store="runs.db").thread("t").run({"items": [2, 0]})
+    assert "items    part: 1 of 2 items, 1 failed\n" in cli("show", "t").out
+    counts = {"node": "part", "total": 2, "done": 1, "failed": 1, "waiting": 0}
+    assert cli("show", "t", "--json").record["items"] == [counts]
     shown = [cli("show", "t", f"trunk:1[{index}]", "--json").record["execution"] for index in range(2)]
     assert shown == ["t.1/trunk:1[0]", "t.1/trunk:1"]
 

@@ -81,7 +81,7 @@ def test_prediction_holds_plain_values(lm: NotingLM) -> None:
 
     for pair in PAIRS:
         prediction = pair.graph()(**pair.trainset[0].inputs())
-        assert type(prediction) is dspy.Prediction, pair.name
+        assert isinstance(prediction, dspy.Prediction), pair.name  # with what its run tells, as attributes
         for name, value in dict(prediction).items():
             check(value, f"{pair.name}: {name}")
         json.dumps(prediction.toDict())

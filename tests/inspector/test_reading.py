@@ -223,6 +223,19 @@ def test_conflicts_and_figures() -> None:
     assert figures["end"]["exceptions"] == {"ZeroDivisionError": 1}
 
 
+def test_the_items_of_maps() -> None:
+    for over, done, failed in (([1, 2, 3], 3, 0), ([1, 2, 0, 3], 2, 1)):
+        graph = Graph().add_map("half", lambda n: 6 // n, over="ns", item="n", into="halves", max_concurrency=1)
+        app = app_of(stored(graph.add_path(START, "half", END), {"ns": over})[0])
+        (found,) = get(app, "run", thread="t")["maps"]
+        assert found == {"node": "half", "total": len(over), "done": done, "failed": failed, "waiting": 0}
+        items = get(app, "items", thread="t")["items"]
+        assert [(one["node"], one["status"], one["value"]) for one in items[:2]] == [
+            ("half[0]", "done", 6),
+            ("half[1]", "done", 3),
+        ]
+
+
 def test_figures_of_checks_and_maps_are_those_of_the_program() -> None:
     def find(text: str) -> list[str]:
         return [] if text.endswith("!") else ["no mark"]

@@ -80,6 +80,7 @@ def test_a_question_shows_its_id_and_the_schema_of_its_answer() -> None:
         "branch": [0, 1],
         "execution": "0:2",
         "run": "",
+        "call": None,
         "id": "0:2/ok",
     }
     assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": [], "at": 0.0}

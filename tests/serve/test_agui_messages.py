@@ -33,6 +33,7 @@ AGENT = {"turn": {"next_thought": "I think."}}  # such messages are those of an 
 LOOK = AIMessage("I look.", id="m", tool_calls=[{"id": "c1", "name": "look", "args": {"n": 1}}])
 SEEN: dict[str, tuple[list[Any], dict[str, str]]] = {
     "user": ([{"id": "m", "role": "user", "content": "Hi"}], {}),
+    "summary": ([{"id": "m", "role": "assistant", "name": "compact", "content": "S", "covers": "a"}], {}),
     "no content": ([turn("look", content=None)], {"m/c1": "look{}"}),
     "parts": ([{"id": "m", "role": "assistant", "content": PARTS}], {"m": "ab"}),
     "turn": ([turn("look", **AGENT)], {"m/c1": "look{}"}),

@@ -185,7 +185,7 @@ def test_a_wrong_or_missing_key_is_an_error(tmp_path: Path, key: Any, monkeypatc
     with Encrypted(address, key=key) as store:
         t = program_with_secrets(store).thread("u")
         assert t.status == "completed"
-        ways: list[dict[str, Any]] = [{}, {"abandon": True}]
+        ways: list[dict[str, Any]] = [{}, {"if_open": "abandon"}]
         for way in ways:  # none of them may begin from nothing
             with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
                 t.run({"q": "again"}, **way)

@@ -154,7 +154,10 @@ def test_sends_are_made_of_the_edited_state() -> None:
     assert thread.run({"docs": ["bad"]}).status == "failed"
     assert thread.update({"docs": ["x"]}).route == ("read",)
     assert thread.update({"docs": ["y", "z"]}).route == ("read", "read")
-    assert thread.resume().state["seen"] == ["y", "z"]
+    run = thread.resume()
+    assert run.state["seen"] == ["y", "z"]
+    for record in (run.record(), thread.record()):
+        assert [dict(step.sent) for step in record.steps if step.node == "read"] == [{"doc": "y"}, {"doc": "z"}]
     assert thread.replay() == thread.state
 
 
@@ -242,3 +245,32 @@ def test_a_stop_before_the_new_node_is_asked(state: str) -> None:
     assert [question.node for question in thread.questions] == ["refuse"]
     assert thread.resume().state["seen"] == ["decide", "refuse", "file"]
     assert thread.record().steps
+
+
+def test_what_comes_after_an_edit_can_be_repeated_and_copied() -> None:
+    """Also where it leads to the end."""
+    desk = Desk()
+    thread = desk.failed()
+    version = thread.update({"action": "refuse"}).version or 0
+    seen = thread.resume().state["seen"]
+    assert thread.copy("copy", at=version).resume().state["seen"] == seen
+    assert thread.copy("before", at=version - 1).resume().state["seen"] == ["decide", "pay", "file"]
+    assert thread.rerun(version).state["seen"] == seen == ["decide", "refuse", "file"]
+    assert thread.replay() == thread.state
+
+    class Mail(BaseModel):
+        action: Literal["send", "drop"] = "send"
+        sent: bool = False
+
+    def send() -> dict[str, Any]:
+        raise RuntimeError
+
+    graph = Graph(Mail).add_node("think", lambda action: {"action": action}, writes=["action"])
+    graph.add_node("send", send, writes=["sent"]).add_edge(START, "think").add_edge("send", END)
+    graph.add_conditional_edges("think", "action", {"send": "send", "drop": END})
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    assert (thread.update({"action": "drop"}).route, thread.status) == (("END",), "failed")
+    run = thread.resume()
+    assert (run.status, run.state["sent"], thread.status) == ("completed", False, "completed")
+    assert thread.replay() == run.state
