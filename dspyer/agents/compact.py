@@ -21,6 +21,7 @@ from dspyer.agents.conversation import (
     converted,
     plan_renderings,
     shown,
+    summary_message,
     uncovered,
     with_task_and_last_turn,
 )
@@ -40,7 +41,6 @@ from dspyer.extend import (
     is_whole_number,
     text_of,
 )
-from dspyer.message_list import COVERS
 
 INSTRUCTIONS = (
     "Summarize the conversation in `messages` for the assistant, who goes on with it and is shown your summary in its "
@@ -182,5 +182,4 @@ class CompactNode(Node):
             raise NodeOutputError(
                 f"{self.who} gave the summary {summary!r}, and a model would be shown nothing: give a text"
             )
-        message = {"role": "assistant", "name": self.name, "content": summary, COVERS: part[-1]["id"]}
-        return Reply({MESSAGES: message}, (mode,), True)
+        return Reply({MESSAGES: summary_message(self.name, summary, part[-1]["id"])}, (mode,), True)

@@ -48,7 +48,7 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
 from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
-from dspyer.messages import ARGS, text_by_name
+from dspyer.messages import ARGS
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -877,7 +877,14 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
         >>> task_message({"question": "Why?"})
         {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
     """
-    return {"role": "user", "content": text_by_name(inputs), TURN: dict(inputs)}
+    texts = {name: text_of(value) for name, value in inputs.items()}
+    text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
+    return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
+    """The message that stands for those up to the one with the id `covers`."""
+    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
 
 
 def tool_message(

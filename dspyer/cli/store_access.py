@@ -23,7 +23,6 @@ from dspyer.extend import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -64,16 +63,6 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
         except LookupError:  # it has failed before its node was called: a join, a route
             continue
     return calls
-
-
-def items_in(t: ArchivedThread, run: str | None) -> list[Items]:
-    """The items of the maps that a run has reached; of a damaged graph none."""
-    try:
-        graph = t.graph(run)
-    except StoreError:  # the rest of the run is shown, and `dspyer graph` says what is wrong
-        graph = None
-    found = [t.items(name, run) for name in ([] if graph is None else graph.facts.maps)]
-    return [one for one in found if one.total]
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
