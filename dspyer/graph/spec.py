@@ -319,19 +319,19 @@ def explain(graph: GraphSpec) -> str:
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
-    """Facts of a graph and of those inside of it for readers of its runs, as JSON values: `record.drawn` reads them."""
+    """Facts of a graph and of those inside of it for readers of its runs: the JSON form of a `DrawnGraph`."""
     mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
     return {
         "name": graph.name,
-        "looks": {name: node.look[:2] for name, node in graph.nodes.items()},
-        "edges": [
-            [edge.source, edge.target, edge.conditional, edge.on_error, edge.into] for edge in graph.topology.edges
-        ],
-        "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
+        "looks": {name: list(node.look[:2]) for name, node in graph.nodes.items()},
+        "edges": [edge._asdict() for edge in graph.topology.edges],
+        "labels": [[list(edge), label] for edge, label in edge_labels(graph).items()],
         "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
         "text": explain(graph),
-        "checks": {name: [one.fix, one.into, sorted(one.modes)] for name, one in graph.rejecting.items()},
-        "maps": {name: [one.into, one.failures, one.over] for name, one in mapped.items()},
+        "checks": {
+            name: {"fix": one.fix, "into": one.into, "modes": list(one.modes)} for name, one in graph.rejecting.items()
+        },
+        "maps": {name: {"into": one.into, "failures": one.failures, "over": one.over} for name, one in mapped.items()},
         "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},
     }
 

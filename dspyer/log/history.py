@@ -65,26 +65,33 @@ from dspyer.values.scalars import KeyPath
 # --- One log
 
 
-class LoggedRun(NamedTuple):
-    """A run in the log.
+@dataclass(slots=True)
+class LoggedRun:
+    """A run in the log. It grows while rows of it are folded.
 
     Attributes:
+        state: the state that it continues from.
+        heads: the log indexes of the commits that it continues from.
         first: the version of its first commit in the log.
         parents: the rows that it continues from.
-        log_indexes: of its commits, in the order of writing.
-        settled_count: number of its commits up to the last settled one.
-        trunk_index: the log index of the last settled commit, if need be of an earlier run; None without one.
         broken: why one of its commits, or an ancestor, cannot be read; "" if all can.
+        trunk_index: the log index of the last settled commit, if need be of an earlier run; None without one.
         fingerprints: the ids of the fingerprints of the graphs that made it.
+        settled_count: number of its commits up to the last settled one.
+        ids: the local ids of its commits, in the order of writing.
+        log_indexes: their log indexes.
     """
 
+    state: ImmutableState
+    heads: list[int]
     first: int
     parents: tuple[Point, ...]
-    log_indexes: tuple[int, ...]
-    settled_count: int
+    broken: str
     trunk_index: int | None
-    broken: str = ""
-    fingerprints: frozenset[str] = frozenset()
+    fingerprints: frozenset[str]
+    settled_count: int = 0
+    ids: list[str] = field(default_factory=list)
+    log_indexes: list[int] = field(default_factory=list)
 
 
 class History:
@@ -163,7 +170,7 @@ class History:
 
     def add(
         self, run_rows: RunRows, root: Point | None = None, before: tuple[ImmutableState, str] | None = None
-    ) -> _AddedRun:
+    ) -> LoggedRun:
         """Fold a run whose parents were added, or what is behind a snapshot of a run, to commits with their states.
 
         `before` is the state before a run whose parents were not added, and why it cannot be read; "" if it can.
@@ -177,49 +184,37 @@ class History:
         state, broken = before or (self.state(trunks[0] if trunks else None), broken)
         snapshot = run_rows.snapshot
         heads = [index for index in trunks if index is not None]
-        schema_at = self.reader.schema_by_row(run_rows)
         last = next(reversed(self.runs.values()), None)
-        run = _AddedRun(run_rows, schema_at, state, heads, first_version(run_rows.run), parents, broken)
-        run.trunk_index = trunks[0] if trunks else None
+        trunk, graphs = next(iter(trunks), None), frozenset(run_rows.fingerprints.values())
+        run = LoggedRun(state, heads, first_version(run_rows.run), parents, broken, trunk, graphs)
         commits = list(run_rows.own_commits())
         if snapshot is not None:
             run.first += snapshot.content.commit_index
             if snapshot.at not in self.roots:
                 self.snapshot_at = snapshot.at
-            self._add_snapshot(run, snapshot, root)
+            self._add_snapshot(run, run_rows, snapshot, root)
         else:
             commits = self._from_opening(run_rows, commits)
-        self.grow(run, commits, run_rows.points[-1])
+        self.grow(run, run_rows, commits)
+        self.runs[run_rows.points[-1]] = run
         self.is_line &= not run.broken and (snapshot is not None or parents == run_rows.parents)
         self.is_line &= last is None or run.first == last.first + last.settled_count
         return run
 
-    def grow(self, run: _AddedRun, commits: Iterable[OwnCommit], last: Point) -> None:
-        """Fold commits that come after those of a run that was added; `last` is its last row now."""
+    def grow(self, run: LoggedRun, rows: RunRows, commits: Iterable[OwnCommit]) -> None:
+        """Fold commits of a run that come after those that were folded; `rows` are those with which it was added."""
         for row, point, header in commits:
             index = self._index_of.get(point)
             if index is None:
-                index = self._fold(run, row, point, header, run.broken)
+                index = self._fold(run, rows, row, point, header)
             elif header.route != self.log[index].commit.route:
                 self._set_route(index, row, header)
             patch = self.log[index].commit.patch
             run.broken = run.broken or (patch.error if isinstance(patch, UnreadablePatch) else "")
             run.ids.append(header.id)
-            run.indexes.append(index)
+            run.log_indexes.append(index)
             if header.settled and not run.broken:
-                run.settled, run.trunk_index = len(run.indexes), index
-        # A run is known by its last row: what was known of a shorter one goes.
-        self.runs.pop(run.last, None)
-        run.last = last
-        self.runs[last] = LoggedRun(
-            run.first,
-            run.parents,
-            tuple(run.indexes),
-            run.settled,
-            run.trunk_index,
-            run.broken,
-            frozenset(run.rows.fingerprints.values()),
-        )
+                run.settled_count, run.trunk_index = len(run.log_indexes), index
 
     def _from_opening(self, run_rows: RunRows, commits: list[OwnCommit]) -> list[OwnCommit]:
         """Return the commits of a whole run, the first of which is in its open row, too.
@@ -242,11 +237,11 @@ class History:
             commits = [(row, at, CommitRow(id=FIRST, node=opening.node, step=0, visit=1))]
         return commits
 
-    def _add_snapshot(self, run: _AddedRun, snapshot: LoadedSnapshot, root: Point | None) -> None:
+    def _add_snapshot(self, run: LoggedRun, rows: RunRows, snapshot: LoadedSnapshot, root: Point | None) -> None:
         """Add the state of a snapshot as a commit that has the whole of it as its patch."""
-        row, at, name = run.rows.rows[0], run.rows.points[0], snapshot.content.commit
+        row, at, name = rows.rows[0], rows.points[0], snapshot.content.commit
         if root is not None and snapshot.at == root:
-            name = full_id(run.rows.labels[root.run], PRUNED)
+            name = full_id(rows.labels[root.run], PRUNED)
         index = self._index_of.get(at)
         if index is None:
             state = snapshot.content.state
@@ -254,39 +249,49 @@ class History:
             commit = Commit(name, None, PRUNED, (), 1, 0, patch, self._ids(run.heads))
             index = self._append(LogEntry(commit, state, tuple(run.heads), _NO_COUNTS), at, is_settled(row))
         run.ids.append(name)
-        run.indexes.append(index)
-        run.settled, run.trunk_index = 1, index
+        run.log_indexes.append(index)
+        run.settled_count, run.trunk_index = 1, index
 
-    def _fold(self, run: _AddedRun, row: Row, at: Point, header: CommitRow, broken: str) -> int:
-        """Add a commit of a run, and return its index; `broken` says why one before it cannot be read."""
-        heads, state = run.indexes[-1:] or run.heads, run.state
-        name = full_id(run.rows.labels.get(at.run, at.run), header.id)
+    def _fold(self, run: LoggedRun, rows: RunRows, row: Row, at: Point, header: CommitRow) -> int:
+        """Add a commit of a run, and return its index."""
+        heads, state, broken = run.log_indexes[-1:] or run.heads, run.state, run.broken
+        name = full_id(rows.labels.get(at.run, at.run), header.id)
         try:
             if header.parents:  # as indexes among the commits of the run, of which a snapshot has left out some
-                offset = 0 if run.rows.snapshot is None else run.rows.snapshot.content.commit_index
-                heads = [run.indexes[parent - offset] for parent in header.parents]
-            if run.indexes:
+                offset = 0 if rows.snapshot is None else rows.snapshot.content.commit_index
+                heads = [run.log_indexes[parent - offset] for parent in header.parents]
+            if run.log_indexes:
                 state = self.log[heads[0]].state
             if not broken:
-                return self._append(self._entry(run, row, header, name, heads, state), at, is_settled(row))
+                schema = self.reader.schema_of(rows.fingerprints.get(at.run, rows.fingerprint))
+                entry = self._entry(run, rows, row, schema, header, name, heads, state)
+                return self._append(entry, at, is_settled(row))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others stay readable
             which = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: "
             broken = str(error) if header.node == UNKNOWN else f"{which}{error}"
         # One of an unknown author is shown after the commit before it.
-        step = self.steps[run.indexes[-1]] + 1 if header.node == UNKNOWN and run.indexes else header.step
+        step = self.steps[run.log_indexes[-1]] + 1 if header.node == UNKNOWN and run.log_indexes else header.step
         lost = replace(header, step=step, patch=UnreadablePatch(broken), reason=None, failure=None, failed=())
         commit = self.reader.commit(lost, name, self._ids(heads))
         return self._append(LogEntry(commit, state, tuple(heads), _NO_COUNTS), at, is_settled(row))
 
     def _entry(
-        self, run: _AddedRun, row: Row, header: CommitRow, name: str, heads: list[int], state: ImmutableState
+        self,
+        run: LoggedRun,
+        rows: RunRows,
+        row: Row,
+        schema: Schema,
+        header: CommitRow,
+        name: str,
+        heads: list[int],
+        state: ImmutableState,
     ) -> LogEntry:
-        reader, schema = self.reader, run.schema_at(row)
+        reader = self.reader
         if header.node == UNKNOWN:
             CommitRow.of(row)  # raises what is wrong with it
         record = header.filled(row, reader.fetch, reader.decode)
         if record.patch is None or row.kind == RowKind.OPEN:
-            opening = reader.opening(run.rows.rows)
+            opening = reader.opening(rows.rows)
             record = with_opening(record, opening) if opening else replace(record, patch=FrozenDict())
         commit = reader.commit(record, name, self._ids(heads))
         if row.kind in (RowKind.JOIN, RowKind.MERGE):
@@ -299,13 +304,13 @@ class History:
         commit = schema.with_sizes(commit, patch, after)
         return LogEntry(commit, after, tuple(heads), _NO_COUNTS, sends=record.sent)
 
-    def _winners(self, run: _AddedRun, record: CommitRow, heads: list[int]) -> dict[KeyPath, int]:
+    def _winners(self, run: LoggedRun, record: CommitRow, heads: list[int]) -> dict[KeyPath, int]:
         """Return by path the commit whose value a join, or a merge of threads, has kept."""
         here = len(self.log)
         if record.kind == RowKind.MERGE:  # of which a part of a history lacks one side
             return record.winner_indexes(here, lambda at: self.log[at].commit.id) if len(heads) > 1 else {}
         found = record.winner_indexes(len(run.ids), run.ids.__getitem__)
-        return {path: here if at == len(run.ids) else run.indexes[at] for path, at in found.items()}
+        return {path: here if at == len(run.ids) else run.log_indexes[at] for path, at in found.items()}
 
     def _set_route(self, index: int, row: Row, header: CommitRow) -> None:
         """Note where a manual commit led that was read before its run was resumed: its route was not known then."""
@@ -340,6 +345,7 @@ class FoldedRun:
         broken: why that cannot be read; "" if it can.
 
     Attributes:
+        run: the run as a log has it.
         entries: the commits.
         settled: whether no other branch was active after it, for each.
         points: the row of each.
@@ -347,23 +353,17 @@ class FoldedRun:
 
     def __init__(self, reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> None:
         self._history = History(reader)
-        self._added = self._history.add(
-            run_rows._replace(labels=dict.fromkeys(run_rows.labels, "")), before=(state, broken)
-        )
+        self._rows = run_rows._replace(labels=dict.fromkeys(run_rows.labels, ""))
+        self.run = self._history.add(self._rows, before=(state, broken))
         self.entries: list[LogEntry] = []
         self.settled, self.points = self._history.settled, self._history.points
         self._take()
 
     @property
-    def run(self) -> LoggedRun:
-        """The run as a log has it."""
-        return self._history.runs[self._added.last]
-
-    @property
     def trunk_state(self) -> ImmutableState:
         """The last state at which a single branch was active."""
-        at = self._added.trunk_index
-        return self._added.state if at is None else self.entries[at].state
+        at = self.run.trunk_index
+        return self.run.state if at is None else self.entries[at].state
 
     @property
     def ends_open(self) -> bool:
@@ -374,46 +374,13 @@ class FoldedRun:
         """Fold rows of its newest part that were written since; `last` is the last one."""
         found = [(row, own_commit(row)) for row in rows]
         commits = [(row, Point(last.run, row.seq), header) for row, header in found if header is not None]
-        self._history.grow(self._added, commits, last)
+        self._history.grow(self.run, self._rows, commits)
         self._take()
 
     def _take(self) -> None:
         log, steps = self._history.log, self._history.steps
         for index in range(len(self.entries), len(log)):
             self.entries.append(log[index]._replace(commit=changed(log[index].commit, step=steps[index])))
-
-
-@dataclass(slots=True)
-class _AddedRun:
-    """A run while it is added to a log.
-
-    Attributes:
-        rows: its rows.
-        schema_at: returns the schema that folds a row.
-        state: the state that it continues from.
-        heads: the log indexes of the commits that it continues from.
-        first: the version of its first commit in the log.
-        parents: the rows that it continues from.
-        broken: why a commit of it, or before it, cannot be read; "" if all can.
-        settled: the number of its commits up to the last settled one.
-        trunk_index: the log index of that one.
-        last: its last row.
-        ids: the local ids of its commits so far.
-        indexes: their log indexes.
-    """
-
-    rows: RunRows
-    schema_at: Callable[[Row], Schema]
-    state: ImmutableState
-    heads: list[int]
-    first: int
-    parents: tuple[Point, ...]
-    broken: str
-    settled: int = 0
-    trunk_index: int | None = None
-    last: Point = Point("", -1)  # noqa: RUF009 - a value
-    ids: list[str] = field(default_factory=list)
-    indexes: list[int] = field(default_factory=list)
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()

@@ -26,7 +26,7 @@ class Checked(NamedTuple):
 
     fix: str | None
     into: str
-    modes: frozenset[str] = frozenset()
+    modes: tuple[str, ...] = ()
 
 
 class Mapped(NamedTuple):
@@ -39,7 +39,7 @@ class Mapped(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DrawnGraph:
-    """A graph as far as a run has stored it.
+    """A graph as far as a run has stored it: `record_codec.decode` reads what `graph.spec.drawing_facts` gave.
 
     Attributes:
         name: its name.
@@ -62,26 +62,6 @@ class DrawnGraph:
     checks: Mapping[str, Checked] = field(default_factory=dict)
     maps: Mapping[str, Mapped] = field(default_factory=dict)
     inner: Mapping[str, DrawnGraph] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> DrawnGraph:
-        """The graph of what `graph.spec.drawing_facts` gave, also through JSON."""
-        return cls(
-            facts["name"],
-            {node: (shape, label) for node, (shape, label) in facts["looks"].items()},
-            tuple(
-                [
-                    Edge(source, target, bool(conditional), bool(on_error), into=into or None)
-                    for source, target, conditional, on_error, into in facts["edges"]
-                ]
-            ),
-            {(source, target): label for source, target, label in facts["labels"]},
-            tuple([FieldShape(**shape) for shape in facts["fields"]]),
-            facts["text"],
-            {node: Checked(fix, into, frozenset(modes)) for node, (fix, into, modes) in facts["checks"].items()},
-            {node: Mapped(*fields) for node, fields in facts["maps"].items()},
-            {name: cls.of(graph) for name, graph in facts["inner"].items()},
-        )
 
     def kind(self, node: str) -> str:
         """The kind of the steps of a node."""
@@ -117,13 +97,7 @@ class DrawnGraph:
         """The JSON form: its nodes and edges, without positions."""
         nodes = [{"name": node, "kind": self.kind(node), "label": label} for node, (_, label) in self.looks.items()]
         edges = [
-            {
-                "source": edge.source,
-                "target": edge.target,
-                "label": self.labels.get((edge.source, edge.target), ""),
-                "conditional": edge.conditional,
-                "on_error": edge.on_error,
-            }
+            {**dict(zip(Edge._fields[:4], edge, strict=False)), "label": self.labels.get(edge[:2], "")}
             for edge in self.edges
         ]
         return {"name": self.name, "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes], "edges": edges}

@@ -692,9 +692,8 @@ class _Maker:
         below: list[RecordStep] = []
         for one in sorted(inside.get(local, ()), key=self._order.__getitem__):
             below += self._steps(inside, one, fields["id"])
-        calls = fields.get("lm", ())
-        spans = [(call.started, call.started + call.seconds) for call in calls]
-        spans += [(one.started, one.started + one.seconds) for one in below if one.started is not None]
+        timed = [*fields.get("lm", ()), *below]
+        spans = [(one.started, one.started + one.seconds) for one in timed if one.started is not None]
         if fields.get("started") is not None:
             spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
         if below or fields.get("started") is None:

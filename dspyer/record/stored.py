@@ -50,7 +50,7 @@ from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
@@ -150,7 +150,7 @@ def drawn_graph(store: Store, run: RunRow) -> DrawnGraph | None:
 
 @lru_cache(KEPT)
 def _graph_of(drawing: bytes) -> DrawnGraph:
-    return DrawnGraph.of(json.loads(drawing))
+    return decode(DrawnGraph, json.loads(drawing))
 
 
 # --- records
@@ -426,18 +426,16 @@ class RunReader:
                 continue
             if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
                 self._end, self._is_ended = None, row.kind == RowKind.END
-            if not is_readable(row):
-                if row.kind not in COMMITS or row.header.get("scope"):  # else the commit says what is wrong with it
-                    self._damage(row, _reason(row))
-                continue
+            reason, place = "", f"row-{row.seq}"
             try:
-                self._read(row)
+                if is_readable(row):
+                    self._read(row)
+                elif row.kind not in COMMITS or row.header.get("scope"):  # else the commit says what is wrong with it
+                    reason = _reason(row)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others are shown
-                self._damage(row, f"{type(error).__name__}: {error}")
-
-    def _damage(self, row: Row, reason: str) -> None:
-        place = f"row-{row.seq}"
-        self._steps.of(place).damaged[place] = reason
+                reason = f"{type(error).__name__}: {error}"
+            if reason:
+                self._steps.of(place).damaged[place] = reason
 
     def _read(self, row: Row) -> None:
         fetch, decode, steps = self._reader.fetch, self._reader.decode, self._steps
@@ -518,14 +516,11 @@ def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
 
     order = sorted(range(len(log)), key=lambda i: (i >= settled, log[i].commit.step, log[i].commit.branch))
     moved = {old: new for new, old in enumerate(order)}
-    ordered = []
-    for new, old in enumerate(order):
-        entry = log[old]
-        ordered.append(
-            entry._replace(
-                commit=changed(entry.commit, version=first + new if old < settled else None),
-                parents=tuple(moved[parent] for parent in entry.parents),
-                winners={path: moved[winner] for path, winner in entry.winners.items()},
-            )
+    return [
+        log[old]._replace(
+            commit=changed(log[old].commit, version=first + new if old < settled else None),
+            parents=tuple([moved[parent] for parent in log[old].parents]),
+            winners={path: moved[winner] for path, winner in log[old].winners.items()},
         )
-    return ordered
+        for new, old in enumerate(order)
+    ]

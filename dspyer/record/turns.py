@@ -115,21 +115,15 @@ def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]
     for one in run.inside.get(scope, ()):
         if len(one) > len(scope):  # `()` is inside of itself
             below.setdefault(whole_execution(one[-1]), []).append(one)
-    nodes: dict[str, str] = {}
-    if below:  # one that is open has no commit: its node is that to which a branch has led
-        nodes = {stop.local: stop.node for stop in Branches(commits).stops("", "stopped")}
-    ended: set[str] = set()
-    for commit in commits:
-        own = Address.parse(commit.id).own if below else commit.id
-        nodes[own] = commit.node
+    made = {Address.parse(commit.id).own if below else commit.id: commit for commit in commits}
+    # One that is open has no commit: its node is that to which a branch has led.
+    nodes = {stop.local: stop.node for stop in Branches(commits).stops("", "stopped")} if below else {}
+    nodes |= {own: commit.node for own, commit in made.items()}
+    for own in dict.fromkeys([*made, *below]):
         # A node that runs a graph has the turns of that graph in its patch, too.
         if own not in below:
-            yield from (_turn(name, commit, message, results) for message in _turn_messages(commit))
-        ended.add(own)
+            yield from (_turn(name, made[own], message, results) for message in _turn_messages(made[own]))
         for one in below.get(own, ()):
-            yield from _turns(run, one, *_name_of(one, commit.node, prefix))
-    for own in [one for one in below if one not in ended]:
-        for one in below[own]:
             yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
 
 

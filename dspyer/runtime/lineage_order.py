@@ -50,27 +50,21 @@ def changes_of(
 
     `before` and `after` are the states with which it began and ended.
     """
-    begun, *order = ancestry(log, [len(log) - 1])
+    begun, *later = ancestry(log, [len(log) - 1])
     found: dict[str, Any] = {}  # a list of updates; None for a field without reducer, which is compared below
-    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
-        if schema.reducer(name) is None:
-            found[name] = None
-        elif isinstance(update, Updates):
-            found[name] = list(update.updates[1:])  # the first one is the input
-    for index in order:
+    for index in (begun, *later):
         for name, update in log[index].commit.patch.items():
             if schema.reducer(name) is None:
                 found[name] = None
-            else:
+            elif index != begun:
                 found.setdefault(name, []).append(update)
-    for name, updates in list(found.items()):
-        if updates is not None:
-            found[name] = Updates(*updates)
-        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
-            del found[name]
-        else:
-            found[name] = after.raw(name, DELETE)
-    return found
+            elif isinstance(update, Updates):  # the input, and what a router at START wrote
+                found[name] = list(update.updates[1:])
+    return {
+        name: after.raw(name, DELETE) if updates is None else Updates(*updates)
+        for name, updates in found.items()
+        if updates is not None or not same(before.raw(name, DELETE), after.raw(name, DELETE))
+    }
 
 
 def rejected_in(run: RunState, checks: Mapping[str, FinderNode]) -> set[str]:
@@ -160,5 +154,5 @@ def trace_steps_of(
 
 def uncredited(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> list[Steps]:
     """The traces of the trials that did not lead to the result, in their order."""
-    trials = credited_in(run, graph.searches)
-    return [traces[trial] for execution in trials for trial, led in trials[execution] if not led and trial in traces]
+    trials = credited_in(run, graph.searches).values()
+    return [traces[trial] for made in trials for trial, led in made if not led and trial in traces]

@@ -49,13 +49,12 @@ def checks_in(
     checks: Mapping[str, FinderNode],
 ) -> list[LoggedChecks]:
     """The commits of one log, if a check has refused something there."""
-    for entry in log:
-        check = checks.get(entry.commit.node)
-        if check is not None and check.rejects(entry.commit.route):
-            # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
-            bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
-            return [LoggedChecks(scope, bare, prefix, nodes, checks)]
-    return []
+    commits = [entry.commit for entry in log]
+    if not any(one.node in checks and checks[one.node].rejects(one.route) for one in commits):
+        return []
+    # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
+    bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
+    return [LoggedChecks(scope, bare, prefix, nodes, checks)]
 
 
 _NO_STATE = ImmutableState()
@@ -143,40 +142,24 @@ def _is_empty(update: Any) -> bool:
 
 
 def _example(repair: Repair, commit: str, into: str, redactor: Redactor | None) -> dspy.Example:
-    shown = _Shown(redactor, repair.reads, repair.writes)
-    values = {
-        PROBLEMS: [shown.problems(into, found) for found in repair.problems],
-        "rejected": [shown.outputs(one) for one in repair.rejected],
-        "commit": commit,
-        **shown.inputs(repair.inputs),
-        **shown.outputs(repair.accepted),
-    }
-    return dspy.Example(**shown.texts(values)).with_inputs(*repair.inputs)
+    """A repair as plain values, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
 
-
-class _Shown:
-    """Plain values of an example, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
-
-    def __init__(self, redactor: Redactor | None, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
-        self._redactor = redactor
-        self._reads = reads
-        self._writes = writes
-
-    def inputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._plain(self._reads[name], value) for name, value in values.items()}
-
-    def outputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._plain(self._writes[name], value) for name, value in values.items()}
-
-    def problems(self, into: str, value: Any) -> Any:
-        return self._plain(into, value)
-
-    def texts(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Hides what is hidden in one value also where the texts of others repeat it."""
-        return values if self._redactor is None else {name: self._redactor.redact(one) for name, one in values.items()}
-
-    def _plain(self, field: str, value: Any) -> Any:
-        if self._redactor is None:
+    def plain(field: str, value: Any) -> Any:
+        if redactor is None:
             return thaw(value)
-        self._redactor.learn_value((field,), value)
-        return thaw(self._redactor.redaction.value((field,), value))
+        redactor.learn_value((field,), value)
+        return thaw(redactor.redaction.value((field,), value))
+
+    def shown(fields: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: plain(fields[name], value) for name, value in values.items()}
+
+    values = {
+        PROBLEMS: [plain(into, found) for found in repair.problems],
+        "rejected": [shown(repair.writes, one) for one in repair.rejected],
+        "commit": commit,
+        **shown(repair.reads, repair.inputs),
+        **shown(repair.writes, repair.accepted),
+    }
+    if redactor is not None:  # by now it knows what all of them hide
+        values = {name: redactor.redact(one) for name, one in values.items()}
+    return dspy.Example(**values).with_inputs(*repair.inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
 from dspyer.values.freezing import freeze
@@ -47,7 +46,7 @@ def items_of_run(run: Any, node: str) -> Items:
 def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
     """The facts of a run as this process knows them."""
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
-    drawn = DrawnGraph.of(drawing_facts(graph))
+    drawn = decode(DrawnGraph, drawing_facts(graph))
     steps = RunSteps(prefixes[1][:-1], drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
     labels = {entry.commit.id: prefix_at(index, *prefixes)[:-1] for index, entry in enumerate(run._log)}
     for entry in run._entries:
@@ -66,11 +65,14 @@ def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]
             steps.of(local).posts.append(replace(event, execution=local))
     for call in run.lm_calls:
         steps.of(call.execution).calls.append(call)
-    for execution, value in ({} if run._kept is None or depth else run._kept[0]).items():
+    items, questions = ({}, {}) if run._kept is None or depth else run._kept
+    for execution, value in items.items():
         if outermost_execution(execution) not in steps.places:  # else the commit has it
             steps.of(execution).items[execution] = freeze(value)
-    for asked in _questions_of(run):
-        steps.ask(asked)
+    asked_at = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
+    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers if questions}
+    for one in questions.values():
+        steps.ask(StepQuestion(one, asked_at.get(one.id), answers.get(one.id)))
     failed = [attempt for failed in run._failures for attempt in failed.all_attempts]
     return steps, RunEnding(run.status, run._ended, run.usage, run.failures, failed)
 
@@ -86,11 +88,3 @@ def turns_of_run(run: Any) -> tuple[Turn, ...]:
         inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
     own = [entry.commit for entry in run._log]
     return turns_in({run._scope: own, **inner}, run._graph.name, run.answers, run._scope)
-
-
-def _questions_of(run: Any) -> Sequence[StepQuestion]:
-    if run._kept is None or run._depth:
-        return ()
-    times = {event.question.id: event.at for event in run.events if isinstance(event, Asked)}
-    answers = {one.question.id: replace(one, value=freeze(one.value)) for one in run.answers}
-    return [StepQuestion(one, times.get(one.id), answers.get(one.id)) for one in run._kept[1].values()]
