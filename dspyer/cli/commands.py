@@ -131,16 +131,14 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, json_of
-    from dspyer.display import maps_of
+    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info, record = t.info(run).to_dict(), t.record(run)
-        items, answers = maps_of(record), [one.to_dict() for one in record.answers()]
+        info, (items, answers) = t.info(run).to_dict(), items_and_answers(t, run)
         if common.as_json:
             info |= {"items": [one.to_dict() for one in items], "answers": answers}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})

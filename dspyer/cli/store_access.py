@@ -16,13 +16,14 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import commit_answer, execution_answer, stops_of
+from dspyer.display import commit_answer, execution_answer, maps_of, stops_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.extend import Address, full_id
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
+from dspyer.record import Items
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -63,6 +64,12 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
         except LookupError:  # it has failed before its node was called: a join, a route
             continue
     return calls
+
+
+def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], list[dict[str, Any]]]:
+    """The items of the maps that a run has reached, and the answers to its questions."""
+    record = t.record(run)
+    return maps_of(record), [one.to_dict() for one in record.answers()]
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
