@@ -119,7 +119,7 @@ class BeginOptions(KindOptions):
             goto=(*self.modes, *((COMPACT,) if self.compact else ())),
             inputs=self.inputs,
             modes=tuple(self.modes),
-            entry=Entry(self.compact, renderings),
+            entry=TurnEntry(self.compact, renderings),
             none_by_default=frozenset(
                 name for name, field in options.schema.fields.items() if field.fixed_default is None
             ),
@@ -132,7 +132,7 @@ class BeginOptions(KindOptions):
         return f'graph.add_node("{name}", agents.add_task_to_messages())'
 
 
-class Entry(NamedTuple):
+class TurnEntry(NamedTuple):
     """The way to the next turn.
 
     Attributes:
@@ -169,7 +169,7 @@ class BeginNode(Node):
 
     inputs: tuple[str, ...]
     modes: tuple[str, ...]
-    entry: Entry
+    entry: TurnEntry
     none_by_default: frozenset[str]
 
     def script(self, call: Call) -> Script[Reply]:
@@ -336,7 +336,7 @@ class SettleOptions(KindOptions):
             rules=self.rules,
             routes=routes,
             guards=guards,
-            entry=Entry(self.compact, renderings),
+            entry=TurnEntry(self.compact, renderings),
             after=self.after,
         )
         return Built(node, None, tuple(problems))
@@ -376,7 +376,7 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
-    entry: Entry
+    entry: TurnEntry
     after: str = END
 
     def script(self, call: Call) -> Script[Reply]:
