@@ -38,7 +38,8 @@ class ToolCall(NamedTuple):
         value: the result; None as long as there is none.
         error: whether the result says why there is no other; None as long as there is none.
         problems: what the check of the tool has found in the result.
-        answer: the answer to the question about the call; None for no question, or no answer yet.
+        answer: the answer to the question about the call; None for no question, or no answer yet. Of a call that a
+            check has repeated, the one that agreed to the call whose result is there.
     """
 
     id: str
@@ -87,8 +88,19 @@ def turns_in(logs: Logs, name: str, answers: Iterable[Answer], scope: Scope = ()
         inside.setdefault(one[:-1], []).append(one)
     given: dict[str, Answer] = {}
     for answer in answers:
-        given.setdefault(answer.question.execution, answer)
+        execution = answer.question.execution
+        if _agrees(answer):
+            # A check repeats a call as a part of it, which is asked about again: the result is of the last one made.
+            given[whole_execution(execution)] = answer
+        else:
+            given.setdefault(execution, answer)
     return tuple(_turns(_Agents(logs, inside, given), scope, name, ""))
+
+
+def _agrees(answer: Answer) -> bool:
+    value = thaw(answer.value)
+    ok = value.get("ok") if isinstance(value, dict) else getattr(value, "ok", value)
+    return answer.question.call is not None and ok is True
 
 
 def _place(scope: Scope) -> list[Any]:

@@ -220,6 +220,28 @@ def test_what_waits_or_was_resumed(mode: str, tmp_path: Any) -> None:
     assert run.trajectory[0].calls[1].answer is None
 
 
+SECOND = [(True, "bob"), (agents.Approval(True, args={"a": 3, "b": 3}), "bob"), ({"ok": True}, "bob"), (False, "ada")]
+
+
+@pytest.mark.parametrize(("second", "by"), SECOND)
+def test_a_repeated_call_has_the_answer_of_who_agreed_to_it(second: Any, by: str, tmp_path: Any) -> None:
+    """The check repeats the call that ada has edited; bob is asked about the repeated one."""
+
+    def check(args: dict[str, int], result: int) -> dict[str, Any]:
+        return {"problems": ["odd"], "args": {"a": 1, "b": 3}} if result % 2 else {"problems": []}
+
+    agent = agents.tool_loop("question -> answer", [agents.tool(add, approve=True, check=check)])
+    with ScriptedLM([turn(("add", {"a": 1, "b": 1})), SUBMIT]):
+        thread = agent.compile(store=tmp_path / "runs.db").thread("t")
+        (first,) = start(thread).questions
+        (again,) = thread.resume({first.id: agents.Approval(True, args={"a": 1, "b": 2})}, by="ada").questions
+        run = thread.resume({again.id: second}, by="bob")
+    answer = run.trajectory[0].calls[0].answer
+    assert answer is not None
+    assert answer.by == by
+    assert [one.by for one in run.answers] == ["ada", "bob"]
+
+
 class Pad(BaseModel):
     note: str = ""
 
