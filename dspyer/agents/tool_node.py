@@ -19,6 +19,7 @@ would come too early, since the policy decides outside of it whether there is an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -193,7 +194,9 @@ def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
 
     def checked(answer: bool | Approval) -> bool | Approval:
         if isinstance(answer, Approval) and answer.ok and answer.args is not None:
+            json.dumps(answer.args, allow_nan=False, default=str, skipkeys=True)  # NaN would be kept as null
             validate(answer.args)
+            validate(storable(answer.args))  # as the call will have them: a Decimal is kept as a text
         return answer
 
     return Annotated[bool | Approval, AfterValidator(checked)]

@@ -93,7 +93,7 @@ def router(
             thread. The client chooses the name: put the user that you have authenticated before it, or raise
             Starlette's `HTTPException(403)` here. For the empty name it returns what the names that are listed begin
             with.
-        by: gets the request, and returns who answers: `Answer.by`.
+        by: gets the request of an answer, and returns who answers, `Answer.by`, or raises `HTTPException`.
         if_open: what new inputs do to an open run, as in `thread.run`.
         recover: whether `program.recover()` is called once in the background, and again after a minute, when the leases
             of owners in other containers have ended: at the start of an app whose lifespan is that of the router,

@@ -200,6 +200,7 @@ class Service(NamedTuple):
                     pass
         finally:
             leaving.cancel()
+        await stream.aclose()  # if the client has left, the loop ends before the run
         run = stream.run
         if run.status == "failed":
             logger.error("run %s failed; its client was told so", run.run_id, exc_info=run.error)

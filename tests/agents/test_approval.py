@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,32 @@ def test_edited_arguments_that_do_not_fit_are_refused_in_a_sub_agent_too(inside:
     assert (office.thread.status, len(office.thread.questions), office.thread.answers) == ("interrupted", 1, ())
     run, _ = office.resume(Approval(True, args={"to": "Ada", "amount": 5}), *[SUBMIT] * (inside + 1))
     assert (run.status, office.made) == ("completed", [5])
+
+
+@pytest.mark.parametrize(
+    ("amount", "kind"),
+    [(float("nan"), float), (float("nan"), float | None), (json.loads("1e999"), float | None), (Decimal("4.5"), float)],
+    ids=str,
+)
+def test_numbers_that_no_call_can_have_are_refused(amount: Any, kind: Any) -> None:
+    """They would be kept as null or as a text: the answer would be lost, or the tool called with null."""
+    made: list[Any] = []
+
+    def pay(amount: Any) -> str:
+        """Pays."""
+        made.append(amount)
+        return "paid"
+
+    pay.__annotations__["amount"] = kind
+    thread = agent(agents.tool(pay, approve=True), store=Memory()).thread("t")
+    with ScriptedLM([turn(("pay", {"amount": 9.5})), SUBMIT]):
+        asked = start(thread).questions[0]
+        for answer in (Approval(True, args={"amount": amount}), {"ok": True, "args": {"amount": amount}}):
+            with pytest.raises(InputError, match="The question is open"):
+                thread.resume({asked.id: answer})
+        assert (thread.status, thread.answers, made) == ("interrupted", (), [])
+        assert thread.resume({asked.id: Approval(True, args={"amount": 4.5})}).status == "completed"
+    assert made == [4.5]
 
 
 WRONG_TO = (

@@ -246,6 +246,29 @@ def test_a_client_that_leaves_stops_its_run(calls: Calls, headers: dict[str, str
     assert calls.made == ["wait Ada"] * 2
 
 
+def test_a_client_that_leaves_while_a_plain_function_runs_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The function ends, and the run stops behind it: nothing of that is for the log of the server."""
+    left = threading.Event()
+
+    def wait(customer: str) -> dict[str, Any]:
+        assert left.wait(PATIENCE)
+        for _ in range(20):  # in the meantime the server hears of it
+            time.sleep(0.01)
+        return {"draft": customer}
+
+    graph = Graph(Mail, inputs=["customer"], name="Mails").add_node(wait, writes=["draft"])
+    graph.add_node("last", lambda: None, writes=[])
+    with service(graph.add_path(START, "wait", "last", END).compile(store=":memory:")) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/1", json={"customer": "Ada"}, timeout=0.5)
+        left.set()
+        status = "running"
+        while status == "running":
+            status = client.get("/1").json()["status"]
+        assert status == "stopped"
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
 def test_a_busy_thread_and_a_stop_from_another_request(calls: Calls) -> None:
     with service(calls.waiting()) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/1", json={"customer": "Ada"})
@@ -308,6 +331,26 @@ def test_the_application_names_the_thread(calls: Calls, kind: str) -> None:
         assert client.get("/2", headers={"x-user": "bob"}).status_code == 404
         assert client.get("/a%2F1").status_code == 404
     assert program.threads() == ["ada/1", "bob/1"]
+
+
+def test_who_may_not_answer_is_refused_by_the_application(calls: Calls) -> None:
+    """A customer starts and reads runs; who approves them has a router of their own."""
+
+    def supervisor(request: Request) -> str:
+        if user(request) != "boss":
+            raise HTTPException(403, "you may not approve")
+        return user(request)
+
+    program = calls.mails()
+    with service(program, by=supervisor) as client:
+        asked = client.post("/1", json={"customer": "Ada"}).json()["questions"][0]["id"]
+        for given in ({}, EVENTS):
+            refused = client.post("/1/answers", json={asked: True}, headers=given)
+            assert (refused.status_code, refused.json()["error"]["message"]) == (403, "you may not approve")
+        assert (client.get("/1").json()["status"], calls.made) == ("interrupted", ["write Ada"])
+    with service(program, "boss", thread=lambda _, name: name.replace(":", "/"), by=supervisor) as client:
+        assert client.post("/ada:1/answers", json={asked: True}).json()["outputs"]["status"] == "sent"
+        assert [one["by"] for one in client.get("/ada:1").json()["answers"]] == ["boss"]
 
 
 def test_an_error_of_the_application_is_one_of_the_server(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
