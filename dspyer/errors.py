@@ -75,10 +75,7 @@ REMOVED: dict[str, str] = {
     "ArchivedThread.conflicts": "thread.record(): each of its joins has its conflicts",
     "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
     "optimize.cache": "add_node(cache=True), for functions; DSPy's cache has the LM calls",
-    "Thread.run(abandon=)": "thread.run(inputs, if_open='abandon')",
-    "Thread.arun(abandon=)": "thread.arun(inputs, if_open='abandon')",
-    "Thread.stream(abandon=)": "thread.stream(inputs, if_open='abandon')",
-    "Thread.astream(abandon=)": "thread.astream(inputs, if_open='abandon')",
+    **{f"Thread.{n}(abandon=)": f"thread.{n}(inputs, if_open='abandon')" for n in ("run", "arun", "stream", "astream")},
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""

@@ -552,7 +552,7 @@ class Answered(Event):
         """Return what happened in a few words."""
         one = self.answer
         by, comment = f" by {one.by}" if one.by else "", f": {one.comment}" if one.comment else ""
-        return f"{one.question.key}: answered with {brief(thaw(one.value), 160)}{by}{comment}"
+        return f"{one.question.key}: answered{by} with {brief(thaw(one.value), 160)}{comment}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,9 +368,15 @@ class CallOfTurn(NamedTuple):
     name: str
     arguments: str
 
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments."""
+        found: dict[str, Any] = json.loads(self.arguments)
+        return found
+
     def shown(self, result: Piece, how: Shown, ages: Mapping[str, int]) -> tuple[dict[str, Any], Any]:
         """The arguments and the value as the tool shows them; of a render, the value None leaves out the call."""
-        args = json.loads(self.arguments) if result.args is None else result.args
+        args = self.args if result.args is None else result.args
         if self.name not in how.renders:
             return args, result.value
         # A render may change what it gets, and pieces are shared by all turns to come.
@@ -922,14 +928,6 @@ def noted(value: Any, args: Mapping[str, Any] | None, problems: Sequence[str]) -
     return value
 
 
-class RequestedCall(NamedTuple):
-    """A call of a tool, as an assistant message has it."""
-
-    id: str
-    name: str
-    args: dict[str, Any]
-
-
 class LastTurn(NamedTuple):
     """The last turn of a conversation.
 
@@ -941,7 +939,7 @@ class LastTurn(NamedTuple):
     """
 
     mode: str
-    unanswered: list[RequestedCall]
+    unanswered: list[CallOfTurn]
     forced: str = ""
     id: str = ""
 
@@ -954,12 +952,12 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
     return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""), message.raw("id"))
 
 
-def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:
+def unanswered_calls(messages: FrozenList[Any]) -> list[CallOfTurn]:
     """The calls of the last turn that have no result; none if there is no turn."""
     return _last_turn_message(messages)[1]
 
 
-def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[RequestedCall]]:
+def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[CallOfTurn]]:
     answered = set()
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
@@ -967,17 +965,8 @@ def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] 
         if role == "tool":
             answered.add(message.raw("tool_call_id"))
         elif role == "assistant" and message.raw("tool_calls", None):
-            return message, [call for call in tool_calls_of(message) if call.id not in answered]
+            return message, [call for call in converted(message).calls if call.id not in answered]
     return None, []
-
-
-def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:
-    """The tool calls of an assistant message."""
-    found = message.raw("tool_calls", None)
-    return [
-        RequestedCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in (() if found is None else found)
-    ]
 
 
 def turns_of_task(messages: FrozenList[Any]) -> int:

@@ -453,21 +453,8 @@ def tool_loop(
         3
     """
     modes = {REACT: Mode(tools=tools)}
-    common = AgentOptions(
-        max_turns,
-        context,
-        config,
-        lm,
-        schema,
-        check,
-        max_fixes,
-        accept,
-        name,
-        warn_at,
-        max_demo_turns,
-        max_result,
-        compact,
-    )
+    prompt = warn_at, max_demo_turns, max_result, compact
+    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name, *prompt)
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
 
@@ -530,21 +517,8 @@ def modes(
         >>> run.state["report"], run.state["mode"]
         ('done', 'work')
     """
-    common = AgentOptions(
-        max_turns,
-        context,
-        config,
-        lm,
-        schema,
-        check,
-        max_fixes,
-        accept,
-        name,
-        warn_at,
-        max_demo_turns,
-        max_result,
-        compact,
-    )
+    prompt = warn_at, max_demo_turns, max_result, compact
+    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name, *prompt)
     return _agent(signature, modes, start, common, shows_mode=True)
 
 

@@ -21,8 +21,8 @@ from dspyer.agents.conversation import (
     PROBLEMS,
     READ_RESULT,
     SUBMIT,
+    CallOfTurn,
     Rendering,
-    RequestedCall,
     Shown,
     last_turn,
     plan_renderings,
@@ -119,8 +119,7 @@ class BeginOptions(KindOptions):
             goto=(*self.modes, *((COMPACT,) if self.compact else ())),
             inputs=self.inputs,
             modes=tuple(self.modes),
-            compact=self.compact,
-            renderings=renderings,
+            entry=TurnEntry(self.compact, renderings),
             none_by_default=frozenset(
                 name for name, field in options.schema.fields.items() if field.fixed_default is None
             ),
@@ -131,6 +130,25 @@ class BeginOptions(KindOptions):
         """The line of a program's source that adds the node."""
         del show
         return f'graph.add_node("{name}", agents.add_task_to_messages())'
+
+
+class TurnEntry(NamedTuple):
+    """The way to the next turn.
+
+    Attributes:
+        compact: when a summary is written; None for never.
+        renderings: how each mode is shown messages.
+    """
+
+    compact: Compact | None
+    renderings: Mapping[str, Rendering]
+
+    def to(self, mode: str, call: Call, new: Sequence[Mapping[str, Any]]) -> str:
+        """The next node on the way to a mode, after `new` messages: the mode, or the node that writes a summary."""
+        if self.compact is None:
+            return mode
+        messages = call.state.raw("messages").plus([freeze(message) for message in new])
+        return COMPACT if self.compact.is_due(messages, self.renderings[mode].bound(call)) else mode
 
 
 def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
@@ -146,14 +164,12 @@ class BeginNode(Node):
         inputs: the inputs of the task.
         none_by_default: those of them that are None if they are left out; then the model is not shown them.
         modes: the modes.
-        compact: when a summary is written; None for never.
-        renderings: how each mode is shown messages, if one may be.
+        entry: decides what comes before the first turn.
     """
 
     inputs: tuple[str, ...]
     modes: tuple[str, ...]
-    compact: Compact | None
-    renderings: Mapping[str, Rendering]
+    entry: TurnEntry
     none_by_default: frozenset[str]
 
     def script(self, call: Call) -> Script[Reply]:
@@ -170,7 +186,7 @@ class BeginNode(Node):
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         new = [*left, task_message(given)]
         mode = current_mode(state, self.modes)
-        return Reply({"messages": new}, (_entry_to(mode, self.compact, self.renderings, call, new),), True)
+        return Reply({"messages": new}, (self.entry.to(mode, call, new),), True)
 
     def amended(
         self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
@@ -195,20 +211,6 @@ class BeginNode(Node):
                 )
         turn = last_turn(state.raw("messages"))
         return answers, ADDED.format(turn.id), {"role": "user", "content": text}
-
-
-def _entry_to(
-    mode: str,
-    compact: Compact | None,
-    renderings: Mapping[str, Rendering],
-    call: Call,
-    new: Sequence[Mapping[str, Any]],
-) -> str:
-    """The node that comes before the next turn of a mode: the mode itself, or the one that writes a summary before."""
-    if compact is None:
-        return mode
-    messages = call.state.raw("messages").plus([freeze(message) for message in new])
-    return COMPACT if compact.is_due(messages, renderings[mode].bound(call)) else mode
 
 
 # --- submit
@@ -334,9 +336,8 @@ class SettleOptions(KindOptions):
             rules=self.rules,
             routes=routes,
             guards=guards,
-            renderings=renderings,
+            entry=TurnEntry(self.compact, renderings),
             after=self.after,
-            compact=self.compact,
         )
         return Built(node, None, tuple(problems))
 
@@ -365,9 +366,8 @@ class SettleNode(Node):
         rules: the modes, each with what may follow it.
         routes: the bound routes, by mode.
         guards: the bound guards, by mode.
-        renderings: how each mode is shown results.
+        entry: decides what comes before the next turn.
         after: where a branch goes when its outputs are accepted.
-        compact: when a summary is written; None for never.
     """
 
     bounded: bool = True
@@ -376,9 +376,8 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     routes: Mapping[str, BoundRule] = field(default_factory=dict)
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
-    renderings: Mapping[str, Rendering] = field(default_factory=dict)
+    entry: TurnEntry
     after: str = END
-    compact: Compact | None = None
 
     def script(self, call: Call) -> Script[Reply]:
         """End the turn."""
@@ -394,16 +393,17 @@ class SettleNode(Node):
         # took.
         for one in turn.unanswered:
             handoff = self._handoff(turn.mode, one, asked.get(one.id))
-            if one.name == SUBMIT:
-                found = submitted(self.submit, one.args)
+            if one.name in (SUBMIT, READ_RESULT):
+                how = self.entry.renderings[turn.mode].bound(call)
+                own = self.submit if one.name == SUBMIT else reader(call.state.raw("messages").raw_items(), how)
+                found = submitted(own, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
-                outputs = outputs if found.cause is not None else found.value
-            elif one.name == READ_RESULT:
-                read = reader(call.state.raw("messages").raw_items(), self.renderings[turn.mode].bound(call))
-                found = submitted(read, one.args)
-                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
+                outputs = found.value if one.name == SUBMIT and found.cause is None else outputs
             elif handoff is None:
-                results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
+                known = one.name in self.rules[turn.mode].tools
+                # Of an unknown one dspy.ReActV2 says the same.
+                text = f"{one.name} ended without a result" if known else f"Unknown tool: {one.name}"
+                results.append(tool_message(one.id, one.name, text, True))
             else:
                 refusal = lost.get(one.id)
                 if handoff.target is not None:
@@ -421,10 +421,8 @@ class SettleNode(Node):
             updates[MODE] = entered
         # Who has written again gets an answer: outputs from before are none.
         goes_on = outputs is None or routed is not None or bool(said)
-        if not goes_on:
-            return Reply(updates, (self.after,), True)
-        new = [*results, *said]
-        return Reply(updates, (_entry_to(entered or turn.mode, self.compact, self.renderings, call, new),), True)
+        target = self.entry.to(entered or turn.mode, call, [*results, *said]) if goes_on else self.after
+        return Reply(updates, (target,), True)
 
     def _routed(self, mode: str, call: Call) -> str | None:
         """The mode that the author's function names; None to let the model decide."""
@@ -440,7 +438,7 @@ class SettleNode(Node):
             )
         return found
 
-    def _handoff(self, mode: str, call: RequestedCall, asked: Handoff | None) -> Handoff | None:
+    def _handoff(self, mode: str, call: CallOfTurn, asked: Handoff | None) -> Handoff | None:
         """The handoff that a call asks for, by itself or by what its tool returned; None if it asks for none."""
         if asked is not None:
             return asked
@@ -463,11 +461,6 @@ class SettleNode(Node):
         # The docstring of a partial is that of `functools.partial`.
         fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
-
-    def _without_result(self, mode: str, call: RequestedCall) -> str:
-        if call.name in self.rules[mode].tools:
-            return f"{call.name} ended without a result"
-        return f"Unknown tool: {call.name}"  # as dspy.ReActV2 says it
 
 
 def _asked_for(call: Call) -> dict[str, Handoff]:
@@ -498,7 +491,7 @@ def _lost_updates(call: Call) -> dict[str, str]:
     return {call_id: LOST.format(list_names(paths)) for call_id, paths in found.items()}
 
 
-def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
+def _handoff_message(call: CallOfTurn, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
     """The result of a call that was left to the end of the turn."""
     value, error = handoff.message.get("value"), handoff.message.get("error", False)
     if refusal is not None:

@@ -131,21 +131,20 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, items_in, json_of
+    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info, items = t.info(run).to_dict(), items_in(t, run)
+        info, (items, answers) = t.info(run).to_dict(), items_and_answers(t, run)
         if common.as_json:
-            answers = [one.to_dict() for one in t.record(run).answers()]
             info |= {"items": [one.to_dict() for one in items], "answers": answers}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info, list(map(str, items)))  # before the state, which may not be readable
-            print_answers([one.to_dict() for one in t.record(run).answers()])
+            print_answers(answers)
             print_calls("LM calls of what failed", failed_calls(t, run), prompts)
             print_values("state", json_of(t.state(run)))
 

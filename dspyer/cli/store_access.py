@@ -16,7 +16,7 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import commit_answer, execution_answer, stops_of
+from dspyer.display import commit_answer, execution_answer, maps_of, stops_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.extend import Address, full_id
@@ -66,14 +66,10 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
-def items_in(t: ArchivedThread, run: str | None) -> list[Items]:
-    """The items of the maps that a run has reached; of a damaged graph none."""
-    try:
-        graph = t.graph(run)
-    except StoreError:  # the rest of the run is shown, and `dspyer graph` says what is wrong
-        graph = None
-    found = [t.items(name, run) for name in ([] if graph is None else graph.facts.maps)]
-    return [one for one in found if one.total]
+def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], list[dict[str, Any]]]:
+    """The items of the maps that a run has reached, and the answers to its questions."""
+    record = t.record(run)
+    return maps_of(record), [one.to_dict() for one in record.answers()]
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

@@ -127,10 +127,10 @@ def question_text(question: Record) -> str:
 
 
 def answered_text(answer: Record) -> str:
-    """An answer: the key of its question, the value, who gave it, and what was said with it."""
+    """An answer: the key of its question, who gave it (a long value may fill the line), and the comment."""
     by = f" by {answer['by']}" if answer["by"] else ""
     comment = f": {answer['comment']}" if answer["comment"] else ""
-    return f"{answer['question']['key']!r} answered with {value_text(answer['value'])}{by}{comment}"
+    return f"{answer['question']['key']!r} answered{by} with {value_text(answer['value'])}{comment}"
 
 
 def print_answers(answers: Sequence[Record]) -> None:

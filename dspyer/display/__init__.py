@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         conflicts_of,
         execution_answer,
         items_of,
+        maps_of,
         posts_of,
         run_answer,
         steps_of,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "GraphPicture", "RunPath", "Stats", "Tokens"]
 __all__ += ["commit_answer", "commit_row", "conflicts_of", "cost_text", "count_of", "count_stats", "count_tokens"]
 __all__ += ["cut_within", "describe_run", "draw_graph", "draw_mermaid", "draw_svg", "drawing_of", "duration_text"]
-__all__ += ["execution_answer", "items_of", "part_of", "posts_of", "run_answer", "steps_of", "stops_of", "table_html"]
-__all__ += ["table_lines", "write_page"]
+__all__ += ["execution_answer", "items_of", "maps_of", "part_of", "posts_of", "run_answer", "steps_of", "stops_of"]
+__all__ += ["table_html", "table_lines", "write_page"]
 
 # By module. A program that draws nothing loads no drawings.
 _HOMES = {
@@ -41,7 +42,7 @@ _HOMES = {
     "graph_svg": "GraphDrawing RunPath draw_graph draw_svg drawing_of",
     "report": "ErrorText describe_run",
     "run_file": "PAGE RECORD",
-    "run_page": "commit_answer commit_row conflicts_of execution_answer items_of posts_of run_answer"
+    "run_page": "commit_answer commit_row conflicts_of execution_answer items_of maps_of posts_of run_answer"
     " steps_of stops_of write_page",
     "stats": "Stats count_stats",
     "tables": "table_html table_lines",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from dspyer.errors import StoreError
 from dspyer.events import LMCall, is_built_in, path_of_event, told
 from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.patch import encode_update
-from dspyer.record import Record, RecordStep
+from dspyer.record import Items, Record, RecordStep
 from dspyer.record_codec import changed
 from dspyer.values import json as encoding
 
@@ -55,7 +55,7 @@ def run_answer(record: Record) -> dict[str, Any]:
         "questions": questions,
         "answers": [one.to_dict() for one in record.answers()],
         "failures": [failure.to_dict() for failure in record.failures],
-        "maps": maps_of(record),
+        "maps": [one.to_dict() for one in maps_of(record)],
         "count": count,
     }
 
@@ -164,27 +164,27 @@ def posts_of(record: Record) -> list[dict[str, Any]]:
     return [changed(post, execution=step.id).to_dict() for post, step in sorted(found, key=lambda one: one[0].seq)]
 
 
-def maps_of(record: Record) -> list[dict[str, Any]]:
+def maps_of(record: Record) -> list[Items]:
     """The maps of the run's own graph that it has reached: at the last visit of each, how many items are how far."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[str, int]] = {}  # by node: the last visit, and how many items it has been given
     counts: dict[str, Counter[str]] = {}
     for step in record.steps:
         mapped = record.graph.maps.get(step.node)
         if step.parent is None and mapped is not None:
             # An item that has failed its map has no step of its own.
             counts[step.id] = Counter(failed=int(step.failure is not None and step.failure.index is not None))
-            found[step.node] = {"node": step.node, "total": 0, "id": step.id}
+            given: Sized = ()
             if step.commit is None and step.after:  # without a commit, only the list says how many there are
                 with suppress(StoreError):  # of a damaged state, those that have left something are counted
                     given = step.sent.get(mapped.over, record.state(step.after[0]).get(mapped.over, ()))
-                    found[step.node]["total"] = len(given)
+            found[step.node] = step.id, len(given)
         elif step.kind in ITEMS and step.parent in counts:
             counts[step.parent][step.status] += 1
-    for one in found.values():
-        of_map = counts[one.pop("id")]
-        one["total"] = max(one["total"], of_map.total())
-        one |= {status: of_map[status] for status in ("done", "failed", "waiting")}
-    return [one for one in found.values() if one["total"]]
+    items = []
+    for node, (visit, total) in found.items():
+        of = counts[visit]
+        items.append(Items(node, max(total, of.total()), of["done"], of["failed"], of["waiting"], {}, {}))
+    return [one for one in items if one.total]
 
 
 ITEMS = ("item", "trial")

@@ -24,7 +24,7 @@ from dspyer.lm.parameters import modules_in
 from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
-from dspyer.nodes.interrupt import answer_fields
+from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.router import Router, RouterOptions
@@ -250,12 +250,12 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
 
 def warn_of_lasting_answers(graph: GraphSpec) -> None:
     """Warn of answers that the next run of a thread would begin with. To be called by `Graph.compile` itself."""
-    for name, into in answer_fields(graph.nodes).items():
-        if graph.lasts(into):
+    for name, node in graph.nodes.items():
+        if isinstance(node, InterruptNode) and node.into and graph.lasts(node.into):
             warnings.warn(
-                f"add_interrupt({name!r}, into={into!r}) of graph {graph.name!r}: the field lasts over the runs of a "
-                "thread, so each run begins with the answer to the question of an earlier one. Take a field that lives "
-                "for one run",
+                f"add_interrupt({name!r}, into={node.into!r}) of graph {graph.name!r}: the field lasts over the runs "
+                "of a thread, so each run begins with the answer to the question of an earlier one. Take a field that "
+                "lives for one run",
                 stacklevel=4,  # as above
             )
 

@@ -256,7 +256,7 @@ class CallTexts:
         self._outputs = outputs
         self._show = show
         self._values: dict[int, GrowingValues] = {}  # by the place of the call
-        self._native: dict[int, list[str]] = {}  # name and arguments of each call so far
+        self._native: dict[int, dict[str, Any]] = {}  # each call so far; its arguments also as text
         self._submit: int | None = None  # the place of the first `submit`
 
     def update(self, calls: Any) -> None:
@@ -272,18 +272,11 @@ class CallTexts:
 
     def add_native(self, index: int, name: str, arguments: str) -> None:
         """Read the next piece of a native call."""
-        if index not in self._native:
-            self._read_native(len(self._native) - 1, True)
-            self._native[index] = ["", ""]
-        call = self._native[index]
-        call[0] += name
-        call[1] += arguments
-        self._read_native(list(self._native).index(index), False)
-
-    def _read_native(self, place: int, ended: bool) -> None:
-        if place >= 0:
-            name, arguments = list(self._native.values())[place]
-            self._read(place, name, partial_json(arguments), ended)
+        call = self._native.setdefault(index, {"name": "", "text": "", "args": None})
+        call["name"] += name
+        call["text"] += arguments
+        call["args"] = partial_json(call["text"])
+        self.update([*self._native.values()])
 
     def _read(self, place: int, name: str, args: Any, ended: bool) -> None:
         if not isinstance(args, dict):
@@ -454,15 +447,11 @@ class PredictorCall:
             self._reader.feed(text)
         for name, kind in self._native.items():
             if name == self._calls_field:
-                self._read_native_calls(getattr(delta, "tool_calls", None) or ())
+                for call in getattr(delta, "tool_calls", None) or ():
+                    function, index = _get(call, "function"), _get(call, "index")
+                    self._calls.add_native(index, _get(function, "name") or "", _get(function, "arguments") or "")
             elif isinstance(part := kind.parse_stream_chunk(chunk), str):
                 self._show(FINAL, name, part, False)
-
-    def _read_native_calls(self, calls: Any) -> None:
-        for call in calls:
-            function = call["function"] if isinstance(call, Mapping) else call.function
-            index = call["index"] if isinstance(call, Mapping) else call.index
-            self._calls.add_native(index, _get(function, "name"), _get(function, "arguments"))
 
     def _take_calls(self, field: str, value: Any) -> bool:
         """Takes the tool calls of an agent out of a parsed response."""
@@ -549,6 +538,5 @@ def _values_of_calls(calls: Any, outputs: tuple[str, ...]) -> dict[tuple[int, st
     return found
 
 
-def _get(value: Any, name: str) -> str:
-    found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-    return found or ""
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

@@ -161,13 +161,9 @@ class LMCallLog:
                 self._waiting.setdefault(call.execution, []).append(call)
         taken.clear()
 
-    def rows_of(self, execution: str) -> list[DraftRow]:
-        """Take the calls of an execution, and of those inside of it."""
-        return self._rows(lambda name: is_within(name, execution))
-
-    def all_rows(self) -> list[DraftRow]:
-        """Take all calls."""
-        return self._rows(lambda _: True)
+    def rows_of(self, execution: str | None = None) -> list[DraftRow]:
+        """Take the calls of an execution, and of those inside of it; None for all calls."""
+        return self._rows(lambda name: execution is None or is_within(name, execution))
 
     def _rows(self, wanted: Callable[[str], bool], taken: list[LMCall] | None = None) -> list[DraftRow]:
         with self._lock:

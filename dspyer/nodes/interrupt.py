@@ -91,11 +91,6 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
     return [name for name, node in nodes.items() if isinstance(node, InterruptNode)]
 
 
-def answer_fields(nodes: Mapping[str, Node]) -> dict[str, str]:
-    """The field that gets the answer, by the name of the node."""
-    return {name: node.into for name, node in nodes.items() if isinstance(node, InterruptNode) and node.into}
-
-
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
     found = Flaws(options.who)

@@ -399,9 +399,8 @@ def _route(
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = perf_counter() - clock
-    return Transition(
-        patch, state, checked_targets(session.graph, name, goto), "\n".join(reasons) or None, began, duration
-    )
+    targets = checked_targets(session.graph, name, goto)
+    return Transition(patch, state, targets, "\n".join(reasons) or None, began, duration)
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

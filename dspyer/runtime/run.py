@@ -107,13 +107,10 @@ class Prediction(dspy.Prediction):
         return found
 
     def __copy__(self) -> dspy.Prediction:
-        twin: dspy.Prediction = object.__new__(Prediction)
-        vars(twin).update(vars(self))
-        return twin
+        return _prediction_of(vars(self), Prediction)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dspy.Prediction:
-        twin: dspy.Prediction = object.__new__(Prediction)
-        memo[id(self)] = twin
+        twin = memo[id(self)] = _prediction_of({}, Prediction)
         vars(twin).update(deepcopy(vars(self), memo))
         return twin
 
@@ -154,9 +151,9 @@ class KeptPrediction:
         return KeptPrediction, (_prediction_of(self._parts),)
 
 
-def _prediction_of(parts: Mapping[str, Any]) -> dspy.Prediction:
+def _prediction_of(parts: Mapping[str, Any], kind: type[dspy.Prediction] = dspy.Prediction) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
-    prediction: dspy.Prediction = object.__new__(dspy.Prediction)
+    prediction: dspy.Prediction = object.__new__(kind)
     vars(prediction).update(parts)
     return prediction
 

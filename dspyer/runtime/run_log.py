@@ -140,7 +140,7 @@ class RunLog:
         """The last rows of the run."""
         rows = self.new_rows(run)
         if self._records.lm_calls is not None:
-            rows += self._records.lm_calls.all_rows()
+            rows += self._records.lm_calls.rows_of()
         digest = self.journal.digest(rows)
         records = self._records
         usage = sum_usage((records.used_before, usage_so_far()))

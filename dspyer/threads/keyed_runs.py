@@ -81,20 +81,16 @@ class KeyedRun:
                 "try again later. If it has no key, resume it with thread.resume(), or abandon it with "
                 "thread.run(..., if_open='abandon')"
             )
-        amends = head.open and self._if_open == "amend"
-        if amends:
-            # In a part of its own, with the id of the key: by that a second delivery finds that it was amended.
-            first = self._thread.amended_run(head, self._inputs, self._request, own_part=True)
-        else:
-            first = self._thread.new_run(head, self._inputs, self._request, self._if_open)
+        # An open run is amended in a part of its own, with the id of the key: by that a second delivery finds it.
+        first = self._thread.new_run(head, self._inputs, self._request, self._if_open, own_part=True)
         salt = salt or token_hex(8)
         run_id = run_id or self._id(salt)
         # Of the first run of a thread one more: there is no earlier value that a field could keep.
         digests = self._digests if head.row.head else self._of_first_run
-        row = EffectRow(*INPUTS, digests).row()
+        opening, *others = first.rows
         return first._replace(
             run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
-            rows=[row, *first.rows] if amends else [*first.rows, row],
+            rows=[opening, EffectRow(*INPUTS, digests).row(), *others],
             start=first.start._replace(run_id=run_id),
         )
 

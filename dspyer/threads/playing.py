@@ -39,7 +39,7 @@ from dspyer.stores.base import Change, Owner, Point, ThreadRow
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
-from dspyer.threads.start import REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
+from dspyer.threads.start import MAX_RESUMES, REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -72,9 +72,6 @@ def new_play(
         raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"; {new}')
     if if_open not in ("refuse", "amend", "abandon"):
         raise ValueError(f'if_open={brief(if_open)}: it is "refuse", "amend" or "abandon"')
-    if take_over is not False:  # else, as mostly, there is nothing to find fault with
-        check_flags(take_over=take_over)
-    resources_of_call(thread.program, request)
     patience = 0.0 if on_conflict == "raise" else lock_timeout
     if key is not None:
         keyed = KeyedRun(thread, key, inputs, request, if_open)
@@ -92,29 +89,24 @@ def resumed_play(
     allow: AllowChanged,
 ) -> Play:
     """Return the play of the last run, to be resumed."""
-    check_flags(take_over=take_over)
-    resources_of_call(thread.program, request)
     first = partial(thread.resumed_run, delivery=delivery, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
 
 
 def recovered_play(thread: StoredThread, request: Request) -> Play:
     """Return the play of a run that has crashed, to be resumed."""
-    resources_of_call(thread.program, request)
 
     def first_write(head: ThreadHead) -> FirstWrite | Request:
         # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
         if head.last_run is not None and head.last_run.status is not None:
             raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
-        return thread.resumed_run(head, Delivery(), request, max_resumes=10, allow=False)
+        return thread.resumed_run(head, Delivery(), request, MAX_RESUMES, allow=False)
 
     return Play(thread, {}, request, first_write, take_over=False)
 
 
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:
     """Return the play of a run that repeats what came after a commit."""
-    check_flags(take_over=take_over)
-    resources_of_call(thread.program, request)
     return Play(thread, {}, request, partial(first_write_of_rerun, thread, version), take_over)
 
 
@@ -147,6 +139,9 @@ class Play:
         patience: float = 0.0,
         as_stored: Callable[[], Request | None] = lambda: None,
     ) -> None:
+        if take_over is not False:  # else, as mostly, there is nothing to find fault with
+            check_flags(take_over=take_over)
+        resources_of_call(thread.program, request)
         self._thread = thread
         self._inputs = inputs
         self._request = request

@@ -239,13 +239,15 @@ class StoredThread:
 
     # --- what a run begins with
 
-    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, if_open: str) -> FirstWrite:
+    def new_run(
+        self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, if_open: str, own_part: bool = False
+    ) -> FirstWrite:
         """A new run that begins with the state at the head and folds the inputs in.
 
-        `if_open` says what becomes of a run that was not finished.
+        `if_open` says what becomes of a run that was not finished; it is amended with `own_part` in a part of its own.
         """
         if head.open and if_open == "amend":
-            return self.amended_run(head, inputs, request)
+            return self._amended_run(head, inputs, request, own_part)
         if head.open and if_open != "abandon":
             raise head.open_error(open_questions(self.reader, self.name))
         if head.broken and (if_open != "abandon" or head.last_readable is None):
@@ -281,12 +283,10 @@ class StoredThread:
         commit_id = full_id(self.next_label(head), FIRST)
         return adapted, *self.schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=commit_id)
 
-    def amended_run(
-        self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, own_part: bool = False
-    ) -> FirstWrite:
+    def _amended_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, own_part: bool) -> FirstWrite:
         """The last run, with new inputs that answer its open questions and reach the agent at the end of its turn.
 
-        With `own_part` in a part of its own. Raises `ThreadError` if they cannot be added to it.
+        Raises `ThreadError` if they cannot be added to it.
         """
         at, last = head.row.head, head.last_run
         assert at is not None

@@ -169,7 +169,7 @@ def test_a_thread_is_continued_changed_and_pruned(stored: Command) -> None:
     assert done.code == 0
     assert "paid    true" in done.out
     for command in (["show", "t-1"], ["show", "t-1", "2"], ["log", "t-1"]):
-        assert "'pay' answered with true by ada: by phone" in " ".join(stored(*command).out.split())
+        assert "'pay' answered by ada with true: by phone" in " ".join(stored(*command).out.split())
     assert stored("copy", "t-2", "try-1", "--at", "1", "--patch", '{"amount": 7, "notes": ["checked"]}').code == 0
     assert stored("resume", "try-1").code == 3
     done = stored("resume", "try-1", "--answer", "pay=false", "--json")
