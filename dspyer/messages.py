@@ -190,7 +190,7 @@ def _inputs_text(message: Mapping[str, Any]) -> str:
 
 
 def text_by_name(values: Mapping[str, Any]) -> str:
-    """Values as a text: a single one by itself, several in a line each, with their names.
+    r"""Values as a text: a single one by itself, several in a line each, with their names.
 
     Example:
         >>> text_by_name({"question": "Why?"}), text_by_name({"question": "Why?", "year": 1})

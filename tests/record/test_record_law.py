@@ -425,6 +425,7 @@ def test_all_readers_give_one_record_of_a_database(seed: int, postgres: str) -> 
         law(seed, store)
 
 
+@pytest.mark.slow("a store of each kind of run, with every row damaged in turn")
 def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
     """Whichever row it is: the readers agree, and no other step of the run is missing."""
     path = tmp_path / "whole.db"
