@@ -186,6 +186,10 @@ class History:
         heads = [index for index in trunks if index is not None]
         last = next(reversed(self.runs.values()), None)
         trunk, graphs = next(iter(trunks), None), frozenset(run_rows.fingerprints.values())
+        if (
+            len(graphs) < 2
+        ):  # if that graph cannot be read, no commit can: of a store without its key, one error says so
+            self.reader.schema_of(run_rows.fingerprint)
         run = LoggedRun(state, heads, first_version(run_rows.run), parents, broken, trunk, graphs)
         commits = list(run_rows.own_commits())
         if snapshot is not None:

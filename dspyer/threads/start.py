@@ -696,7 +696,7 @@ class _Asked:
     def _shown(self, answer: Any) -> str:
         """An answer as errors show it. Not at all if a graph hides values: what an answer is for, is not known."""
         hides = any(graph.redaction is not None for graph in (self._graph, *_graphs_in(self._graph)))
-        return HIDDEN if hides else brief(answer)
+        return HIDDEN if hides else brief(thaw(answer))
 
     def _named(self, name: str) -> Question:
         """The question with this id, or else the only one with this key; an open one before one that was answered."""

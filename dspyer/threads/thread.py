@@ -41,8 +41,8 @@ class Thread:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("count", lambda state: {"n": state.get("n", 0) + 1}).add_path(START, "count", END)
-        >>> t = graph.compile(store=":memory:").thread("t-42")
+        >>> graph = Graph(keep=["n"]).add_node("count", lambda state: {"n": state.get("n", 0) + 1})
+        >>> t = graph.add_path(START, "count", END).compile(store=":memory:").thread("t-42")
         >>> t.run({}).status, t.run({}).status, t.state["n"]
         ('completed', 'completed', 2)
     """

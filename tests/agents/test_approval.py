@@ -169,10 +169,14 @@ def test_numbers_that_no_call_can_have_are_refused(amount: Any, kind: Any) -> No
     with ScriptedLM([turn(("pay", {"amount": 9.5})), SUBMIT]):
         asked = start(thread).questions[0]
         for answer in (Approval(True, args={"amount": amount}), {"ok": True, "args": {"amount": amount}}):
-            with pytest.raises(InputError, match="The question is open"):
+            with pytest.raises(InputError, match="The question is open") as refusal:
                 thread.resume({asked.id: answer})
+            assert "Frozen" not in str(refusal.value)
         assert (thread.status, thread.answers, made) == ("interrupted", (), [])
         assert thread.resume({asked.id: Approval(True, args={"amount": 4.5})}).status == "completed"
+        with pytest.raises(ThreadError, match="was answered already, with Approval") as refused:
+            thread.resume({asked.id: Approval(False)})
+        assert "CopyOnRead" not in str(refused.value)  # what the caller gave, not how it is kept
     assert made == [4.5]
 
 

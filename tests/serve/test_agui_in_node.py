@@ -16,7 +16,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, agents
+from dspyer import END, START, Graph, Kept, agents
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
 from tests.serve.posting import app_of, kinds, of_kind
@@ -119,7 +119,7 @@ def test_users_have_conversations_of_their_own(client: Client) -> None:
 
     class Count(BaseModel):
         message: str
-        said: list[str] = []
+        said: Kept[list[str]] = []
         reply: str = ""
 
     def answer(message: str, said: list[str]) -> dict[str, Any]:
