@@ -58,7 +58,9 @@ def busy() -> None:
 
     graph = Graph().add_node("again", lambda card: start_again(), writes=[]).add_path(START, "again", END)
     program = graph.compile(store=stores.Memory())
-    raise program.thread("ada/1").run({"card": SECRET}).error.with_traceback(None)
+    error = program.thread("ada/1").run({"card": SECRET}).error
+    assert error is not None
+    raise error.with_traceback(None)
 
 
 def busy_here() -> None:

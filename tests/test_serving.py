@@ -48,7 +48,12 @@ def test_concurrent_users_have_conversations_of_their_own() -> None:
     paid: list[str] = []
     graph = Graph(name="Mails", inputs=["customer"])
     graph.add_node("write", lambda customer: {"draft": customer}, writes=["draft"])
-    graph.add_node("pay", lambda customer: {"paid": paid.append(customer)}, writes=["paid"])
+
+    def pay(customer: str) -> dict[str, Any]:
+        paid.append(customer)
+        return {"paid": None}
+
+    graph.add_node(pay, writes=["paid"])
     program = graph.add_path(START, "write", "pay", END).compile(store=":memory:")
     customers = [f"customer-{number}" for number in range(24)]
     with served(app_of(program)) as address, httpx.Client(timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:

@@ -47,7 +47,7 @@ def tool(
     writes: Collection[str] | Mapping[str, str] | None = None,
     approve: bool | Callable[..., object] = False,
     effect: bool = False,
-    render: Callable[[Any], Any] | None = None,
+    render: Callable[..., Any] | None = None,
     check: object = None,
     raises: type[Exception] | tuple[type[Exception], ...] = (),
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,

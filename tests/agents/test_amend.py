@@ -178,7 +178,7 @@ def test_of_several_inputs_the_text_names_each() -> None:
 
 def asks(ctx: Context) -> str:
     """Asks."""
-    return ctx.interrupt("sure", "Sure?", bool)
+    return str(ctx.interrupt("sure", "Sure?", bool))
 
 
 def of_another_kind() -> Thread:
@@ -249,7 +249,8 @@ def test_what_cannot_be_amended_is_refused_before_anything_is_written(case: str)
 
 def test_an_open_run_is_refused_with_its_questions() -> None:
     thread = waiting()
-    for options in ({}, {"if_open": "refuse"}):
+    cases: list[dict[str, Any]] = [{}, {"if_open": "refuse"}]
+    for options in cases:
         with pytest.raises(OpenRunError, match="waits for answers") as refused:
             thread.run({"question": "b"}, **options)
         assert refused.value.questions == thread.questions

@@ -402,6 +402,7 @@ def test_the_call_that_a_person_has_edited_is_the_call(case: str, inside: bool, 
         edited = next((one for one in reversed(answers[:number]) if one is not True), None)
         amount = 1000 if edited is None else edited.args["amount"]
         question = office.thread.questions[0]
+        assert question.call is not None
         assert (question.text, question.call.args["amount"]) == (f"pay(to='Ada', amount={amount})?", amount)
         run, lm = office.resume(answer, *[SUBMIT] * (inside + 1) * last)
         before, made = office.checked, made[len(office.made) :] if office.made == made[: len(office.made)] else [-1]

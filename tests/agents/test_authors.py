@@ -62,7 +62,7 @@ def same_chat(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
 
 
 def said(chat: list[dict[str, Any]]) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for is_own, group in itertools.groupby(chat, lambda one: one["role"] == "user" and "name" not in one):
         texts = [(one.get("name") or one["role"], one["content"]) for one in group]
         found += ["\n\n".join(text for _, text in texts)] if is_own else texts
@@ -157,7 +157,12 @@ def test_a_render_is_given_what_the_tool_gave() -> None:
         return BLOCK
 
     given: list[str] = []
-    tool = agents.tool(look, render=lambda call: given.append(call.value) or "seen")
+
+    def render(call: Any) -> str:
+        given.append(call.value)
+        return "seen"
+
+    tool = agents.tool(look, render=render)
     with ScriptedLM([turn(("look", {})), SUBMIT]):
         start(agent(tool)).raise_error()
     assert given == [BLOCK]

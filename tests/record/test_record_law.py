@@ -206,7 +206,7 @@ class Parts:
         return first, out
 
 
-class Trial(dspy.Module):  # type: ignore[misc]
+class Trial(dspy.Module):
     """Asks an LM; the second of three trials fails."""
 
     def __init__(self) -> None:

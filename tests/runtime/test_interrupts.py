@@ -523,6 +523,7 @@ def test_names_of_pauses_are_checked() -> None:
     for option in ("before", "after"):
         with pytest.raises(GraphError, match=rf"\({option}=\) names 'aa', which is no node\. Did you mean 'a'"):
             stopping([], layers=[Breakpoints(**{option: ["aa"]})])
+        given: Any
         for given in (None, [3]):
             with pytest.raises(TypeError, match=rf"Breakpoints\({option}=.*give the names of nodes"):
                 Breakpoints(**{option: given})

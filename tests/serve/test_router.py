@@ -126,7 +126,7 @@ def test_a_run_its_question_and_its_answer(calls: Calls) -> None:
         assert (found["error"], question["text"]) == (None, "Send Dear Ada?")
         assert client.get("/1").json() == {**found, "answers": []}
         answered = client.post("/1/answers", json={question["id"]: True})
-        done = {
+        done: dict[str, Any] = {
             "status": "completed",
             "outputs": {"draft": "Dear Ada", "status": "sent"},
             "questions": [],
@@ -222,7 +222,7 @@ def test_a_client_that_leaves_stops_its_run(calls: Calls, headers: dict[str, str
     with service(program) as client:
         with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=PATIENCE) as leaving:
             address = str(client.base_url)
-            given = {"json": {"customer": "Ada"}, "headers": {"x-user": "ada", **headers}}
+            given: dict[str, Any] = {"json": {"customer": "Ada"}, "headers": {"x-user": "ada", **headers}}
 
             def leave() -> None:
                 with leaving.stream("POST", f"{address}1", **given) as response:
@@ -495,7 +495,12 @@ def test_a_run_of_a_lost_container_goes_on_once_its_lease_has_ended(
             minute.wait(PATIENCE)
 
     monkeypatch.setattr(time, "sleep", passing)
-    program = letters(store, lambda customer: {"sent": done.set()})
+
+    def send(customer: str) -> dict[str, Any]:
+        done.set()
+        return {"sent": None}
+
+    program = letters(store, send)
     with served(serve.router(program, thread=own, recover=True), lifespan="on"):
         assert looked.wait(PATIENCE)
         assert program.thread("t").status == "running"

@@ -217,11 +217,9 @@ def test_what_is_hidden_is_hidden_once_it_is_answered() -> None:
 @pytest.mark.parametrize("store", ["memory", "file"])
 def test_a_caller_may_change_the_arguments_that_it_was_shown(store: str, tmp_path: Path) -> None:
     thread = refunding(":memory:" if store == "memory" else f"{tmp_path}/runs.db").thread("t")
-    call = ask(thread).questions[0].call
-    assert call is not None
+    call: Any = ask(thread).questions[0].call
     call.args["amount"] = 45
-    again = thread.questions[0].call
-    assert again is not None
+    again: Any = thread.questions[0].call
     assert again.args["amount"] == 90
     again.args["amount"] = 1
     with ScriptedLM([SUBMIT]):
@@ -270,7 +268,8 @@ def rows_of(store: stores.SQLite) -> str:
 
 def test_an_answer_costs_little_on_disk_and_is_encrypted(tmp_path: Path) -> None:
     sizes = []
-    for number, notes in enumerate([{}, {"by": BY, "comment": COMMENT}]):
+    cases: list[dict[str, Any]] = [{}, {"by": BY, "comment": COMMENT}]
+    for number, notes in enumerate(cases):
         store = stores.SQLite(tmp_path / f"{number}.db")
         thread = approving(store).thread("t")
         thread.run({"n": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,13 +65,13 @@ def shop(schema: Any = Refund, store: Any = ":memory:", **options: Any) -> Compi
 
 def start(thread: Thread, inputs: dict[str, Any], mode: str) -> Any:
     """The state after a run."""
-    run = {
+    ways: dict[str, Callable[[], object]] = {
         "run": lambda: thread.run(inputs),
         "arun": lambda: asyncio.run(thread.arun(inputs)),
         "stream": lambda: [*thread.stream(inputs)],
         "keyed": lambda: thread.run(inputs, key=str(inputs)),
-    }[mode]
-    run()
+    }
+    ways[mode]()
     assert thread.status == "completed"
     return thread.state
 
@@ -113,7 +114,8 @@ def test_keep_names_further_fields(case: str) -> None:
 def test_explain_lists_what_lasts() -> None:
     assert "\n  lasts over the runs of a thread: messages, notes, orders, refunds, said\n" in shop().graph.explain()
     assert "\n  lasts over the runs of a thread: every field\n" in shop(keep="all").graph.explain()
-    assert "lasts" not in shop(create_model("Plain", **dict.fromkeys(Refund.model_fields, (Any, None)))).graph.explain()
+    fields: dict[str, Any] = dict.fromkeys(Refund.model_fields, (Any, None))
+    assert "lasts" not in shop(create_model("Plain", **fields)).graph.explain()
 
 
 def test_a_missing_input_that_the_last_run_had_says_so() -> None:
@@ -143,11 +145,9 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_wrong_kept_is_an_error_with_the_right_line(case: str) -> None:
     kind, message = BAD[case]
 
-    class Bad(BaseModel):
-        n: kind = None
-
+    bad = create_model("Bad", n=(kind, None))
     with pytest.raises(GraphError, match=message):
-        Graph(Bad)
+        Graph(bad)
     with pytest.raises(GraphError, match=r"keep names 'refund', no field of the schema. Did you mean 'refunds'"):
         Graph(Refund, keep=["refund"])
 

@@ -240,7 +240,7 @@ def test_a_stop_before_the_new_node_is_asked(state: str) -> None:
     desk.bad.add("pay")
     BEFORE[state](thread)
     thread.update({"action": "refuse"})
-    assert thread.questions == ()
+    assert not thread.questions
     assert [question.node for question in thread.resume().questions] == ["refuse"]
     assert [question.node for question in thread.questions] == ["refuse"]
     assert thread.resume().state["seen"] == ["decide", "refuse", "file"]
