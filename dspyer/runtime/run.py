@@ -264,7 +264,7 @@ class Run:
         records = session.records
         self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
-        self.answers: tuple[Answer, ...] = () if self._depth else records.given_answers()
+        self.answers: tuple[Answer, ...] = () if self._depth or not records.answers else records.given_answers()
         items = records.items or records.finished
         self._kept = (items, records.questions) if items or records.questions else None
         self._read_sources: ReadSources | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Self
 
 import dspy
@@ -53,7 +54,11 @@ class Thread:
         self._store = store
         # Made once: it caches the history that was read, and holds nothing of a run between two calls.
         self._stored = StoredThread(program, store, name, others)
-        self._records = FollowedRecords(self._stored.reader, name)
+
+    @cached_property
+    def _records(self) -> FollowedRecords:
+        # Made when it is first asked: a run needs no reader of records.
+        return FollowedRecords(self._stored.reader, self.name)
 
     # --- run
 
