@@ -19,7 +19,8 @@ from typing import Any
 import dspy
 
 from dspyer import DELETE, END, ImmutableState, to_chat
-from dspyer.agents.settle import BEGIN, MODE, current_mode
+from dspyer.agents.conversation import MODE
+from dspyer.agents.settle import BEGIN, current_mode
 from dspyer.errors import suggestion
 from dspyer.events import Commit
 from dspyer.extend import (

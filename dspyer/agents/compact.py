@@ -15,6 +15,7 @@ import dspy
 
 from dspyer.agents.conversation import (
     MESSAGES,
+    MODE,
     SUBMIT,
     Rendering,
     Shown,
@@ -25,7 +26,7 @@ from dspyer.agents.conversation import (
     uncovered,
     with_task_and_last_turn,
 )
-from dspyer.agents.settle import MODE, current_mode
+from dspyer.agents.settle import current_mode
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.extend import (
     Built,

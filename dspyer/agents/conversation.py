@@ -549,8 +549,8 @@ def _forget(key: int, ended: weakref.ref[FrozenDict[str, Any]]) -> None:
 ContextFunction = Callable[..., Any]
 """A pure function of the conversation and other fields that returns the messages to show."""
 
-MESSAGES = "messages"
-"""The field of the conversation."""
+MESSAGES, MODE = "messages", "mode"
+"""The field of the conversation, and the one with the name of the current mode of an agent that has several."""
 
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""

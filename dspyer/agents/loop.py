@@ -18,6 +18,7 @@ from dspyer.agents.compact import Compact, CompactOptions
 from dspyer.agents.conversation import (
     CONTEXT,
     MAX_RESULT,
+    MODE,
     READ_RESULT,
     SUBMIT,
     Shown,
@@ -32,7 +33,6 @@ from dspyer.agents.settle import (
     FIRST_CALL,
     HAND_OFF,
     HANDOFFS,
-    MODE,
     SETTLE,
     BeginOptions,
     ModeRules,

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.conversation import (
+    MODE,
     PROBLEMS,
     READ_RESULT,
     SUBMIT,
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
 BEGIN, SETTLE, CHECK, COMPACT = "begin", "settle", "check", "compact"
 """The names of the nodes of an agent that are neither modes nor tools."""
 
-MODE, HANDOFFS = "mode", "handoffs"
-"""The field with the name of the current mode, and the one with results that the end of a turn decides about."""
+HANDOFFS = "handoffs"
+"""The field with results that the end of a turn decides about."""
 
 HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""

@@ -15,7 +15,7 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, Updates, reducers
-from dspyer.agents.conversation import last_turn
+from dspyer.agents.conversation import MESSAGES, MODE, last_turn
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
 from dspyer.extend import (
     Binding,
@@ -299,8 +299,6 @@ SESSION: Final = "session"
 SESSIONS: Final = "sessions"
 """The field with the conversation of each session."""
 
-MESSAGES: Final = "messages"
-MODE: Final = "mode"
 
 Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)]
 """The type of the field `sessions`."""

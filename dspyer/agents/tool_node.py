@@ -33,9 +33,8 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import tool_message
+from dspyer.agents.conversation import MESSAGES, tool_message
 from dspyer.agents.tool_action import (
-    MESSAGES,
     BuiltAction,
     FunctionAction,
     ModuleAction,

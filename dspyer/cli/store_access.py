@@ -18,8 +18,8 @@ from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.display import commit_answer, execution_answer, maps_of, stops_of
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit
-from dspyer.extend import Address, full_id
+from dspyer.events import Answer, Commit
+from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
@@ -114,12 +114,15 @@ def commits_of(
 
 def _commit_dicts(t: ArchivedThread, commits: Iterable[Commit]) -> list[dict[str, Any]]:
     """The JSON form of commits, each with the answers that its node got."""
-    answers, found = t.answers, []
-    for commit in commits:
-        within = (f"{commit.id}/", f"{commit.id}[")
-        given = [one.to_dict() for one in answers if one.question.id.startswith(within)]
-        found.append({**_commit_dict(commit), "answers": given})
-    return found
+    given: dict[str, list[Answer]] = {}
+    for answer in t.answers:
+        executions = Address.parse(answer.question.execution).inside
+        for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
+            name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
+            given.setdefault(name, []).append(answer)
+    return [
+        {**_commit_dict(commit), "answers": [one.to_dict() for one in given.get(commit.id, ())]} for commit in commits
+    ]
 
 
 def _commit_dict(commit: Commit) -> dict[str, Any]:

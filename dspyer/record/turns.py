@@ -228,12 +228,13 @@ def _turn(agent: str, commit: Commit, message: FrozenDict[str, Any], results: Re
     calls = []
     for one in message.raw("tool_calls").raw_items():
         name, arguments = one.raw("function").raw("name"), one.raw("function").raw("arguments")
+        args = json.loads(arguments or "{}")
         result, answer = results.get((commit.id, one.raw("id")), (None, None))
         if result is None:
-            calls.append(ToolCall(one.raw("id"), name, json.loads(arguments or "{}"), answer=answer))
+            calls.append(ToolCall(one.raw("id"), name, args, answer=answer))
             continue
-        edited = result.raw(ARGS, None)
-        args = json.loads(arguments or "{}") if edited is None else thaw(edited)
+        if (edited := result.raw(ARGS, None)) is not None:
+            args = thaw(edited)
         value, problems = thaw(result.raw("value", None)), tuple(result.raw(PROBLEMS, ()))
         calls.append(ToolCall(one.raw("id"), name, args, value, bool(result.raw("error", False)), problems, answer))
     return Turn(agent, message.raw("name"), message.raw("content", "") or "", tuple(calls), message.raw(FORCED, ""))
