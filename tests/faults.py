@@ -184,7 +184,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="idempotency_key_same_in_all_runs",
         file="dspyer/nodes/attempt.py",
-        old='text = "\\n".join((self.host.root, *place))',
+        old='text = "\\n".join((self.host.ids.root, *place))',
         new='text = "\\n".join(place)',
         loss="The effects of two runs would have the same idempotency key, so a payment of the second run is taken for a repetition.",
         tests=("tests/runtime/test_effects.py", "tests/runtime"),
