@@ -603,7 +603,7 @@ class Delivery(NamedTuple):
                     f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
                 )
         if isinstance(by, str) and not by.strip():
-            raise InputError("by= is empty: give a name, or None if nobody is to be named. Nothing was answered")
+            raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
         return cls(answers, with_valid_text(by), with_valid_text(comment))
 
 
