@@ -192,8 +192,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="cache_key_without_version",
         file="dspyer/layers/cache.py",
-        old="_digest([_FORM, graph, node.name, policy.version, [fields, writes], identity.parts])",
-        new="_digest([_FORM, graph, node.name, [fields, writes], identity.parts])",
+        old="_digest([_FORM, graph, node.name, policy.version, [fields, writes], parts])",
+        new="_digest([_FORM, graph, node.name, [fields, writes], parts])",
         loss="Cache(version=...) would have no effect: old results are served after the data has changed.",
         tests=("tests/nodes/test_cache_key.py", "tests/nodes"),
     ),
