@@ -255,7 +255,7 @@ class Session(AttemptHost):
                     else:  # the limit is lower than in the earlier process
                         self.finish(one, error, ())
             while (
-                self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+                self.run.ready._chain is not None  # `plan`, without its calls: this runs for every node
                 and not self.run.failures
                 and ((self.stop_signal.reason is None and self.log is None) or self._may_start)
                 and len(self.run.running._data) < limit
@@ -368,7 +368,7 @@ class Session(AttemptHost):
     def more_to_start(self) -> bool:
         """Return whether another execution could start at once, if there were a slot for it."""
         run = self.run
-        return run.ready._heap is not None and not run.failures
+        return run.ready._chain is not None and not run.failures
 
     @property
     def stopped(self) -> bool:
