@@ -88,7 +88,7 @@ NOT_YET: dict[str, str] = {
     "testing.store_processes": "blob_id",
     "testing.store_samples": "Content MAX_INLINE",
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Fields FieldsOrigin PersistentMap PriorHistory Router RunViews "
+        "Answers Attempt AttemptHost Branch Fields PersistentMap PriorHistory Router RunViews "
         "answer_source build_node check_resources check_send condensed executing_here first_of given giving "
         "node_options plain_patch resources_of signature_of"
     ),
