@@ -15,7 +15,7 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, Updates, reducers
-from dspyer.agents.conversation import MESSAGES, MODE, last_turn
+from dspyer.agents.conversation import MODE, last_turn
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
 from dspyer.extend import (
     Binding,
@@ -37,6 +37,7 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.not_public import serialize_for_json
+from dspyer.messages import MESSAGES
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import InsideRun, ProgramStep

@@ -33,7 +33,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import MESSAGES, tool_message
+from dspyer.agents.conversation import tool_message
 from dspyer.agents.tool_action import (
     BuiltAction,
     FunctionAction,
@@ -50,7 +50,6 @@ from dspyer.errors import (
     InputError,
     NodeOutputError,
     NodeTimeoutError,
-    RouteError,
     always_raised,
     annotate,
     brief,
@@ -65,7 +64,6 @@ from dspyer.extend import (
     Flaws,
     FrozenDict,
     FunctionSignature,
-    KindOptions,
     Look,
     Node,
     NodeOptions,
@@ -86,6 +84,7 @@ from dspyer.extend import (
 )
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
+from dspyer.messages import HANDOFFS, MESSAGES
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
@@ -422,8 +421,8 @@ class ToolSpec:
     name: str
     tool: dspy.Tool
     target: Any
-    hidden: FunctionSignature
-    required: frozenset[str]
+    hidden: FunctionSignature = FunctionSignature()  # noqa: RUF009 - frozen
+    required: frozenset[str] = frozenset()
     takes_key: bool = False
     reads: Reads = None
     writes: Writes = None
@@ -445,65 +444,47 @@ class ToolSpec:
         return f"tool({self.name}: {', '.join(self.tool.args or ())})"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOptions(KindOptions):
-    """Options that make a node a tool.
-
-    Attributes:
-        spec: the tool.
-        handoffs: the field for results that are left to the end of the turn, each `{"message": the result, "goto": the
-            mode, or None}`; None if the agent has none.
-    """
-
-    spec: ToolSpec
-    handoffs: str | None = None
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        spec, who = self.spec, f"tool {options.name!r}"
-        built = build_action(spec, options, who)
-        problems = list(built.problems)
-        approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
-        check = plan_tool_check(spec.check, options, who, problems)
-        fields = (options.writes or {}) if built.fields is None else built.fields
-        reads, optional = dict(built.reads), built.optional
-        for more, unset in _further_reads(approval, check):
-            # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
-            new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
-            reads |= {one if one not in reads else f"field {one}": one for one in new}
-            optional |= unset
-        # The result is a message, or waits among the handoffs until the turn has ended.
-        own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
-        lasting = {"approve": approval is not None, "effect": spec.effect}
-        node = ToolNode(
-            name=options.name,
-            takes=frozenset([CALL]),
-            reads=built.templates.all_reads(reads),
-            optional=built.templates.optional_fields(reads, optional),
-            writes={**fields, **own},
-            resources=built.resources,
-            templates=built.templates,
-            reports_in=(MESSAGES,),
-            programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
-            lasting=tuple([option for option, is_set in lasting.items() if is_set]),
-            spec=spec,
-            parsers=argument_parsers(spec.tool),
-            action=built.action,
-            approval=approval,
-            check=check,
-            readable=frozenset((options.reads or {}).values()),
-            fields=fields,
-            handoffs=self.handoffs,
-            contested=frozenset((options.writes or {}).values()),
-        )
-        if approval is not None:
-            node = replace(node, answer_types={options.name: answer_type(node.parsed)})
-        problems += _write_problems(fields, own, spec, options, who)
-        return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        return f'graph.add_node("{name}", agents.tool({show(self.spec.target)}))'
+def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
+    """The node of a tool."""
+    who = f"tool {options.name!r}"
+    built = build_action(spec, options, who)
+    problems = list(built.problems)
+    approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
+    check = plan_tool_check(spec.check, options, who, problems)
+    fields = (options.writes or {}) if built.fields is None else built.fields
+    reads, optional = dict(built.reads), built.optional
+    for more, unset in _further_reads(approval, check):
+        # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
+        new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
+        reads |= {one if one not in reads else f"field {one}": one for one in new}
+        optional |= unset
+    # The result is a message, or waits among the handoffs until the turn has ended.
+    own = {MESSAGES: MESSAGES, HANDOFFS: HANDOFFS}
+    lasting = {"approve": approval is not None, "effect": spec.effect}
+    node = ToolNode(
+        name=options.name,
+        takes=frozenset([CALL]),
+        reads=built.templates.all_reads(reads),
+        optional=built.templates.optional_fields(reads, optional),
+        writes={**fields, **own},
+        resources=built.resources,
+        templates=built.templates,
+        reports_in=(MESSAGES,),
+        programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
+        lasting=tuple([option for option, is_set in lasting.items() if is_set]),
+        spec=spec,
+        parsers=argument_parsers(spec.tool),
+        action=built.action,
+        approval=approval,
+        check=check,
+        readable=frozenset((options.reads or {}).values()),
+        fields=fields,
+        contested=frozenset((options.writes or {}).values()),
+    )
+    if approval is not None:
+        node = replace(node, answer_types={options.name: answer_type(node.parsed)})
+    problems += _write_problems(fields, own, spec, options, who)
+    return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -518,7 +499,6 @@ class ToolNode(Node):
         check: finds problems in a result; None for none.
         readable: the fields that its code may read through `ctx`.
         fields: the fields that it may write, by its own names.
-        handoffs: the field for results that are left to the end of the turn; None for none.
         contested: the fields on which calls of one turn may conflict: those that it may write, without its sessions.
     """
 
@@ -532,7 +512,6 @@ class ToolNode(Node):
     check: ToolCheck | None
     readable: frozenset[str]
     fields: Mapping[str, str]
-    handoffs: str | None
     contested: frozenset[str]
 
     def __post_init__(self) -> None:
@@ -719,12 +698,10 @@ class ToolNode(Node):
         posted = [field for field, _ in call.context.delegate.posts or ()]
         # Only where another call of the turn may write the same field does the end of the turn decide about the result.
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])
-        if outcome.goto is None and (alone or self.handoffs is None):
+        if outcome.goto is None and alone:
             updates[MESSAGES] = message
-        elif self.handoffs is None:
-            raise RouteError(f"{self.who} returned Command(goto={outcome.goto!r}), and the agent has no other mode")
         else:
-            updates[self.handoffs] = [{"message": message, "goto": outcome.goto}]
+            updates[HANDOFFS] = [{"message": message, "goto": outcome.goto}]
         return Reply(updates, None, outcome.whole)
 
 
