@@ -16,7 +16,6 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 from dspyer import reducers
@@ -38,7 +37,7 @@ ARGS = "args"
 """A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
 
 PROBLEMS = "problems"
-"""A key of a tool's message: what its check has found in the result."""
+"""A key of a tool's message, and a field of an agent: what a check has found in the result, and in the outputs."""
 
 FORCED = "forced"
 """A key of an assistant message: why it had to submit."""
@@ -101,7 +100,7 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         (calls, message["tool_call_id"] if message["role"] == "tool" else None)
         for calls, message in zip(calls_of, found, strict=True)
     )
-    ids = _CallIds(set(itertools.chain(*calls_of)))
+    given_ids, used_ids = set(itertools.chain(*calls_of)), set[str]()
     chat: list[dict[str, Any]] = []
     for place, message in enumerate(found):
         if message["role"] == "tool":
@@ -121,7 +120,7 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if name := _accepted_name(message.get("name")):
             entry["name"] = name
         if calls:
-            own = {call["id"]: ids.of(call["id"]) for call in calls}
+            own = _accepted_ids([call["id"] for call in calls], given_ids, used_ids)
             given = {given_id: found[results[place][given_id]] for given_id in own}
             entry["tool_calls"] = [_chat_call(call, own[call["id"]], given[call["id"]]) for call in calls]
             chat.append(entry)
@@ -154,25 +153,20 @@ def places_of_results(messages: Iterable[tuple[Collection[str], str | None]]) ->
     return results
 
 
-class _CallIds:
-    """The ids of calls in a chat: OpenAI limits their length, Anthropic their letters, and both want each one once."""
-
-    def __init__(self, given: AbstractSet[str]) -> None:
-        self.given = given
-        self.used: set[str] = set()
-
-    def of(self, given_id: str) -> str:
-        new = given_id
-        if not _CALL_ID.fullmatch(given_id) or given_id in self.used:
-            # By the number of calls before it: the same conversation gives the same ids, and so the same cache key.
-            numbered = (f"call_{number}" for number in itertools.count(len(self.used)))
-            new = next(each for each in numbered if each not in self.used and each not in self.given)
-        self.used.add(new)
-        return new
-
-
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def _accepted_ids(calls: Iterable[str], given: Collection[str], used: set[str]) -> dict[str, str]:
+    """The ids of calls in a chat: OpenAI limits their length, Anthropic their letters, and both want each one once."""
+    ids = {}
+    for call in calls:
+        # By the number of calls before it: the same conversation gives the same ids, and so the same cache key.
+        numbered = (f"call_{number}" for number in itertools.count(len(used)))
+        fits = call not in used and _CALL_ID.fullmatch(call)
+        ids[call] = call if fits else next(each for each in numbered if each not in used and each not in given)
+        used.add(ids[call])
+    return ids
 
 
 def _accepted_name(name: object) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 import dspy
 
-from dspyer import DELETE, END, ImmutableState, to_chat
-from dspyer.agents.compact import current_mode
-from dspyer.agents.conversation import MODE
+from dspyer import DELETE, END, ImmutableState
+from dspyer.agents.compact import current_mode, text_shown
+from dspyer.agents.conversation import MESSAGES, MODE, PROBLEMS, TURN, Shown, since_task, text_input_of, uncovered
 from dspyer.agents.settle import BEGIN
 from dspyer.errors import suggestion
 from dspyer.events import Commit
@@ -28,7 +28,6 @@ from dspyer.extend import (
     Built,
     Call,
     Flaws,
-    FrozenList,
     LogEntry,
     ModuleStep,
     Node,
@@ -38,18 +37,12 @@ from dspyer.extend import (
     Script,
     apply_value,
     filled,
-    indented,
-    label,
     plan_templates,
-    text_of,
     thaw,
 )
 from dspyer.lm.tracing import set_apart
-from dspyer.message_list import TURN
-from dspyer.messages import MESSAGES
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
-    PROBLEMS,
     FinderNode,
     Repair,
     build_finder,
@@ -126,7 +119,8 @@ class ReflectionFinder(Node):
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """The text that it is shown: inputs, outputs, and the conversation as text."""
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
-        return {**given, CONVERSATION: transcript(call.state.raw(MESSAGES))}
+        how = Shown(text_input_of(getattr(call.program, self.mode).signature))
+        return {**given, CONVERSATION: text_shown(uncovered(list(call.state.raw(MESSAGES).raw_items())), how)}
 
     def _predictor(self, call: Call) -> Any:
         own = getattr(call.program, self.mode)
@@ -149,21 +143,6 @@ class ReflectionFinder(Node):
         fields[PROBLEMS] = (list[str], dspy.OutputField())
         made: type[dspy.Signature] = dspy.Signature(fields, f"{own.instructions}\n\n{REFLECT}")  # type: ignore[arg-type, assignment, unused-ignore]  # DSPy's stubs know one form
         return made
-
-
-def transcript(messages: FrozenList[Any]) -> str:
-    """A conversation as text: a paragraph per message, with the calls of a turn."""
-    parts = []
-    called: dict[str, str] = {}
-    for message in to_chat(messages):
-        calls = {one["id"]: one["function"] for one in message.get("tool_calls", ())}
-        called.update({call_id: function["name"] for call_id, function in calls.items()})
-        lines = [text_of(message["content"])] if message["content"] else []
-        lines += [f"{function['name']}({function['arguments']})" for function in calls.values()]
-        author = called.get(message.get("tool_call_id", "")) or message.get("name") or message["role"]
-        # A paragraph without indentation begins a message: no text can imitate one.
-        parts.append(indented(f"{label(author)}: " + "\n".join(lines)))
-    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,7 +174,8 @@ class AgentCheckNode(FinderNode):
 
     def fixes_before(self, call: Call) -> int:
         """The number of times that a mode has resumed in this task."""
-        return corrections_of_task(call.state.raw(MESSAGES), self.name)
+        asked = [one for one in since_task(call.state.raw(MESSAGES)) if one.raw("role") == "user"]
+        return sum(one.raw("name", None) == self.name for one in asked)
 
     def correction(self, problems: list[str], call: Call) -> Reply:
         """The mode goes on, and is told the problems as a user message."""
@@ -247,20 +227,6 @@ class AgentCheckNode(FinderNode):
 def _set_in(held: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The values of these fields, but for those that are unset."""
     return {name: held[name] for name in names if held.get(name, DELETE) is not DELETE}
-
-
-def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
-    """The number of corrections that a check has asked for since the last user message with the inputs of a task."""
-    found = 0
-    for index in range(len(messages) - 1, -1, -1):
-        message = messages.raw(index)
-        if message.raw("role") != "user":
-            continue
-        # Corrections are counted from the task on: earlier runs of the thread had their own.
-        if TURN in message:
-            break
-        found += message.raw("name", None) == check
-    return found
 
 
 def _facts_around(finder: Node, schema: Schema) -> dict[str, Any]:

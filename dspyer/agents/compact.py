@@ -15,6 +15,8 @@ import dspy
 
 from dspyer import ImmutableState
 from dspyer.agents.conversation import (
+    COVERS,
+    MESSAGES,
     MODE,
     SUBMIT,
     Rendering,
@@ -37,11 +39,10 @@ from dspyer.extend import (
     Reply,
     Script,
     freeze,
+    indented,
     is_whole_number,
     text_of,
 )
-from dspyer.message_list import COVERS
-from dspyer.messages import MESSAGES
 
 COMPACT = "compact"
 """The name of the node that writes summaries."""
@@ -110,15 +111,16 @@ def text_shown(messages: Iterable[Mapping[str, Any]], how: Shown) -> str:
 
 
 def _lines(event: Mapping[str, Any]) -> Iterable[str]:
+    # Only lines without indentation begin a part: no text can imitate one.
     for name, value in event.items():
         if not isinstance(value, dspy.ToolCalls):
-            yield f"{name}: {text_of(value)}"
+            yield indented(f"{name}: {text_of(value)}")
             continue
         results = value.tool_call_results
         for one, result in zip(value.tool_calls, results.tool_call_results if results else (), strict=True):
             if one.name != SUBMIT or result.is_error:  # the outputs are shown by their names
                 args = json.dumps(one.args, ensure_ascii=False, default=str)
-                yield f"{one.name}({args}): {text_of(result.value)}"
+                yield indented(f"{one.name}({args}): {text_of(result.value)}")
 
 
 # --- the way to the next turn, for the nodes that are no mode

@@ -20,14 +20,14 @@ import itertools
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import dspy
-from dspy import Tool, ToolCallResults
+from dspy import Tool, ToolCallResults, ToolCalls
 
 from dspyer import Entry, View
 from dspyer.errors import InputError, NodeOutputError, annotate, brief
@@ -49,8 +49,15 @@ from dspyer.extend import (
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
-from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
-from dspyer.messages import ARGS, FORCED, MESSAGES, PROBLEMS, places_of_results, text_by_name
+from dspyer.message_list import COVERS as COVERS
+from dspyer.message_list import EMPTY, check_chat
+from dspyer.message_list import TURN as TURN
+from dspyer.messages import ARGS as ARGS
+from dspyer.messages import FORCED as FORCED
+from dspyer.messages import HANDOFFS as HANDOFFS
+from dspyer.messages import MESSAGES as MESSAGES
+from dspyer.messages import PROBLEMS as PROBLEMS
+from dspyer.messages import places_of_results, text_by_name
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -301,7 +308,7 @@ def _with_own_ids(event: dict[str, Any], used: set[str]) -> dict[str, Any]:
 
     Ids are unique in a conversation, but branches that ran in parallel and were joined may have taken the same one.
     """
-    made: dspy.ToolCalls = event["tool_calls"]
+    made: ToolCalls = event["tool_calls"]
     calls, results = made.tool_calls, made.tool_call_results
     ids = {call.id: str(call.id) for call in calls}
     if results is not None and not used.isdisjoint(ids):
@@ -315,8 +322,8 @@ def _with_own_ids(event: dict[str, Any], used: set[str]) -> dict[str, Any]:
     return event
 
 
-def _tool_calls(calls: list[Any], results: list[Any]) -> dspy.ToolCalls:
-    return dspy.ToolCalls(tool_calls=calls, tool_call_results=ToolCallResults(tool_call_results=results))
+def _tool_calls(calls: list[Any], results: list[Any]) -> ToolCalls:
+    return ToolCalls(tool_calls=calls, tool_call_results=ToolCallResults(tool_call_results=results))
 
 
 def _ages(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -442,7 +449,7 @@ class Piece:
                 continue
             part = how.cut(call, value)
             is_cut = is_cut or part is not value
-            calls.append(dspy.ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
+            calls.append(ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
             # The model must be told that another call was made than it has asked for, and what a check found.
             part = without_blocks(noted(part, result.args, result.problems))
             values.append(
@@ -457,9 +464,9 @@ class Piece:
         name = how.text_output
         if not name:
             # Not None: DSPy would show the word.
-            return {THOUGHT: dspy.Reasoning(content=self.said), "tool_calls": dspy.ToolCalls(tool_calls=[])}
+            return {THOUGHT: dspy.Reasoning(content=self.said), "tool_calls": ToolCalls(tool_calls=[])}
         outputs = {name: self.said}
-        call = dspy.ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
+        call = ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
         result = ToolCallResults.ToolCallResult(call_id=f"said_{place}", name=SUBMIT, value=outputs)
         return {"tool_calls": _tool_calls([call], [result]), **outputs}
 
@@ -537,8 +544,8 @@ class BoundFunction:
     fn: Callable[..., Any]
     binding: Binding
 
-    def __call__(self, call: Call, *given: object) -> Any:
-        return self.fn(*given, **self.binding.bind(call))
+    def __call__(self, call: Call, *given: object, **named: object) -> Any:
+        return self.fn(*given, **named, **self.binding.bind(call))
 
     @property
     def reads(self) -> Mapping[str, str] | None:
@@ -552,16 +559,18 @@ def plan_function(
     who: str,
     options: NodeOptions,
     problems: list[str],
+    *,
     whole: bool = False,
+    hint: str = "",
 ) -> BoundFunction:
     """A function for a node with these options, by the parameters that get fields; adds what is wrong to `problems`.
 
-    `whole` permits that it gets the whole state.
+    `whole` permits that it gets the whole state. `hint` follows what is said of a parameter that is no field.
     """
     found = Flaws(who)
     # Without the `reads` of the node, which are its own.
     binding = plan_binding(signature, NodeOptions(options.name, options.schema), found)
-    problems += found.without_sends()
+    problems += [*found.problems, *(f"{text}{hint}" for text in found.unknown)]
     if is_async(fn):
         problems.append(f"{who} is an async function: give one that is not, since it decides by fields alone")
     if binding.contexts or binding.resources or (binding.whole_state and not whole):
@@ -843,30 +852,27 @@ def _plan_context(given: Any, options: NodeOptions, problems: list[str]) -> Call
 # The messages that an agent adds to its conversation, and the turns and calls in it.
 
 
-def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The ids of the tool calls of a new turn: those that the model gave, where no call of the conversation has them.
+def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: Iterable[Mapping[str, Any]]) -> list[ToolCalls.ToolCall]:
+    """The tool calls of a new turn, each with the id that the model gave, if no call of the conversation has it.
 
     The others are `call_<turn>_<place>`, as in `dspy.ReActV2`: the number of turns with calls so far, and the place of
     the call in its turn.
 
     Example:
-        >>> call_ids([None, "abc"], [])
+        >>> [call.id for call in with_ids([ToolCalls.ToolCall(id=id, name="add", args={}) for id in (None, "abc")], [])]
         ['call_0_0', 'abc']
     """
-    taken: set[str | None] = set()
-    turn = 0
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            turn += 1
-            taken.update(call.get("id") for call in calls)
-    wanted, ids = list(given), list[str]()
-    for place, given_id in enumerate(wanted):
+    before = [found for message in messages if (found := message.get("tool_calls"))]
+    taken = {call.get("id") for found in before for call in found}
+    wanted, made = [call.id for call in calls], []
+    for place, call in enumerate(calls):
         # Derived, not random: a resumed turn has the ids that its results were stored under.
-        numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
+        numbered = (f"call_{number}_{place}" for number in itertools.count(len(before)))
         free = (each for each in numbered if each not in taken and each not in wanted)
-        ids.append(next(free) if given_id is None or given_id in taken else given_id)
-        taken.add(ids[-1])
-    return ids
+        own = next(free) if call.id is None or call.id in taken else call.id
+        taken.add(own)
+        made.append(call if call.id == own else call.model_copy(update={"id": own}))
+    return made
 
 
 def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -950,13 +956,10 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
     return LastTurn()
 
 
-def turns_of_task(messages: FrozenList[Any]) -> int:
-    """The number of turns since the last user message that brought the inputs of a task."""
-    turns = 0
+def since_task(messages: FrozenList[Any]) -> Iterator[FrozenDict[str, Any]]:
+    """The messages after the last one of the user that brought the inputs of a task, the last one first."""
     for message in reversed(list(messages.raw_items())):  # reading each by its index takes several times as long
-        role = message.raw("role")
-        if role == "assistant" and message.raw("tool_calls", None):
-            turns += 1
-        elif role == "user" and TURN in message:
-            break
-    return turns
+        # Turns and corrections are counted from the task on: earlier runs of the thread had their own.
+        if message.raw("role") == "user" and TURN in message:
+            return
+        yield message

@@ -18,8 +18,11 @@ from dspyer.agents.agent_check import build_agent_check
 from dspyer.agents.compact import COMPACT, Compact, build_compact
 from dspyer.agents.conversation import (
     CONTEXT,
+    HANDOFFS,
     MAX_RESULT,
+    MESSAGES,
     MODE,
+    PROBLEMS,
     READ_RESULT,
     SUBMIT,
     AgentPart,
@@ -44,9 +47,7 @@ from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
-from dspyer.messages import HANDOFFS, MESSAGES
 from dspyer.nodes.callables import literals, members
-from dspyer.nodes.check import PROBLEMS
 from dspyer.policies import Policies
 
 # The graph of an agent, assembled from its modes: fields, nodes and edges, and what is wrong with them.
@@ -550,8 +551,9 @@ def _agent(
     found = first
     if not isinstance(found, str) or found not in given:
         raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
-    tools = _distinct([tool for mode in given.values() for tool in mode.tools])
-    specs = list(zip(tools, as_tools(tools), strict=True))
+    distinct = {_key(tool): tool for mode in given.values() for tool in mode.tools}
+    # In several modes, a tool is one node.
+    specs = dict(zip(distinct, as_tools(distinct.values()), strict=True))
     # The first mode comes first in the type of the field `mode`, whose default it is; the others keep their order.
     modes = {
         name: replace(
@@ -562,10 +564,7 @@ def _agent(
         )
         for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
     }
-    own = {
-        name: tuple(next(spec for known, spec in specs if _same(tool, known)) for tool in mode.tools)
-        for name, mode in modes.items()
-    }
+    own = {name: tuple(specs[_key(tool)] for tool in mode.tools) for name, mode in modes.items()}
     return assemble(AgentPlan(dspy.ensure_signature(signature), modes, own, common, shows_mode))
 
 
@@ -602,15 +601,6 @@ def _is_subclass(value: Any, kind: type) -> bool:
     return isinstance(value, type) and issubclass(value, kind)
 
 
-def _distinct(tools: list[Any]) -> list[Any]:
-    """The tools, each object once: in several modes it is one node."""
-    found: list[Any] = []
-    for tool in tools:
-        if not any(_same(tool, known) for known in found):
-            found.append(tool)
-    return found
-
-
-def _same(tool: Any, other: Any) -> bool:
+def _key(tool: Any) -> object:
     # Each access to a method of an object gives another object.
-    return tool is other or (isinstance(tool, MethodType) and tool == other)
+    return (id(tool.__self__), tool.__func__) if isinstance(tool, MethodType) else id(tool)

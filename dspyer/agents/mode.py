@@ -17,18 +17,21 @@ from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.conversation import (
     CONTEXT,
+    FORCED,
+    MESSAGES,
     SUBMIT,
     THOUGHT,
+    TURN,
     ContextFunction,
     Rendering,
     Shown,
     TurnPrompt,
-    call_ids,
     last_turn,
     plan_rendering,
     reader,
     shown,
-    turns_of_task,
+    since_task,
+    with_ids,
 )
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
@@ -48,8 +51,7 @@ from dspyer.extend import (
 )
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
-from dspyer.message_list import TURN
-from dspyer.messages import FORCED, MESSAGES, warning_message
+from dspyer.messages import warning_message
 from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.json import with_valid_text
@@ -148,7 +150,8 @@ class ModeNode(Node):
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw(MESSAGES)
-        taken, prompt = turns_of_task(messages), TurnPrompt(self.rendering, call)
+        taken = sum(bool(message.raw("tool_calls", None)) for message in since_task(messages))
+        prompt = TurnPrompt(self.rendering, call)
         # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:
@@ -176,9 +179,9 @@ class ModeNode(Node):
             raise self._failure(reason, taken, "the last turn did not call `submit`", cause) from cause
         # Tried here already: in an ordinary turn the model is told of a refusal and goes on, and this turn is the last.
         found = [submitted(self.tools[-1], one.args) for one in calls]
-        if not any(isinstance(one.value, Mapping) for one in found):
-            text = f"its `submit` was refused: {found[-1].text}"
-            raise self._failure(reason, taken, text, cause) from found[-1].cause
+        if all(refused is not None for _, refused in found):
+            text, refused = found[-1]
+            raise self._failure(reason, taken, f"its `submit` was refused: {text}", cause) from refused
         return self._reply(prediction, calls, reason)
 
     def _predicted(
@@ -286,12 +289,3 @@ def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
     found = getattr(prediction, "tool_calls", None)
     calls = [] if found is None else ToolCalls.model_validate(found).tool_calls
     return [one.model_copy(update=with_valid_text(dict(one))) for one in calls]
-
-
-def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> list[ToolCalls.ToolCall]:
-    """The calls, each with an id that no other call of the conversation has."""
-    ids = call_ids([call.id for call in calls], messages)
-    return [
-        call if call.id == known else call.model_copy(update={"id": known})
-        for call, known in zip(calls, ids, strict=True)
-    ]

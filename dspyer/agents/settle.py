@@ -19,7 +19,11 @@ from pydantic import ValidationError
 from dspyer import DELETE, ImmutableState
 from dspyer.agents.compact import Compact, PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
+    ARGS,
+    HANDOFFS,
+    MESSAGES,
     MODE,
+    PROBLEMS,
     READ_RESULT,
     SUBMIT,
     BoundFunction,
@@ -49,7 +53,6 @@ from dspyer.extend import (
     text_of,
     thaw,
 )
-from dspyer.messages import ARGS, HANDOFFS, MESSAGES, PROBLEMS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 
@@ -161,27 +164,17 @@ class BeginNode(Node):
 # --- submit
 
 
-class Submission(NamedTuple):
-    """The result of a call of `submit`: the outputs, or why they were refused."""
-
-    value: Any
-    text: str
-    cause: Exception | None = None
-
-
-def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
-    """The outputs that a call of `submit` gives, or what a call of `read_result` does."""
+def submitted(submit: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """The outputs that a call of `submit` gives, or what a call of `read_result` does; or a text and why it failed."""
     try:
-        outputs = submit(**args)
+        return submit(**args), None
     except Exception as error:
         if always_raised(error):
             raise
         # The arguments are the model's, which is told what is wrong with them.
         # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        text = short_error(told, step=submit.name or "")
-        return Submission(text, text, error)
-    return Submission(outputs, text_of(outputs))
+        return short_error(told, step=submit.name or ""), error
 
 
 # --- settle
@@ -253,16 +246,6 @@ def build_settle(
     return Built(node, None, tuple(problems))
 
 
-class Handoff(NamedTuple):
-    """The request of a call that hands off: the mode, and the message of its tool, if it has one.
-
-    Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
-    """
-
-    target: str | None
-    message: Mapping[str, Any] = {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SettleNode(Node):
     """A node that ends a turn.
@@ -294,24 +277,26 @@ class SettleNode(Node):
         # In the order of the calls and not of their ends: of several handoffs the first counts, however long its tool
         # took.
         for one in turn.unanswered:
-            handoff = self._handoff(turn.mode, one, asked.get(one.id))
+            handed = one.name.removeprefix(HAND_OFF)
+            by_model = handed != one.name and handed in self.rules[turn.mode].to
             if one.name in (SUBMIT, READ_RESULT):
                 how = self.modes.renderings[turn.mode].bound(call)
                 own = self.submit if one.name == SUBMIT else reader(call.state.raw(MESSAGES).raw_items(), how)
-                found = submitted(own, one.args)
-                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
-                outputs = found.value if one.name == SUBMIT and found.cause is None else outputs
-            elif handoff is None:
+                value, refused = submitted(own, one.args)
+                results.append(tool_message(one.id, one.name, value, refused is not None))
+                outputs = value if one.name == SUBMIT and refused is None else outputs
+            elif by_model or one.id in asked:
+                message, to = asked.get(one.id, ({}, handed))
+                refusal = lost.get(one.id)
+                if to is not None:
+                    refusal = refusal or self._refusal(turn.mode, to, target, routed, call)
+                    target = to if refusal is None else target
+                results.append(_handoff_message(one, message, to, refusal))
+            else:
                 known = one.name in self.rules[turn.mode].tools
                 # Of an unknown one dspy.ReActV2 says the same.
                 text = f"{one.name} ended without a result" if known else f"Unknown tool: {one.name}"
                 results.append(tool_message(one.id, one.name, text, True))
-            else:
-                refusal = lost.get(one.id)
-                if handoff.target is not None:
-                    refusal = refusal or self._refusal(turn.mode, handoff.target, target, routed, call)
-                    target = handoff.target if refusal is None else target
-                results.append(_handoff_message(one, handoff, refusal))
         # The function of the author decides before the model.
         entered = target if routed is None else routed
         said = call.context.delegate.host.records.added(ADDED.format(turn.id))
@@ -340,13 +325,6 @@ class SettleNode(Node):
             )
         return found
 
-    def _handoff(self, mode: str, call: CallOfTurn, asked: Handoff | None) -> Handoff | None:
-        """The handoff that a call asks for, by itself or by what its tool returned; None if it asks for none."""
-        if asked is not None:
-            return asked
-        target = call.name.removeprefix(HAND_OFF)
-        return Handoff(target) if target != call.name and target in self.rules[mode].to else None
-
     def _refusal(self, mode: str, target: str, taken: str | None, routed: str | None, call: Call) -> str | None:
         """The reason why a handoff is not made; None if it is."""
         to = self.rules[mode].to
@@ -365,10 +343,13 @@ class SettleNode(Node):
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
 
 
-def _asked_for(call: Call) -> dict[str, Handoff]:
-    """Results that tools have left to the end of a turn in this run, by the ids of their calls."""
+def _asked_for(call: Call) -> dict[str, tuple[Mapping[str, Any], str | None]]:
+    """What tools have left to the end of a turn in this run, by the ids of their calls: the result, and a mode.
+
+    Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
+    """
     entries = thaw(call.state.raw(HANDOFFS, FrozenList()))
-    return {entry["message"]["tool_call_id"]: Handoff(entry["goto"], entry["message"]) for entry in entries}
+    return {entry["message"]["tool_call_id"]: (entry["message"], entry["goto"]) for entry in entries}
 
 
 def _lost_updates(call: Call) -> dict[str, str]:
@@ -393,16 +374,17 @@ def _lost_updates(call: Call) -> dict[str, str]:
     return {call_id: LOST.format(list_names(paths)) for call_id, paths in found.items()}
 
 
-def _handoff_message(call: CallOfTurn, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
+def _handoff_message(
+    call: CallOfTurn, message: Mapping[str, Any], target: str | None, refusal: str | None
+) -> dict[str, Any]:
     """The result of a call that was left to the end of the turn."""
-    value, error = handoff.message.get("value"), handoff.message.get("error", False)
+    value, error = message.get("value"), message.get("error", False)
     if refusal is not None:
         before = "" if value is None else f"{text_of(value)}; "
-        value = f"{before}{refusal}" if handoff.target is None else f"{before}no handoff to {handoff.target}: {refusal}"
+        value = f"{before}{refusal}" if target is None else f"{before}no handoff to {target}: {refusal}"
         error = True
-    elif value is None and handoff.target is not None:
-        value = f"The next mode is {handoff.target}."
-    message = handoff.message
+    elif value is None and target is not None:
+        value = f"The next mode is {target}."
     return tool_message(call.id, call.name, value, error, message.get(ARGS), message.get(PROBLEMS, ()))
 
 

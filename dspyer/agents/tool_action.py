@@ -15,7 +15,7 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, Updates, reducers
-from dspyer.agents.conversation import MODE, last_turn
+from dspyer.agents.conversation import MESSAGES, MODE, last_turn
 from dspyer.errors import NodeOutputError, RouteError, list_names, short_error
 from dspyer.extend import (
     Binding,
@@ -37,7 +37,6 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.not_public import serialize_for_json
-from dspyer.messages import MESSAGES
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import InsideRun, ProgramStep
@@ -273,11 +272,7 @@ class Recorded(NamedTuple):
 
     def call(self, call: Call) -> Any:
         """Run it in sync code."""
-
-        def effect(key: str) -> Any:
-            return run_script(self.script(key))
-
-        return call.context.delegate.once(self.key, effect)
+        return call.context.delegate.once(self.key, lambda key: run_script(self.script(key)))
 
     async def acall(self, call: Call) -> Any:
         """Run it in async code."""
