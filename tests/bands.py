@@ -11,21 +11,18 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction "
-        "with_valid_text"
+        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
         "problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
-        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of "
-        "signature_of_module"
+        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of signature_of_module"
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (

@@ -344,7 +344,7 @@ class SettleNode(Node):
 
 
 def _asked_for(call: Call) -> dict[str, tuple[Mapping[str, Any], str | None]]:
-    """What tools have left to the end of a turn in this run, by the ids of their calls: the result, and a mode.
+    """Results that tools have left to the end of a turn in this run, by the ids of their calls: each with a mode.
 
     Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
     """

@@ -489,6 +489,7 @@ class ToolNode(Node):
 
     kind: ClassVar[str] = "tool"
     bounded: bool = True
+    look = Look("tool", "tool")
 
     spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]
@@ -501,11 +502,6 @@ class ToolNode(Node):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
-
-    @property
-    def look(self) -> Look:
-        """The look in pictures."""
-        return Look("tool", self.kind)
 
     @property
     def runs_graph(self) -> bool:

@@ -214,7 +214,7 @@ NO_TOOL: Any = None
 def _describe(
     target: Any, name: str | None, desc: str | None, reads: Collection[str], effect: bool, problems: list[str]
 ) -> ToolSpec:
-    """What the model sees of something, and what is called; what is wrong is added to `problems`."""
+    """The tool that something becomes: what the model sees, and what is called. Adds what is wrong to `problems`."""
     if isinstance(target, dspy.Tool):
         return _describe_tool(target, name or str(target.name), desc, reads, effect, problems)
     if isinstance(target, Graph) or is_program(target):
@@ -238,13 +238,12 @@ def _describe(
     shown, hidden, takes_key = _split(signature, reads, effect, who, problems)
     if problems:
         return ToolSpec(name, NO_TOOL, target)
-    parameters = [own[one.name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
-    if signature.takes_all:  # DSPy shows them to the model as one argument
-        parameters += [one for one in own.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
     hints = {one.name: one.annotation for one in shown}
-    view = _model_view(parameters, hints, name, _doc_of(target) if desc is None else desc)
-    required = frozenset(one.name for one in shown if not one.default)
-    return ToolSpec(name, view, target, hidden, required, takes_key)
+    defaults = {one.name: own[one.name].default for one in shown if one.default}
+    # What `**` takes, DSPy shows to the model as one argument.
+    rest = [one for one in own.values() if signature.takes_all and one.kind is inspect.Parameter.VAR_KEYWORD]
+    view = _model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
+    return ToolSpec(name, view, target, hidden, frozenset(hints).difference(defaults), takes_key)
 
 
 def _split(
@@ -293,18 +292,21 @@ def _has_schema(annotation: Any) -> bool:
 
 
 def _model_view(
-    parameters: Iterable[inspect.Parameter],
-    hints: Mapping[str, Any],
     name: str,
+    hints: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     desc: str,
     arg_desc: dict[str, str] | None = None,
+    rest: Iterable[inspect.Parameter] = (),
 ) -> dspy.Tool:
-    """The `dspy.Tool` of a function as if it had only these parameters."""
+    """The `dspy.Tool` of a function as if it had only parameters with these types and defaults, and the `rest`."""
 
     def called_by_its_node(**_: Any) -> Any:
         raise TypeError(f"tool {name!r} is called by its node in a graph, and not through the dspy.Tool of a model")
 
-    called_by_its_node.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]  # any function
+    keyword, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    parameters = [inspect.Parameter(one, keyword, default=defaults.get(one, none)) for one in hints]
+    called_by_its_node.__signature__ = inspect.Signature([*parameters, *rest])  # type: ignore[attr-defined]  # any function
     called_by_its_node.__annotations__ = dict(hints)
     try:
         view = dspy.Tool(called_by_its_node, name=name, desc=desc, arg_desc=arg_desc)
@@ -370,16 +372,8 @@ def _describe_module(
     found = module_io(module)
     inputs = [Parameter(one, kind, "", one in found.optional) for one, kind in found.inputs.items()]
     hidden = FunctionSignature(tuple([one for one in inputs if one.name in reads]))
-    shown = [one for one in inputs if one.name not in reads]
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if one.default else inspect.Parameter.empty,
-            annotation=one.annotation,
-        )
-        for one in shown
-    ]
+    hints = {one.name: one.annotation for one in inputs if one.name not in reads}
+    defaults = {one: None for one in hints if one in found.optional}
     signature = signature_of_module(module)
     fields = {} if signature is None else signature.input_fields
     told = {one: info.json_schema_extra.get("desc") for one, info in fields.items()}
@@ -388,9 +382,8 @@ def _describe_module(
         own = vars(type(module)).get("__doc__") if not type(module).__module__.startswith("dspy.") else None
         desc = own or (signature.instructions if signature is not None else "")
     problems += [f"tool {name!r}: {text}" for text in found.problems]
-    view = _model_view(parameters, {one.name: one.annotation for one in shown}, name, desc, arg_desc)
-    required = frozenset(one.name for one in shown if not one.default)
-    return ToolSpec(name, view, module, hidden, required)
+    view = _model_view(name, hints, defaults, desc, arg_desc)
+    return ToolSpec(name, view, module, hidden, frozenset(hints).difference(defaults))
 
 
 _SESSION_DESC = "Name of the conversation to continue, or of a new one. Without a name, a new one begins."
@@ -403,7 +396,7 @@ def _describe_program(
     program = _compiled(target, "a tool")
     schema = program.graph.topology.schema
     name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", program.graph.name).lower()
-    who, keyword = f"tool {name!r}", inspect.Parameter.KEYWORD_ONLY
+    who = f"tool {name!r}"
     hints: dict[str, Any] = {}
     told: dict[str, str] = {}
     for one in arguments_of(program, reads):
@@ -416,18 +409,15 @@ def _describe_program(
                 f"{who}: no model can give its input {one!r} of type {shown_type(hints[one])}: map a field of the "
                 f"agent to it, reads={{{one!r}: 'a field'}}"
             )
-    parameters = [inspect.Parameter(one, keyword, annotation=kind) for one, kind in hints.items()]
     required = frozenset(hints)
     if has_sessions(program, reads):
         if SESSION in hints:
             problems.append(f"{who}: its input {SESSION!r} has the name of the argument for sessions: rename it")
-        else:
-            parameters.append(inspect.Parameter(SESSION, keyword, default="", annotation=str))
         hints, told = {**hints, SESSION: str}, {**told, SESSION: _SESSION_DESC}
     if problems:
         return ToolSpec(name, NO_TOOL, program)
     own = None if schema.model is None else vars(schema.model).get("__doc__")
-    view = _model_view(parameters, hints, name, (own or "") if desc is None else desc, told)
+    view = _model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
     return ToolSpec(name, view, program, required=required)
 
 
