@@ -7,11 +7,12 @@ from dspyer.hints import lazy_names
 if TYPE_CHECKING:
     from dspyer.display.amounts import cost_text, count_of, duration_text
     from dspyer.display.cut_values import cut_within, part_of
-    from dspyer.display.graph_picture import GraphPicture, draw_mermaid
-    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_graph, draw_svg, drawing_of
+    from dspyer.display.graph_picture import draw_mermaid
+    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_svg, drawing_of
     from dspyer.display.report import ErrorText, describe_run
     from dspyer.display.run_file import PAGE, RECORD
     from dspyer.display.run_page import (
+        RunInfo,
         commit_answer,
         commit_row,
         conflicts_of,
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from dspyer.display.tables import table_html, table_lines
     from dspyer.display.tokens import Tokens, count_tokens
 
-__all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "GraphPicture", "RunPath", "Stats", "Tokens"]
+__all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "RunInfo", "RunPath", "Stats", "Tokens"]
 __all__ += ["commit_answer", "commit_row", "conflicts_of", "cost_text", "count_of", "count_stats", "count_tokens"]
-__all__ += ["cut_within", "describe_run", "draw_graph", "draw_mermaid", "draw_svg", "drawing_of", "duration_text"]
+__all__ += ["cut_within", "describe_run", "draw_mermaid", "draw_svg", "drawing_of", "duration_text"]
 __all__ += ["execution_answer", "items_of", "maps_of", "part_of", "posts_of", "run_answer", "steps_of", "stops_of"]
 __all__ += ["table_html", "table_lines", "write_page"]
 
@@ -38,11 +39,11 @@ __all__ += ["table_html", "table_lines", "write_page"]
 _HOMES = {
     "amounts": "cost_text count_of duration_text",
     "cut_values": "cut_within part_of",
-    "graph_picture": "GraphPicture draw_mermaid",
-    "graph_svg": "GraphDrawing RunPath draw_graph draw_svg drawing_of",
+    "graph_picture": "draw_mermaid",
+    "graph_svg": "GraphDrawing RunPath draw_svg drawing_of",
     "report": "ErrorText describe_run",
     "run_file": "PAGE RECORD",
-    "run_page": "commit_answer commit_row conflicts_of execution_answer items_of maps_of posts_of run_answer"
+    "run_page": "RunInfo commit_answer commit_row conflicts_of execution_answer items_of maps_of posts_of run_answer"
     " steps_of stops_of write_page",
     "stats": "Stats count_stats",
     "tables": "table_html table_lines",

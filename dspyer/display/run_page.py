@@ -11,18 +11,72 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dspyer import ImmutableState
 from dspyer.display.graph_svg import drawing_of
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.errors import StoreError
-from dspyer.events import LMCall, is_built_in, path_of_event, told
+from dspyer.events import LMCall, Question, is_built_in, path_of_event, told
 from dspyer.extend import Event, freeze, outermost_execution
+from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.record import Items, Record, RecordStep
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, encode
 from dspyer.values import json as encoding
+
+
+class RunInfo(NamedTuple):
+    """A stored run, as lists show it.
+
+    Attributes:
+        thread: the name of its thread.
+        run_id: its id, as `Run.run_id`.
+        graph: the name of its graph.
+        status: `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`, as `Thread.status`.
+        steps: how many commits it has, without those of graphs inside its nodes.
+        started: when it was started.
+        ended: when it ended; None for a run that has written no end.
+        usage: what it used by language model, as far as it has written its end.
+        cost: US dollars; None if a language model has no price, or the run has written no end.
+        questions: its questions that have no answer.
+        failure: the first failure with which it ended, without traceback; None if it did not fail. Of a run of which
+            something cannot be read, the reason, with the node `"archive"`.
+    """
+
+    thread: str
+    run_id: str
+    graph: str
+    status: str
+    steps: int
+    started: datetime
+    ended: datetime | None
+    usage: Mapping[str, Mapping[str, Any]]
+    cost: float | None
+    questions: tuple[Question, ...] = ()
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; times as ISO 8601, in UTC."""
+        return encode(self)
+
+    @classmethod
+    def of(cls, record: Record) -> RunInfo:
+        """The entry of a run that was read as a whole."""
+        asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
+        return cls(
+            record.thread,
+            record.run_id,
+            record.graph.name,
+            record.status,
+            len(steps_of(record)),
+            datetime.fromtimestamp(record.started, UTC),
+            None if record.ended is None else datetime.fromtimestamp(record.ended, UTC),
+            record.usage,
+            record.cost,
+            tuple([one.question for one in asked if one.answer is None]),
+            next((one.model_copy(update={"traceback": ""}) for one in record.failures), None),
+        )
 
 
 def steps_of(record: Record) -> list[RecordStep]:
@@ -32,31 +86,16 @@ def steps_of(record: Record) -> list[RecordStep]:
 
 def run_answer(record: Record) -> dict[str, Any]:
     """A run as a whole."""
-    asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
-    questions = [one.question.to_dict() for one in asked if one.answer is None]
-    count = len(steps_of(record))
-    first = record.failures[0].model_copy(update={"traceback": ""}).to_dict() if record.failures else None
+    info = RunInfo.of(record).to_dict()
     return {
-        "info": {
-            "thread": record.thread,
-            "run_id": record.run_id,
-            "graph": record.graph.name,
-            "status": record.status,
-            "steps": count,
-            "started": datetime.fromtimestamp(record.started, UTC).isoformat(),
-            "ended": None if record.ended is None else datetime.fromtimestamp(record.ended, UTC).isoformat(),
-            "usage": {model: dict(used) for model, used in record.usage.items()},
-            "cost": record.cost,
-            "questions": questions,
-            "failure": first,
-        },
+        "info": info,
         "graph": drawing_of(record.graph).to_dict() if record.graph.looks else None,
         "fields": [field.to_dict() for field in record.graph.fields],
-        "questions": questions,
+        "questions": info["questions"],
         "answers": [one.to_dict() for one in record.answers()],
         "failures": [failure.to_dict() for failure in record.failures],
         "maps": [one.to_dict() for one in maps_of(record)],
-        "count": count,
+        "count": info["steps"],
     }
 
 
