@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.display import count_of, table_html, table_lines
 
@@ -59,9 +59,9 @@ class GEPAStats:
         >>> stats = GEPAStats(["search", "write"], tunable=["write"])
         >>> stats.nodes["write"].culprit = 3
         >>> print(stats)
-        node                  culprit  proposed  kept
-        search (not tunable)        0
-        write                       3         0     0
+        node                  culprit  suspect  proposed  kept
+        search (not tunable)        0        0
+        write                       3        0         0     0
         metric calls: 0; 0 repeated proposals asked for anew
         0 candidates, the given program included
     """
@@ -110,13 +110,14 @@ class GEPAStats:
         return table_html(head, rows, self._lines())
 
     def _table(self) -> list[list[str]]:
-        columns = self._columns()
-        rows = [[column.cell(one) for column in columns] for one in self.nodes.values()]
-        return [[column.title for column in columns], *rows]
-
-    def _columns(self) -> list[_Figure]:
-        rows = self.nodes.values()
-        return [column for column in _FIGURES if column.shown is None or any(column.shown(one) for one in rows)]
+        rows = [["node", "culprit", "suspect", "proposed", "kept"]]
+        for one in self.nodes.values():
+            found = [f"{one.culprit:,}", f"{one.suspect:,}"]
+            if one.tunable:
+                rows.append([one.node, *found, f"{one.proposed:,}", f"{one.kept:,}"])
+            else:
+                rows.append([f"{one.node} (not tunable)", *found, "", ""])
+        return rows
 
     def _lines(self) -> list[str]:
         repeated = count_of(self.repeated, "repeated proposal")
@@ -161,28 +162,6 @@ def noting_errors(metric: Callable[..., Any], stats: GEPAStats) -> Callable[...,
             raise
 
     return noting
-
-
-class _Figure(NamedTuple):
-    """A column of the table: its head, the text of a cell, and whether a node has something to show (None: always)."""
-
-    title: str
-    cell: Callable[[NodeTuning], str]
-    shown: Callable[[NodeTuning], object] | None = None
-
-
-def _edits(name: str) -> Callable[[NodeTuning], str]:
-    return lambda one: f"{getattr(one, name):,}" if one.tunable else ""
-
-
-_FIGURES = (
-    _Figure("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
-    _Figure("culprit", lambda one: f"{one.culprit:,}"),
-    # Columns that most tables would show empty are left out of them.
-    _Figure("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
-    _Figure("proposed", _edits("proposed")),
-    _Figure("kept", _edits("kept")),
-)
 
 
 def edits_between(parents: Iterable[Mapping[str, str]], child: Mapping[str, str]) -> list[str]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer import DELETE, END, START, Command, Context, Failure, Graph, ImmutableState, Kept, Replace, Send
+from dspyer import DELETE, END, START, Command, Context, Graph, ImmutableState, Kept, Replace, Send
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
@@ -53,6 +53,7 @@ from dspyer.search.trial import (
     BestOf,
     MonteCarlo,
     Tree,
+    Trial,
     TrialOptions,
     as_float,
     change_of,
@@ -65,18 +66,8 @@ Names = Collection[str] | Mapping[str, str]
 """Names of fields: a list, or a map from a module's own names to those of the state."""
 
 
-class TrialEntry(TypedDict, total=False):
-    """An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty."""
-
-    name: str
-    parent: str
-    patch: dict[str, Any]
-    whole: dict[str, Any]
-    reward: float | None
-    value: float
-    visits: int
-    done: bool
-    failure: Failure | None
+TrialEntry: Any = cast(Any, TypedDict)("TrialEntry", get_type_hints(Trial), total=False)
+"""An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty."""
 
 
 # --- the public functions

@@ -271,10 +271,10 @@ def test_the_table_and_its_forms() -> None:
     stats = gepa.stats
 
     assert str(stats).splitlines() == [
-        "node     culprit  proposed  kept",
-        f"write_a        {stats.nodes['write_a'].culprit}         1     1",
-        f"write_b        {stats.nodes['write_b'].culprit}         1     1",
-        f"write_c        {stats.nodes['write_c'].culprit}         1     1",
+        "node     culprit  suspect  proposed  kept",
+        f"write_a        {stats.nodes['write_a'].culprit}        0         1     1",
+        f"write_b        {stats.nodes['write_b'].culprit}        0         1     1",
+        f"write_c        {stats.nodes['write_c'].culprit}        0         1     1",
         "metric calls: 30; 0 repeated proposals asked for anew",
         "3 candidates, the given program included",
     ]
