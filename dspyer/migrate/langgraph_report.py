@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import dspy
@@ -308,7 +310,9 @@ def _type_name(channel: BaseChannel[Any, Any, Any]) -> str:
 
 
 def _listed(title: str, texts: Sequence[str]) -> list[str]:
-    return [title, *[f"{number:>3}. {text}" for number, text in enumerate(texts, 1)]] if texts else []
+    """Sentences, numbered and wrapped; a table is not, since what is cut there could not be read."""
+    wrapped = partial(textwrap.fill, width=120, subsequent_indent="     ", break_on_hyphens=False)
+    return [title, *[wrapped(f"{number:>3}. {text}") for number, text in enumerate(texts, 1)]] if texts else []
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

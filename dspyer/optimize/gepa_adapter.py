@@ -130,6 +130,8 @@ class CountingAdapter:
         """New texts for components; with another rollout id, if they were proposed for these records before."""
         if not components_to_update:
             return {}
+        # By what the reflection LM is shown, and not by the number of the iteration: a run that goes on from `log_dir`
+        # asks as the one before did.
         key = blake2b(repr((sorted(candidate.items()), reflective_dataset)).encode(), digest_size=16).hexdigest()
         proposer, repeats = self._proposer, self._proposed[key] if self.anew else 0
         if repeats:

@@ -110,6 +110,7 @@ class GEPAStats:
         return table_html(head, rows, self._lines())
 
     def _table(self) -> list[list[str]]:
+        # Functions and tools have no edits: an empty cell says that none is possible, a 0 that none was made.
         rows = [["node", "culprit", "suspect", "proposed", "kept"]]
         for one in self.nodes.values():
             found = [f"{one.culprit:,}", f"{one.suspect:,}"]

@@ -79,18 +79,10 @@ def encoded(event: BaseEvent) -> bytes:
         return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
 
 
-class ProtocolError(HTTPException):
-    """A request that the protocol answers by `RUN_ERROR`."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(400, message)
-        self.code = code
-
-
 def refusal(error: BaseException) -> RunErrorEvent:
     """The event that tells the client why a run could not begin or go on."""
     if isinstance(error, HTTPException):  # what the application, or this route, says itself
-        return RunErrorEvent(message=str(error.detail), code=getattr(error, "code", "invalid"))
+        return RunErrorEvent(message=str(error.detail), code="invalid")
     return _told(last_of_refusal(error, hides=True))
 
 
