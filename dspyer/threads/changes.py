@@ -42,6 +42,7 @@ from dspyer.log.reader import (
     SnapshotState,
     check_snapshot,
     load_run,
+    own_commit,
     read_run,
     read_runs,
     row_ranges,
@@ -107,7 +108,10 @@ def copy_thread(
         node = None if patch is None else _only_made_as(source, prefix)
         if patch is not None and (node is not None or not prefix.unfinished):
             head = target.head_at(new_row, prefix.last_row)
-            _write_run(store, new_row, _run_of_one(target, head, (prefix.last_row,), patch, node))
+            made = _run_of_one(target, head, (prefix.last_row,), patch, node)
+            if node is None:
+                _check_lasting(target, patch)
+            _write_run(store, new_row, made)
         elif prefix.unfinished:
             part = target.next_part(ThreadHead(new_row), prefix.run.run, prefix.last_row, prefix.excluded)
             rows = [source.end_of_open(prefix.run, row.root)]
@@ -253,15 +257,16 @@ def _run_of_one(
 ) -> NewRun:
     """A run of one manual commit, which continues the row in `parents`.
 
-    With a node, that is its author, and the run is open unless its edges lead to END alone: a resume continues along
-    them. Raises `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch
-    does not fit the schema.
+    With a node, that is its author, and the run is open unless its edges lead to END alone, or it has ended the last
+    run by a `Command`: a resume continues along them. Raises `ThreadError` if there is no such node, or it has no
+    edge or router; `NodeOutputError` if the patch does not fit the schema.
     """
     graph, schema = thread.graph, thread.schema
     if node is not None and node not in graph.nodes:
         hint, known = suggestion(node, graph.nodes), ", ".join(map(repr, graph.nodes))
         raise ThreadError(f"as_node={node!r} is no node of graph {graph.name!r}.{hint} Nodes: {known}")
-    if node is not None and not graph.exits.get(node):
+    exits = () if node is None else graph.exits.get(node) or _own_end(thread, parents, node)
+    if node is not None and not exits:
         raise ThreadError(
             f"no edge leads on from node {node!r}: it chooses its targets itself, with Command(goto=...), and cannot "
             "be asked. Pass the node before it, or call thread.update(...) without as_node"
@@ -273,12 +278,20 @@ def _run_of_one(
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
-    if node is not None and {*graph.exits[node]} != {END}:
+    if node is not None and {*exits} != {END}:
         opening = OpenRow(node=node, created=int(now * 1_000), patch=update, made=made).row(blobs)
         return _run_with(thread, head, parents, head.next_version, opening, "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)
     row = CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made).row(blobs)
     return _run_with(thread, head, parents, head.next_version, row, "completed")
+
+
+def _own_end(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[str, ...]:
+    """`END`, if a node ended the last run by its own decision, which a correction keeps; else nothing."""
+    run = read_run(thread.store, parents[0]) if parents else None
+    rows = () if run is None or run.status != "completed" else reversed(run.rows)
+    last = next(filter(None, map(own_commit, rows)), None)
+    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else ()
 
 
 def _run_with(

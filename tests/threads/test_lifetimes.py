@@ -180,11 +180,16 @@ def test_the_schema_of_an_agent_follows_the_rule() -> None:
 
 
 def test_a_change_that_the_next_run_would_drop_is_refused_before_anything_is_written() -> None:
-    thread = shop().thread("t")
+    program = shop()
+    thread = program.thread("t")
     thread.run({"order": "a"})
     before = thread.history()
     with pytest.raises(ThreadError, match=r"thread 't' would begin without this change of 'approved': .*Kept") as e:
         thread.update({"refunds": 9, "approved": True})
+    for at in (None, before[-1].id):
+        with pytest.raises(ThreadError, match="thread 'u' would begin without this change of 'approved'"):
+            thread.copy(to="u", at=at, patch={"refunds": 9, "approved": True})
+    assert program.threads() == ["t"]
     assert "thread.update(patch, as_node='book')" in str(e.value)
     with pytest.raises(NodeOutputError):
         thread.update({"unknown": 1})
@@ -230,6 +235,26 @@ def test_a_corrected_node_completes_the_run_or_opens_it(mode: str, tmp_path: Pat
     done = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
     assert (done.status, done.state["approved"]) == ("completed", False)
     assert thread.run({"order": "b"}).state["orders"] == ["a", "b"]
+
+
+def test_a_node_that_ended_the_run_itself_can_be_corrected(tmp_path: Path) -> None:
+    """As that which writes the answer of an agent, to which the refused update points."""
+    thread = agents.tool_loop("question -> answer", []).compile(store=tmp_path / "runs.db").thread("t")
+    submit = {"name": "submit", "args": {"answer": "wrong"}}
+    with ScriptedLM([{"next_thought": "", "tool_calls": [submit]}] * 2):
+        run = thread.run({"question": "?"}, key="k")
+        with pytest.raises(ThreadError, match="as_node='settle'"):
+            thread.update({"answer": "right"})
+        with pytest.raises(ThreadError, match="no edge leads on from node 'react'"):
+            thread.update({"answer": "right"}, as_node="react")
+        for answer in ("better", "right"):
+            commit = thread.update({"answer": answer}, as_node="settle")
+            assert (commit.node, commit.route, thread.status) == ("settle", (END,), "completed")
+        assert (thread.state["answer"], thread.replay()) == ("right", thread.state)
+        assert thread.run({"question": "?"}, key="k").run_id == run.run_id
+        thread.prune(before=thread.history()[-1].id)
+        thread.update({"answer": "pruned"}, as_node="settle")
+        assert thread.run({"question": "again?"}).state["answer"] == "wrong"
 
 
 def test_a_correction_of_a_node_with_a_route_is_open() -> None:
