@@ -44,15 +44,14 @@ NOT_YET: dict[str, str] = {
     "display.run_page": "changed encode encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
-        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink Spends "
-        "append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
-        "may_raise parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal "
-        "walk_parameters"
+        "CallOptions Executing Inside KeptPrediction LMRecorder Outcome Request RunLink Spends append_to_trace "
+        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
+        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps executing record_lm_calls result_of subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST Request Steps "
+        "executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
@@ -71,9 +70,7 @@ NOT_YET: dict[str, str] = {
         "Attempt REQUEST Request Session SessionEnd Steps apart_from_earlier append_to_trace check_inputs "
         "execute_attempt recording step_count take_run take_steps"
     ),
-    "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in subscribing walk walk_parameters"
-    ),
+    "optimize.gepa_adapter": "STRIDE modules_in walk",
     "optimize.run_judge": "Router is_apart path_in_program",
     "optimize.written_values": "FinderNode ModuleRouter Router merge_base resets sent_to",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
