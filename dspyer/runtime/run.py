@@ -742,7 +742,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return display.draw_svg(self._graph.picture, display.RunPath.of(self.record()))
+        return display.draw_svg(self._graph.drawn, display.RunPath.of(self.record()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
