@@ -50,8 +50,8 @@ NOT_YET: dict[str, str] = {
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST Request Steps "
-        "executing record_lm_calls result_of subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps call_async "
+        "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",

@@ -29,7 +29,7 @@ from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscri
 from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
 from dspyer.nodes.steps import call_async
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Request
-from dspyer.waiting import DaemonLoop, join_loop, leave_loop
+from dspyer.waiting import DaemonLoop
 
 KEPT_PROGRAMS = 8
 
@@ -193,8 +193,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             executing.set(Executing(execution, node, program, attempt))
         try:
             if call.is_async:
-                join_loop(_loop.start())  # `call_async` runs it there
-                stack.callback(leave_loop)
+                stack.enter_context(_loop.joined())
                 prediction = call_async(partial(kind.aforward, program), call.inputs)
             else:
                 prediction = kind.forward(program, **call.inputs)
