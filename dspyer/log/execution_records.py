@@ -265,8 +265,11 @@ def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fet
             data = json.dumps(texts)
             names = {name.lower() for name in _REFERENCE.findall(data)}
             blobs = fetch(names) if names else {}
-            said = json.loads(data, object_hook=lambda one: json.loads(blobs[one[_LONG].lower()]) if _LONG in one else one)
-            call = replace(call, **said)
+
+            def said(part: dict[str, Any]) -> Any:
+                return json.loads(blobs[part[_LONG].lower()]) if _LONG in part else part
+
+            call = replace(call, **json.loads(data, object_hook=said))
     except MALFORMED as error:
         raise StoreError(
             f"an LM call of execution {execution!r} is stored as {brief(stored)}, which cannot be read ({error}): "

@@ -167,11 +167,11 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     records.resumes = 0  # what follows is done anew: its resumes without progress are counted from here
     thread.count_before(records, prefix.run, head.row.root)
     thread.compatibility.check_graph(prefix.run)
-    _, names = thread.compatibility.allowed(prefix.run, True)  # a rerun is one of the graph as it is now
-    run_start, migration = thread.rebuild_adapted(prefix.run, records, adapt=names is not None)
-    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
+    changed = thread.compatibility.changed(prefix.run)  # a rerun is one of the graph as it is now
+    run_start, migration = thread.rebuild_adapted(prefix.run, records, changed)
+    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
-    blobs = NO_BLOBS if names is None else thread.compatibility.fingerprint.blobs
+    blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS
     rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 

@@ -37,7 +37,6 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Owner, Point, ThreadRow
 from dspyer.threads.changes import first_write_of_rerun
-from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
 from dspyer.threads.start import MAX_RESUMES, REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
@@ -86,9 +85,10 @@ def resumed_play(
     request: Request,
     take_over: bool,
     max_resumes: int,
-    allow: AllowChanged,
+    allow: bool,
 ) -> Play:
     """Return the play of the last run, to be resumed."""
+    check_flags(allow_changed_graph=allow)
     first = partial(thread.resumed_run, delivery=delivery, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
 
