@@ -23,9 +23,9 @@ from dspyer.log.history import (
     commit_row,
     inner_commits,
     part_around,
+    part_before,
     part_of,
     read_back,
-    recover_state,
     runs_back,
     writing_part,
 )
@@ -438,35 +438,24 @@ class PageReader:
         head, root = self._bounds()
         if head is None:
             return []
-        begin = max(min(first or 0, 2**62), floor)  # beyond it no store counts
-        end = begin + count - 1
-        if newest:
-            last = recover_state(self._reader, head).next_version - 1
-            end = last if first is None else min(first, last)
+        end = first if newest else min(first or 0, 2**62) + count - 1  # beyond it no store counts
+        part = None if end is None else self.around(end)
+        part = part or part_of(self._reader, read_back(self._reader, head), root)
+        begin = max(first or 0, floor)
+        if newest and part is not None:
+            end = part.next_version - 1 if end is None else min(end, part.next_version - 1)
             begin = max(end - count + 1, floor)
-        found: list[Commit] = []
-        known = set[str]()
-        lowest = 2**63
-        for span in runs_back(self._reader.store, head, root):
-            if span.first < lowest and (span.first <= end or (newest and first is None)):
-                start = max(begin, span.first)
-                # All of it: of a run that goes on behind the page, and without a version of commits in an open fork.
-                whole = bool(found) or (newest and first is None)
-                part = part_around(self._reader, span, root, start, span.at.seq + 1 if whole else end - start + 1)
-                if part is None:
-                    return None
-                # The part behind may begin inside of this run, also between the commits of its open fork.
-                listed = [one for one in zip(part.commits, part.runs, strict=True) if one[0].id not in known]
-                inside = (
-                    index
-                    for index, (commit, run) in enumerate(listed)
-                    if (run == part.heads[0] if commit.version is None else commit.version >= begin)
-                )
-                before = 0 if begin < part.first else next(inside, len(listed))
-                found, lowest = [commit for commit, _ in listed[before:]] + found, part.first
-                known.update(commit.id for commit, _ in listed[before:])
-            if min(span.first, lowest) <= begin:
-                return cut_page(found, first, count, newest)
+        last = head if part is None else part.heads[0]
+        found: list[tuple[Commit, Point]] = []  # each with the last row of its run
+        # From its end back in time, part by part: only then it is known where the part before ends.
+        while part is not None:
+            found = [*zip(part.commits, part.runs, strict=True), *found]
+            if part.first <= begin:
+                # Of commits without a version, which come last in their run, those of the last run.
+                inside = (run == last if one.version is None else one.version >= begin for one, run in found)
+                before = next((index for index, is_inside in enumerate(inside) if is_inside), len(found))
+                return cut_page([one for one, _ in found[before:]], first, count, newest)
+            part = part_before(self._reader, part, root)
         return None
 
 
