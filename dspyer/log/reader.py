@@ -237,6 +237,26 @@ class RunRows(NamedTuple):
                 yield row, point, header
 
 
+class RecoveredState(NamedTuple):
+    """The state at a row.
+
+    Attributes:
+        state: the last state at which a single branch was active.
+        next_version: the version of the next commit.
+        last_run: the run of the row, as far as it was read.
+        tail: what was written since the last snapshot.
+        broken: why a commit before the row cannot be read; "" if all can. State and version are those before it.
+        last_good: the row of the last readable commit, if one is not readable; None for none.
+    """
+
+    state: ImmutableState
+    next_version: int
+    last_run: RunRows
+    tail: SinceSnapshot
+    broken: str = ""
+    last_good: Point | None = None
+
+
 def own_commit(row: Row) -> CommitRow | None:
     """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes.
 

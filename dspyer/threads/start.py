@@ -26,7 +26,7 @@ from dspyer.events import Answer, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import CommitListing, FoldedRun, recover_state
+from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
@@ -186,9 +186,7 @@ class StoredThread:
             return ThreadHead(row or ThreadRow(self.name, None, 0))
         # By the class of states, since another graph may read the same values as other classes.
         known = self.store.heads.get(row, self.schema.model)
-        if known is None:
-            return self.head_at(row, row.head)
-        return ThreadHead(row, known.state, known.next_version, known.last_run, known.tail)
+        return self.head_at(row, row.head) if known is None else ThreadHead(row, *known)
 
     def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
         """The head of a thread as if it ended at a row."""
@@ -393,7 +391,7 @@ class StoredThread:
             raise StoreError(f"thread {self.name!r}: {folded.run.broken}")
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
-            for index, (entry, alone) in enumerate(zip(folded.entries, folded.settled, strict=True))
+            for index, (entry, alone) in enumerate(zip(folded.log, folded.settled, strict=True))
         ]
         run = start(self.graph.topology, before, first)._replace(
             log=PersistentVector(log),
@@ -468,11 +466,7 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        listed, root = self._commits_up_to, row.root
-        return EarlierRuns(self.graph, self.reader, listed, self.program, self.name, parents[0], root, state, first)
-
-    def _commits_up_to(self, at: Point) -> CommitListing:
-        return self.history.cache.up_to(at)
+        return EarlierRuns(self, parents[0], row.root, state, first)
 
     # --- totals
 

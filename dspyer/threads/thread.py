@@ -775,7 +775,7 @@ class Thread:
             ('join:try-1', 'checked', None)
         """
         merged = merge_thread(self._stored, other._stored, base, policy)
-        return self._stored.history.cache.listed().commits[-1] if merged else None
+        return self._stored.history.listed().commits[-1] if merged else None
 
     # --- delete and export
 
