@@ -623,7 +623,7 @@ class Session(AttemptHost):
         found = [question for question in self.records.open_questions() if question.execution.startswith(within)]
         if self.stopped and self._could_continue({question.execution for question in found}):
             return ()
-        return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
+        return tuple(found)
 
     def _could_continue(self, asked: set[str]) -> bool:
         """Return whether a stopped run could start an execution other than those `asked`, which have open questions."""
