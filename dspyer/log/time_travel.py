@@ -412,10 +412,10 @@ class PageReader:
         head, root = self._bounds()
         if head is None:
             return []
-        end = first if newest else min(first or 0, 2**62) + count - 1  # beyond it no store counts
+        begin = max(min(first or 0, 2**62), floor)  # beyond it no store counts
+        end = first if newest else begin + count - 1
         part = None if end is None else self.around(end)
         part = part or part_of(self._reader, read_back(self._reader, head), root)
-        begin = max(first or 0, floor)
         if newest and part is not None:
             end = part.next_version - 1 if end is None else min(end, part.next_version - 1)
             begin = max(end - count + 1, floor)
