@@ -28,6 +28,7 @@ from dspyer import (
     CompiledGraph,
     Context,
     Graph,
+    Kept,
     Retry,
     Run,
     Send,
@@ -41,8 +42,9 @@ from dspyer.search import best_of
 from dspyer.stores import Memory, SQLite, open_store
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
+from tests.budget import deep
 
-SEEDS = range(30)
+SEEDS = range(30 if deep else 10)
 
 
 class Board(BaseModel):
@@ -51,7 +53,7 @@ class Board(BaseModel):
     count: Annotated[int, reducers.increment] = 0
     note: Annotated[str, live()] = ""
     said: Annotated[list[str], reducers.append, live] = []
-    value: Any = None
+    value: Kept[Any] = None
     rows: list[int] = []
     out: list[int] = []
     lost: list[Any] = []
