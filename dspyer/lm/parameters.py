@@ -244,7 +244,7 @@ class _PredictorCall:
         def value_of(name: str) -> str | None:
             return values.text(name) if template.allowed is None or name in template.allowed else None
 
-        filled, used, _ = fill_text(text, value_of)
+        filled, used = fill_text(text, value_of)
         # An optimizer may have dropped a name from the instructions: its value is appended, or the LM would not see it.
         lost = {name: value_of(name) for name in template.names if name not in used}
         ends = [f"{name}: {value}" for name, value in lost.items() if value is not None]
