@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
@@ -25,7 +24,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
+from dspyer.errors import DspyerError, brief, error_text
 from dspyer.events import (
     Answer,
     Asked,
@@ -40,7 +39,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
+from dspyer.policies import MANY, ONE, Pattern
 from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
@@ -240,26 +239,6 @@ def _reports_error(update: Any) -> bool:
     """True if an update of messages is the result of a tool call that failed."""
     messages = update if isinstance(update, list) else [update]
     return any(isinstance(one, dict) and one.get("role") == "tool" and one.get("error") is True for one in messages)
-
-
-def redacted_policies(policies: Policies, redaction: Redaction) -> Policies:
-    """The same policies, whose own errors are redacted: a `MergeConflictError` quotes the values of its conflict."""
-
-    def hiding(policy: Policy) -> Policy:
-        decide = partial(_decide_redacted, policy, redaction)
-        return Policy(policy.name, decide, built_in=True) if policy.built_in else policy
-
-    rest = None if policies.otherwise is None else redacted_policies(policies.otherwise, redaction)
-    rules = tuple([rule._replace(policy=hiding(rule.policy)) for rule in policies.rules])
-    return Policies(rules, hiding(policies.default), policies.given, rest)
-
-
-def _decide_redacted(policy: Policy, redaction: Redaction, conflict: Conflict) -> Any:
-    try:
-        return policy.decide(conflict)
-    except MergeConflictError:
-        sides = {name: redaction.at(conflict.path, getattr(conflict, name)) for name in ("base", "left", "right")}
-        return raise_(replace(conflict, **sides))
 
 
 # --- texts without a path

@@ -295,9 +295,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="authors_of_merge_swapped",
-        file="dspyer/state.py",
-        old='resolve = Policies.of(policy).resolver("left", "right")',
-        new='resolve = Policies.of(policy).resolver("right", "left")',
+        file="dspyer/policies.py",
+        old="return self.decider_for(path)[1](Conflict(path, base, left, right))",
+        new="return self.decider_for(path)[1](Conflict(path, base, right, left))",
         loss="A policy of state.merge, such as prefer('left'), would take the other side, and the error names the wrong one.",
         tests=("tests/test_merge.py", "tests/test_state.py"),
     ),

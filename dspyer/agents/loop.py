@@ -138,7 +138,7 @@ def assemble(plan: AgentPlan) -> Graph:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
         check = compiled(given.check, CHECK)
         graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, given.max_fixes, given.accept))
-    graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
+    graph._settle_policies[SETTLE] = Policies((), FIRST_CALL)
     return graph.add_edge(START, BEGIN)
 
 

@@ -30,7 +30,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.router import Router, RouterOptions
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
-from dspyer.redaction import Redact, Redaction, redacted_policies
+from dspyer.redaction import Redact, Redaction
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
@@ -115,7 +115,7 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
+def checked_policies(option: str, spec: object, schema: Schema, otherwise: Policies | None = None) -> Policies:
     """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
     policies = Policies.of(spec, otherwise)
     check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
@@ -643,9 +643,10 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     if redaction is None:
         return graph
     check_redacted_paths(redaction.patterns, schemas)
-    joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
-    schema = old.schema.with_show_value(redaction.brief)
-    topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)
+    shown = redaction.brief
+    joins = {node: replace(policies, show_value=shown) for node, policies in old.join_policies.items()}
+    own, schema = replace(old.policies, show_value=shown), old.schema.with_show_value(shown)
+    topology = replace(old, schema=schema, policies=own, join_policies=joins)
     return replace(graph, topology=topology, redaction=redaction, of_runs=(Redacted(),))
 
 

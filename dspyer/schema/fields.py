@@ -34,12 +34,13 @@ from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, 
 from dspyer.hints import UNIONS, without_none
 from dspyer.message_list import Edited
 from dspyer.patch import DELETE, Replace, apply_value, resets
+from dspyer.policies import ShowPath
 from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
-from dspyer.values.scalars import KeyPath, check_flags
+from dspyer.values.scalars import check_flags
 
 Check = Callable[[Any], Any]
 """Validates a value and returns it as the declared type; raises `ValidationError`."""
@@ -617,14 +618,6 @@ def _names_inside(annotation: Any, marker: type) -> bool:
 
 
 # --- writing one field
-
-ShowPath = Callable[[KeyPath, Any], str]
-"""Returns a value as errors show it; the path says whether it must be hidden."""
-
-
-def show_brief(_path: KeyPath, value: Any) -> str:
-    """Return a value as errors show it if nothing is hidden."""
-    return brief(value)
 
 
 class FieldWriter(NamedTuple):

@@ -25,16 +25,15 @@ from dspyer.errors import (
 from dspyer.events import Commit, FieldShape
 from dspyer.hints import bare_subclass
 from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff, diff_value
+from dspyer.policies import ShowPath, show_brief
 from dspyer.reducers import Reducer, Updates, built_in
 from dspyer.schema.fields import (
     NO_OTHER_FIELDS,
     Field,
     FieldWriter,
     Live,
-    ShowPath,
     read_model,
     refusal_text,
-    show_brief,
 )
 from dspyer.schema.limits import size_of
 from dspyer.state import ImmutableState
