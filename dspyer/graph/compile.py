@@ -230,11 +230,7 @@ class GraphParts:
 
     def lost_edges(self) -> list[Edge]:
         """The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself."""
-        return [
-            Edge(router.source, target, True)
-            for router in self.lost
-            for target in router.known_targets or (*self.names, END)
-        ]
+        return [Edge(router.source, target, True) for router in self.lost for target in (*self.names, END)]
 
     @cached_property
     def writers(self) -> list[Collection[str] | None]:
@@ -255,7 +251,7 @@ class GraphParts:
         """The nodes that a `Send` may start, whose inputs may come with it."""
         found = {target for node in self.nodes.values() if node.sends for target in node.goto}
         found.update(target for _, router in self.routers if router.sends for target in router.goto)
-        found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
+        found.update(self.names if self.lost else ())
         # A check sees what was sent to the node that it checks.
         found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])
         return found

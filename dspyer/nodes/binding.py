@@ -302,6 +302,7 @@ class Binding:
             if it is not given.
         reads: the fields that it may read, by its own names; None for all.
         schema: the fields of the state.
+        turn: by which inputs and outputs a history shows turns, and which of them each turn must have; all for none.
     """
 
     reader: str
@@ -315,6 +316,7 @@ class Binding:
     rest: bool | None = None
     reads: FieldNames | None = None
     schema: Schema | None = None
+    turn: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def whole_state(self) -> bool:
@@ -370,7 +372,7 @@ class Binding:
             if view is not None:
                 value = call.read_view(view, form, name)
                 if form == "history" and isinstance(value, list):
-                    value = dspy.History(messages=turns_in(value, (), ()))
+                    value = dspy.History(messages=turns_in(value, *self.turn))
             elif value is _NOT_READ and readable:
                 value = read_field(state, field, copy) if copy else state.get(field, _NOT_READ)
             elif value is _NOT_READ and computed is not None:
@@ -434,7 +436,7 @@ class BoundNode(Node):
         """Values that a call reads, by its own names: fields, views and templates, without resources and modules."""
         # Neither resources nor modules: what was read is asked for after the call too, when they are gone.
         own = self.binding
-        return Binding(self.who, own.fields, rest=own.rest, schema=own.schema).bind(call)
+        return Binding(self.who, own.fields, rest=own.rest, schema=own.schema, turn=own.turn).bind(call)
 
 
 def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:

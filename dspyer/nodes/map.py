@@ -21,8 +21,8 @@ from dspyer.failure import ITEM, Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
-from dspyer.log.journal import Journal, NewRows
-from dspyer.log.rows import DraftRow, ItemRow
+from dspyer.log.journal import NewRows
+from dspyer.log.rows import ItemRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
@@ -31,7 +31,7 @@ from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.function import RESULT
 from dspyer.nodes.node import Built, Call, Look, MapOptions, Node, Output, Reply, StartRule
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
+from dspyer.nodes.steps import Script, Step, TwoWays, arun_script, run_script, wrapped
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -149,21 +149,6 @@ class Gather(NamedTuple):
     async def acall(self, call: Call) -> list[object]:
         calls = [partial(arun_script, script) for script in self.scripts]
         return await call.runner.agather(calls, self.max_concurrency, self.rule)
-
-
-class _Write(NamedTuple):
-    """The step that writes rows."""
-
-    journal: Journal
-    rows: list[DraftRow]
-
-    def call(self, call: Call) -> None:
-        del call
-        self.journal.write(NewRows(self.rows))
-
-    async def acall(self, call: Call) -> None:
-        del call
-        await self.journal.awrite(NewRows(self.rows))
 
 
 class FailedItem:
@@ -370,7 +355,8 @@ class Item:
                 row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
             # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise
             # lose.
-            yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), self.call
+            rows = NewRows([*records.lm_call_rows(of_item), row])
+            yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), self.call
             records.items[attempt.local_id] = frozen
         else:
             records.finished[attempt.local_id] = frozen

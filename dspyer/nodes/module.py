@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.lm.parameters import predictors_in
-from dspyer.messages import turn_message, turns_in, warning_message
+from dspyer.messages import turn_message, warning_message
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_templates, warning_of
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_access import (
@@ -112,14 +112,9 @@ class ModuleNode(BoundNode):
     def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
-        inputs, warning = self.read_inputs(call), warning_of(call) if self.turns.fields else ""
+        inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         return self.reply(result, inputs, warning)
-
-    def read_inputs(self, call: Call) -> dict[str, Any]:
-        """The values that a call reads, by the node's own names: fields, views and templates."""
-        inputs = self.binding.bind(call)
-        return inputs if not self.turns.histories else self.turns.with_histories(inputs)
 
     def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
         """The module's result as updates of the state."""
@@ -140,6 +135,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
     binding = plan_inputs(found, options, wrong)
     turns, own_writes = plan_turns(module, found, options, wrong)
+    binding = replace(binding, turn=((*turns.inputs, *turns.answers, *turns.reasoning), turns.answers))
     gives = plan_writes(found, options._replace(writes=own_writes), type(module).__name__, wrong)
     templates = plan_templates([module], options, binding.reading()[0], wrong)
     node = ModuleNode(
@@ -230,9 +226,8 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
             if view is not None:
                 wrong.problems += form_problems(view, kind, name, schema, who)
             readable, computed = reads[name] not in options.not_fields, options.computed.get(name)
-            # A view of an unset field is empty, which is no error. A history is made of the turns of the node.
-            entry = FieldParameter(name, reads[name], copy, default or view is not None, readable, view, form, computed)
-            fields.append(entry if form != "history" else entry._replace(form="values"))
+            unset = default or view is not None  # a view of an unset field is empty, which is no error
+            fields.append(FieldParameter(name, reads[name], copy, unset, readable, view, form, computed))
             continue
         readable = name in found.inputs and reads is None and name not in options.overlay
         readable = readable and (schema.accepts_any_key or name in schema.fields)
@@ -311,14 +306,6 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-
-    def with_histories(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs with a `dspy.History` in place of the messages of each history."""
-        own = (*self.inputs, *self.answers, *self.reasoning)
-        for name in self.histories:
-            if isinstance(inputs.get(name), list):
-                inputs[name] = dspy.History(messages=turns_in(inputs[name], own, self.answers))
-        return inputs
 
     def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """The turn that each conversation gets."""

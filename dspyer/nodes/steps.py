@@ -246,6 +246,23 @@ class ProgramStep(NamedTuple):
         return await self.program._arun_inside(self.inputs, call.context.delegate, valid=self.valid)
 
 
+class TwoWays(NamedTuple):
+    """Does one thing that is written differently in sync and in async code: a wait, or a write to the store."""
+
+    sync: Callable[[], Any]
+    asynchronous: Callable[[], Awaitable[Any]]
+
+    def call(self, call: Call) -> Any:
+        """Do it in sync code."""
+        del call
+        return self.sync()
+
+    async def acall(self, call: Call) -> Any:
+        """Do it in async code."""
+        del call
+        return await self.asynchronous()
+
+
 class Within(NamedTuple):
     """Makes a step within a context."""
 

@@ -6,6 +6,7 @@ Everything is validated before anything is committed. A schema without a model a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from inspect import formatannotation
 from types import MappingProxyType
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from dspyer.errors import (
     GraphError,
     ImmutableError,
-    InputError,
     NodeOutputError,
     UnsetFieldError,
     list_names,
@@ -134,7 +134,6 @@ class Schema:
     def initial_state(
         self,
         inputs: Mapping[str, object],
-        required: Iterable[str] | None = None,
         *,
         commit_id: str = "inputs",
         valid: Mapping[str, Any] = NONE_VALID,
@@ -142,11 +141,8 @@ class Schema:
         """Return the state with which a run starts: the defaults, with the inputs folded in.
 
         `valid` are the frozen values of inputs that are valid as they are: whole values of fields of the same type.
-        The fields are in the order of the schema. Raises `InputError` for missing, unknown or invalid inputs.
+        The fields are in the order of the schema. Raises `InputError` for unknown or invalid inputs.
         """
-        missing = [name for name in required or () if name not in inputs]
-        if missing:
-            raise InputError(f"missing inputs: {list_names(missing)} (given: {list_names(inputs)})")
         if self.model is None:
             return ImmutableState().apply_patch(_as_whole(inputs))
         state = self._with_defaults(valid) if valid or self._defaults is None else self._defaults
@@ -232,25 +228,21 @@ class Schema:
         names = sorted(self.user_folded.intersection(written))
         return {name: change_between(before.raw(name, DELETE), after.raw(name, DELETE)) for name in names}
 
-    def as_replacements(self, inputs: Mapping[str, object], commit_id: str = "inputs") -> dict[str, object]:
+    def as_replacements(self, inputs: Mapping[str, object], commit_id: str) -> dict[str, object]:
         """Wrap inputs that are values of another state: none is folded into the default of its field.
 
         Messages without an id, which the field of the other state may hold, get one from `commit_id`.
         """
-        return {name: self._as_replacement(name, value, commit_id) for name, value in inputs.items()}
-
-    def _as_replacement(self, name: str, value: object, commit_id: str) -> object:
-        reducer = self.reducer(name)
-        if reducer is None:
-            return value
-        if reducer.assign_ids is None or value is None:
-            return Replace(value)
-        try:
-            if reducer.check is not None:
-                reducer.check(value)
-        except NodeOutputError:
-            return Replace(value)  # refused where the whole value is validated
-        return Replace(reducer.assign_ids(value, commit_id, DELETE))
+        found = dict(inputs)
+        for name, value in inputs.items():
+            reducer = self.reducer(name)
+            if reducer is not None and reducer.assign_ids is not None and value is not None:
+                with suppress(NodeOutputError):  # it is refused where the whole value is validated
+                    if reducer.check is not None:
+                        reducer.check(value)
+                    value = reducer.assign_ids(value, commit_id, DELETE)  # noqa: PLW2901 - the same, with ids
+            found[name] = value if reducer is None else Replace(value)
+        return found
 
     def commit(
         self,

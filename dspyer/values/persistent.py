@@ -14,7 +14,7 @@ live version, so a run that keeps its history would pay for all versions in each
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -32,7 +32,7 @@ _ABSENT: Any = object()
 # --- maps
 
 
-class PersistentMap(Generic[K, V]):
+class PersistentMap(Mapping[K, V]):
     """An insertion-ordered map. The cost of a change depends on the change, not on the size of the map.
 
     Example:
@@ -79,13 +79,10 @@ class PersistentMap(Generic[K, V]):
         data = without_key(self._data, key)
         return self if data is self._data else self._of(data)
 
-    def keys(self) -> KeysView[K] | tuple[K, ...]:
-        return self._data.keys()
-
-    def items(self) -> ItemsView[K, V] | Iterable[tuple[K, V]]:
+    def items(self) -> Any:  # in one walk, where that of `Mapping` looks each key up
         return self._data.items()
 
-    def values(self) -> ValuesView[V] | Iterable[V]:
+    def values(self) -> Any:
         return self._data.values()
 
     def __getitem__(self, key: K) -> V:
@@ -99,13 +96,6 @@ class PersistentMap(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._data)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PersistentMap):
-            return NotImplemented
-        return self._data is other._data or dict(self.items()) == dict(other.items())
-
-    __hash__ = None  # type: ignore[assignment]  # values may be unhashable
 
     def __repr__(self) -> str:
         return f"PersistentMap({dict(self.items())!r})"
