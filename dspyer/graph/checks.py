@@ -394,14 +394,6 @@ def error_edges(source: object, target: object, on: object, into: object) -> lis
     return [ErrorEdge(name, targets[0], accepted, into) for name in sources]
 
 
-def by_source(edges: Sequence[ErrorEdge]) -> dict[str, tuple[ErrorEdge, ...]]:
-    """The error edges of each node, in the order of declaration, in which the first match wins."""
-    found: dict[str, list[ErrorEdge]] = {}
-    for edge in edges:
-        found.setdefault(edge.source, []).append(edge)
-    return {source: tuple(ways) for source, ways in found.items()}
-
-
 def error_edge_problems(
     edges: Sequence[ErrorEdge], schema: Schema, sent: Collection[str], joins: Callable[[str], bool]
 ) -> Iterator[str]:

@@ -7,18 +7,16 @@ node that was not built may write any field, and a router without known targets 
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Union, cast, get_args, get_origin
+from typing import Any, cast, get_origin
 
 import dspy
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import (
     build_checks,
-    by_source,
     error_edge_problems,
     follow_checks,
     handler_problems,
@@ -46,6 +44,7 @@ from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, 
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
 from dspyer.nodes.build import build_node
+from dspyer.nodes.callables import members
 from dspyer.nodes.check import CheckOptions, checks_of
 from dspyer.nodes.field_access import author_problems
 from dspyer.nodes.function import may_return_command
@@ -149,7 +148,8 @@ def compile_graph(
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
         attempts=_attempts(parts, given),
-        error_edges=by_source(parts.errors),
+        # In the order of declaration, in which the first match wins.
+        error_edges={one.source: tuple([e for e in parts.errors if e.source == one.source]) for one in parts.errors},
         inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
         **settings,
     )
@@ -230,7 +230,11 @@ class GraphParts:
 
     def lost_edges(self) -> list[Edge]:
         """The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself."""
-        return [Edge(router.source, target, True) for router in self.lost for target in (*self.names, END)]
+        return [
+            Edge(router.source, target, True)
+            for router in self.lost
+            for target in router.known_targets or (*self.names, END)
+        ]
 
     @cached_property
     def writers(self) -> list[Collection[str] | None]:
@@ -251,7 +255,7 @@ class GraphParts:
         """The nodes that a `Send` may start, whose inputs may come with it."""
         found = {target for node in self.nodes.values() if node.sends for target in node.goto}
         found.update(target for _, router in self.routers if router.sends for target in router.goto)
-        found.update(self.names if self.lost else ())
+        found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
         # A check sees what was sent to the node that it checks.
         found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])
         return found
@@ -429,14 +433,8 @@ def _merges(topology: Topology, name: str) -> bool:
     if schema.reducer(name) is not None or name in schema.live_fields or topology.has_policy(name):
         return True
     field = schema.fields.get(name)
-    return field is not None and _is_mapping(field.annotation)
-
-
-def _is_mapping(annotation: Any) -> bool:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return any(_is_mapping(part) for part in get_args(annotation))
-    kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Mapping)
+    kinds = [] if field is None else [get_origin(member) or member for member in members(field.annotation)]
+    return any(isinstance(kind, type) and issubclass(kind, Mapping) for kind in kinds)
 
 
 def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer]) -> dict[str, tuple[Layer, ...]]:

@@ -151,6 +151,7 @@ class Gather(NamedTuple):
         return await call.runner.agather(calls, self.max_concurrency, self.rule)
 
 
+@dataclass(slots=True, eq=False)
 class FailedItem:
     """The result of an item that failed, of a map that can complete without it.
 
@@ -160,12 +161,9 @@ class FailedItem:
         error: what was raised; None once it is known not to be the first one.
     """
 
-    __slots__ = ("error", "failure", "index")
-
-    def __init__(self, index: int, failure: Failure, error: BaseException) -> None:
-        self.index = index
-        self.failure = failure
-        self.error: BaseException | None = error
+    index: int
+    failure: Failure
+    error: BaseException | None
 
 
 class Tolerance:

@@ -256,6 +256,19 @@ class RouterOptions(NamedTuple):
         """The name of the router in problems and errors."""
         return f"the router of {self.source!r}"
 
+    @property
+    def known_targets(self) -> tuple[str, ...]:
+        """The targets that the path map names, for a router that cannot be built."""
+        path_map = self.path_map
+        parts = path_map.values() if isinstance(path_map, Mapping) else () if path_map is None else (path_map,)
+        found = [name for part in parts for name in _names(part)]
+        return tuple(name for name in found if isinstance(name, str))
+
+    @property
+    def may_send(self) -> bool:
+        """Return whether its function may return `Send`s."""
+        return callable(self.route) and not isinstance(self.route, dspy.Module) and mentions(self.route, Send)
+
 
 def build_router(options: RouterOptions, schema: Schema) -> Built:
     """A router with its module, and what is wrong with it; no router if its targets are not known."""
@@ -273,6 +286,10 @@ def build_router(options: RouterOptions, schema: Schema) -> Built:
     fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
     found.problems.append(f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}")
     return found.built(None)
+
+
+def _names(part: object) -> Iterable[object]:
+    return (part,) if isinstance(part, str) or not isinstance(part, Iterable) else part
 
 
 def _declares_literals(kind: object) -> tuple[bool, bool]:

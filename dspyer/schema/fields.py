@@ -38,7 +38,7 @@ from dspyer.policies import ShowPath
 from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import freeze, same, unvalidated
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import check_flags
 
@@ -535,12 +535,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
     def validate(value: Any, others: Mapping[str, Any]) -> Any:
         # pydantic validates a single field only as an assignment, so it gets an instance with the other fields. The
         # instance is built without validation: the values of a state are valid.
-        blank = checker.__new__(checker)
-        values = {other: each for other, each in others.items() if other != name}
-        object.__setattr__(blank, "__dict__", values)
-        object.__setattr__(blank, "__pydantic_fields_set__", set())
-        object.__setattr__(blank, "__pydantic_extra__", None)
-        object.__setattr__(blank, "__pydantic_private__", None)
+        blank = unvalidated(checker, {other: each for other, each in others.items() if other != name})
         assign(blank, name, thaw(freeze(value)) if thaws else value)
         return blank.__dict__[name]
 

@@ -117,15 +117,13 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of the JSON form of a frozen container.
-
-    A set is measured each time: an update copies all of it, so that its cost grows with its size anyway.
-    """
-    if isinstance(value, frozenset):  # its JSON form is an object with the type
-        return len(_encoded(value))
+    """Return the bytes of the JSON form of a frozen container."""
     known = measured_size(value)
     if known is None:
-        known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
+        if isinstance(value, frozenset):  # its JSON form is an object with the type
+            known = len(_encoded(value))
+        else:
+            known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
         store_size(value, known)
     return known
 
@@ -153,7 +151,7 @@ def _size_after(current: Any, update: Any, new: Any, reducer: Reducer | None) ->
 
     `current` is the value before, `DELETE` for none. `reducer` folded the update in; None if the value was replaced.
     """
-    before = measured_size(current)  # of a set, and of no value, there is none
+    before = measured_size(current)
     if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
     if reducer.appends:
@@ -165,6 +163,8 @@ def _size_after(current: Any, update: Any, new: Any, reducer: Reducer | None) ->
         for key in dict.fromkeys(key for key, _ in reducer.parts(update)):
             old, now = reducer.keyed.find(current, key), reducer.keyed.find(new, key)
             change += _size_under(reducer, key, now) - _size_under(reducer, key, old)
+    elif reducer.kind == "members":
+        change = sum([entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
     else:
         return size_of(new)
     # Brackets, and a separator of two bytes between entries: n entries have n - 1 separators and one pair of brackets,

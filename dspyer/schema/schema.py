@@ -37,7 +37,7 @@ from dspyer.schema.fields import (
 )
 from dspyer.schema.limits import size_of
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import same
+from dspyer.values.freezing import same, unvalidated
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.persistent import as_map
 from dspyer.values.scalars import SCALARS
@@ -317,7 +317,9 @@ class Schema:
             raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
         names = self.fields if readable is None else frozenset(readable)
         values = {name: state[name] for name in self.fields if name in names and name in state}
-        return instance_with(self._read_only_class, values)
+        # No field counts as set: a node that returns `view.model_copy(update={...})` writes only the update.
+        view: BaseModel = unvalidated(self._read_only_class, values)
+        return view
 
     def _commit_exact(
         self, state: ImmutableState, updates: Mapping[str, Any]
@@ -464,13 +466,13 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
             f"the state that a node reads cannot be changed: return {{{key!r}: ...}} from the node instead"
         )
 
-    def plain(view: BaseModel) -> BaseModel:
-        return instance_with(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
+    def plain(view: BaseModel) -> Any:
+        return unvalidated(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
 
-    def model_dump(view: BaseModel, *args: Any, **options: Any) -> dict[str, Any]:
+    def model_dump(view: BaseModel, *args: Any, **options: Any) -> Any:
         return plain(view).model_dump(*args, **options)
 
-    def model_dump_json(view: BaseModel, *args: Any, **options: Any) -> str:
+    def model_dump_json(view: BaseModel, *args: Any, **options: Any) -> Any:
         return plain(view).model_dump_json(*args, **options)
 
     namespace = {
@@ -484,17 +486,4 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
         "model_dump_json": model_dump_json,
     }
     view: type[BaseModel] = bare_subclass(model, namespace)
-    return view
-
-
-def instance_with(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-    """Return an instance of a model with these values, unvalidated; its other fields are absent.
-
-    No field counts as set, so that a node that returns `view.model_copy(update={...})` writes only the update.
-    """
-    view = cls.__new__(cls)
-    object.__setattr__(view, "__dict__", values)
-    object.__setattr__(view, "__pydantic_fields_set__", set())
-    object.__setattr__(view, "__pydantic_extra__", None)
-    object.__setattr__(view, "__pydantic_private__", None)
     return view

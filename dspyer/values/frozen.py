@@ -494,7 +494,9 @@ def _restore_list(items: tuple[Any, ...], depth: int) -> Any:
 class FrozenSet(Container, frozenset[Any]):
     """The frozen form of a `set`: a frozenset that `thaw` turns into a set again."""
 
-    __slots__ = ()
+    __slots__ = ("_measured",)
+
+    _measured: int  # as in `NestedContainer`
 
     def copy(self) -> Any:
         """Return a plain set.
@@ -521,6 +523,9 @@ class FrozenSet(Container, frozenset[Any]):
 
     def __repr__(self) -> str:
         return f"FrozenSet({set(self)!r})" if self else "FrozenSet()"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without the size, which is not part of the value
+        return FrozenSet, (list(self),)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         refuse_change(
@@ -729,14 +734,14 @@ def _correct(frozen: Any, seen: set[int]) -> None:
 
 
 def measured_size(value: object) -> int | None:
-    """Return the size that `store_size` has stored with a mapping or list; None if there is none."""
+    """Return the size that `store_size` has stored with a container; None if there is none."""
     size: int | None = getattr(value, "_measured", None)
     return size
 
 
 def store_size(value: object, size: int) -> None:
-    """Store the size of a mapping or list with it. It is not part of the value: copies and pickles lack it."""
-    if isinstance(value, NestedContainer):
+    """Store the size of a container with it. It is not part of the value: copies and pickles lack it."""
+    if isinstance(value, (NestedContainer, FrozenSet)):
         value._measured = size
 
 
