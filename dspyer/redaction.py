@@ -331,15 +331,11 @@ class Redactor:
                 return
             # Also its forms in JSON, in a `repr` and in the `repr` of bytes: logs and errors show these.
             for form in (text, repr(text)[1:-1], json.dumps(text)[1:-1], repr(text.encode(errors="replace"))[2:-1]):
-                self._remember(form)
-
-    def _remember(self, text: str) -> None:
-        if text not in self._texts:
-            self._texts.add(text)
-            start = text[:SHORTEST]
-            insort(self._sorted, text)  # at once: no other thread comes between
-            lengths = {*self._starts.get(start, ()), len(text)}
-            self._starts[start] = tuple(sorted(lengths, reverse=True))
+                if form not in self._texts:
+                    self._texts.add(form)
+                    start = form[:SHORTEST]
+                    insort(self._sorted, form)  # at once: no other thread comes between
+                    self._starts[start] = tuple(sorted({*self._starts.get(start, ()), len(form)}, reverse=True))
 
     # --- where it is hidden
 

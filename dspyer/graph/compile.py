@@ -228,14 +228,6 @@ class GraphParts:
         caught = [Edge(one.source, one.target, True, True, one.into) for one in self.errors]
         return [*found.values(), *dict.fromkeys(caught)]
 
-    def lost_edges(self) -> list[Edge]:
-        """The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself."""
-        return [
-            Edge(router.source, target, True)
-            for router in self.lost
-            for target in router.known_targets or (*self.names, END)
-        ]
-
     @cached_property
     def writers(self) -> list[Collection[str] | None]:
         """The fields that each node, router and error edge writes; None for unknown."""
@@ -358,7 +350,9 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     """Find the inputs of a run, and what is wrong with the graph."""
     options, names, problems = parts.graph, parts.names, parts.problems
     schema = options.schema
-    lost = [edge for edge in parts.lost_edges() if edge not in topology.edges]
+    # The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself.
+    ways = [(router.source, target) for router in parts.lost for target in router.known_targets or (*names, END)]
+    lost = [edge for edge in (Edge(source, target, True) for source, target in ways) if edge not in topology.edges]
     # Without exits they look like dead ends, and what they lack is a `goto=`.
     commands = [
         name

@@ -127,12 +127,6 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: Polic
     return policies
 
 
-def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
-    """The schemas of the graphs among the modules of a graph."""
-    parts: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
-    return [part.graph.topology.schema for part in parts.values() if is_program(part)]
-
-
 def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
     """Refuse patterns of `compile(redact=...)` that can match nothing in the graph, or in a graph inside it."""
     given = tuple(patterns)
@@ -638,7 +632,8 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     """The same graph, whose errors and merge policies show values only as far as `redact` allows."""
     old = graph.topology
     # Graphs inside have schemas of their own, and a pattern may name a field of theirs alone.
-    schemas = [old.schema, *inner_schemas(modules)]
+    inside: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
+    schemas = [old.schema, *(part.graph.topology.schema for part in inside.values() if is_program(part))]
     redaction = Redaction.of(redact, fields_of_items(schemas))
     if redaction is None:
         return graph

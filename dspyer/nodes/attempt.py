@@ -341,9 +341,10 @@ class Attempt:
             self.check_time()
         records = self.host.records
         try:
-            known = self._known_or_recordable(place)
-            if known is not MISSING:
+            if (known := records.effects.get(place, MISSING)) is not MISSING:
                 return thaw(known)
+            if records.journal is not None:  # the run may have lost its thread: then nothing could be recorded
+                records.journal.raise_if_broken()
             made = partial(fn, **self._idempotency_key(place, fn))
             result = yield TwoWays(made, made), nobody
             if inspect.isawaitable(result):
@@ -398,16 +399,6 @@ class Attempt:
             if found is not None and found.attempt is self:  # else a later attempt did not wait for this one
                 del self.host.records.in_progress[place]
                 found.ended.set_result(None)
-
-    def _known_or_recordable(self, place: RecordKey) -> Any:
-        """The recorded result of an effect, else `MISSING`; then raises if the effect could not be recorded.
-
-        It could not if the run has lost its thread, or its store has failed.
-        """
-        known = self.host.records.effects.get(place, MISSING)
-        if known is MISSING and self.host.records.journal is not None:
-            self.host.records.journal.raise_if_broken()
-        return known
 
     def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
         """The argument `key`, the same text in every attempt, if the function has such a parameter; else nothing."""

@@ -549,7 +549,12 @@ class _Planner:
             self.views.append(name)
         elif name == "state":
             self.states.append(name)
-        elif kind is not None and not parameter.text and self._is_resource(kind):
+        # With a schema, objects of a model or dataclass may be resources, without one values.
+        elif (
+            kind is not None
+            and not parameter.text
+            and not (self.schema.accepts_any_key if is_record(kind) else is_value_class(kind))
+        ):
             self.resources.append(ResourceParameter(name, kind, parameter.default))
         else:
             self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
@@ -572,11 +577,6 @@ class _Planner:
     def _is_view(self, parameter: Parameter) -> bool:
         model = self.schema.model
         return model is not None and (model in members(parameter.annotation) or _wrote(parameter, model))
-
-    def _is_resource(self, kind: type) -> bool:
-        if is_record(kind):
-            return not self.schema.accepts_any_key
-        return not is_value_class(kind)
 
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name

@@ -310,7 +310,8 @@ class _Search:
         for name, value in used_objects(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
             yield from self.value(name, value, f"{'its closure' if enclosed else 'a global variable'}{inside}")
-            if isinstance(value, FunctionType) and _is_near(name, value, fn):
+            # What is followed: functions of the same file, and those from the closure.
+            if isinstance(value, FunctionType) and (enclosed or value.__globals__ is fn.__globals__):
                 yield from self.visit(value, f", used by {value.__name__}")
         yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
@@ -326,14 +327,10 @@ class _Search:
     def value(self, name: str, value: object, place: str) -> Iterator[Found]:
         if isinstance(value, dspy.Module):
             yield (name, place), value
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
+        elif isinstance(value, (Mapping, *_CONTAINERS)):
+            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
                 if isinstance(item, dspy.Module):
                     yield (f"{name}[{key!r}]", place), item
-        elif isinstance(value, _CONTAINERS):
-            for index, item in enumerate(value):
-                if isinstance(item, dspy.Module):
-                    yield (f"{name}[{index}]", place), item
         elif isinstance(value, (partial, MethodType)):
             yield from self.visit(value)
 
@@ -380,11 +377,6 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from code_objects(constant)
-
-
-def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Return whether a function is followed: one of the same file, or from the closure."""
-    return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
 
 
 # --- mentions of a class

@@ -468,7 +468,10 @@ def module_io(module: dspy.Module) -> ModuleIO:
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
         found = TABLE[known](module)
-        found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
+        # A subclass that adds code to the call of a class of the table may convert what the signature declares.
+        called = ("forward", "aforward", "__call__", "acall")
+        own = any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
+        found = replace(found, own_code=found.own_code or own)
         # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
@@ -487,12 +490,6 @@ def _of_graph(graph: Any) -> ModuleIO:
 
 def _forward_of(kind: type) -> Any:
     return getattr(kind, "forward", None) or getattr(kind, "aforward", None)
-
-
-def _has_own_code(kind: type, known: type) -> bool:
-    """Return whether a subclass adds code to the call of a class of the table."""
-    called = ("forward", "aforward", "__call__", "acall")
-    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
 def _forward_signature(kind: type) -> FunctionSignature:
@@ -682,16 +679,19 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
     if options.writes is None and writes is not None and options.map is None:
         # A view without a reducer shows a part of its field: writing that part back would lose the rest.
         partial = {name for name in options.views if options.schema.reducer(name) is None}
-        changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
+        # The inputs that the graph may change and that come from the field of their name.
+        may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)
+        changed = [name for name in (*graph.inputs, *graph.also) if name in may and reads.get(name) == name]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
+    own = {} if options.map is not None or gives is None else gives
     node = SubgraphNode(
         name=options.name,
         **binding.facts(templates),
         writes=writes,
         gives=gives,
-        folds=_folded(gives, options.schema) if options.map is None else frozenset(),
+        folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
@@ -737,14 +737,3 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
     return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
-
-
-def _changed_inputs(graph: Any, reads: FieldNames) -> list[str]:
-    """The inputs that the graph may change and that come from the field of their name."""
-    changed = graph.inputs if graph.writes is None else graph.writes
-    return [name for name in (*graph.inputs, *graph.also) if name in changed and reads.get(name) == name]
-
-
-def _folded(gives: FieldNames | None, schema: Schema) -> frozenset[str]:
-    """The own names of what goes to fields with a reducer."""
-    return frozenset(name for name, field in (gives or {}).items() if schema.reducer(field) is not None)

@@ -646,8 +646,11 @@ class FieldWriter(NamedTuple):
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
-        if field.reducer is not None and field.reducer.append_only and self.node is not None:
-            self._check_kept(field, update)
+        if field.reducer is not None and field.reducer.append_only and self.node is not None and resets(update):
+            raise NodeOutputError(
+                f"{self.author} a new value to field {field.name!r}, whose entries are never removed (reducer "
+                f"{field.reducer.name!r}): return the new entries alone"
+            )
         if isinstance(update, Edited):  # of a person, who may change what nodes only add to
             update = Replace(update.messages)
         try:
@@ -661,14 +664,6 @@ class FieldWriter(NamedTuple):
             raise self._refusal(field, update, refusal_text(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
-
-    def _check_kept(self, field: Field, update: Any) -> None:
-        assert field.reducer is not None  # the caller has tested `append_only`
-        if resets(update):
-            raise NodeOutputError(
-                f"{self.author} a new value to field {field.name!r}, whose entries are never removed (reducer "
-                f"{field.reducer.name!r}): return the new entries alone"
-            )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
         text = (

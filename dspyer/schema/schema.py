@@ -74,7 +74,6 @@ class Schema:
     __slots__ = (
         "_defaults",
         "_read_only_class",
-        "_reducers",
         "field_shapes",
         "fields",
         "lasting",
@@ -105,9 +104,10 @@ class Schema:
         fixed = all(field.info.default_factory is None for field in fields.values())
         self._defaults = self._with_defaults({}) if fixed else None
         self._read_only_class = view
-        self._reducers = {name: field.reducer for name, field in fields.items()}
         self.user_folded = frozenset(
-            name for name, reducer in self._reducers.items() if reducer and built_in(reducer.name) is not reducer
+            name
+            for name, field in fields.items()
+            if field.reducer is not None and built_in(field.reducer.name) is not field.reducer
         )
 
     @classmethod
@@ -351,7 +351,8 @@ class Schema:
         for name, update in updates.items():
             field = self.fields.get(name)
             if field is None:
-                self._refuse_key(name, write)
+                hint, known = suggestion(name, self.fields), list_names(self.fields)
+                raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
             old = state.raw(name, DELETE)
             if type(update) in field.exact_types and field.reducer is None:
                 stored, new = update, update
@@ -373,10 +374,6 @@ class Schema:
                     new = apply_value(old, net)  # keys in the order in which a reader of the patch has them
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
-
-    def _refuse_key(self, name: object, write: FieldWriter) -> NoReturn:
-        hint, known = suggestion(name, self.fields), list_names(self.fields)
-        raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
     def __repr__(self) -> str:
         return f"Schema({None if self.model is None else self.model.__name__})"

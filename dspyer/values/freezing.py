@@ -106,7 +106,8 @@ class _Dataclass(_Record):
 
     def parts(self, value: Any) -> dict[str, Any]:
         cls = type(value)
-        return {name: part for name, part in _attributes(value).items() if not _is_cache(cls, name)}
+        found = _attributes(value).items()
+        return {name: part for name, part in found if not isinstance(getattr(cls, name, None), cached_property)}
 
 
 class _Model(_Record):
@@ -356,10 +357,6 @@ def _attributes(value: Any) -> dict[str, Any]:
     state = object.__getstate__(value)
     in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
     return {**(in_dict or {}), **(in_slots or {})}
-
-
-def _is_cache(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), cached_property)
 
 
 def _dspy_records() -> tuple[type, ...]:

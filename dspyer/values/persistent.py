@@ -391,14 +391,8 @@ class SparseVector(Generic[T]):
     _depth: int  # number of levels above the lowest one
     count: int
 
-    def __init__(self) -> None:
-        self._root, self._depth, self.count = None, 0, 0
-
-    @classmethod
-    def _of(cls, root: SparseNode | None, depth: int, count: int) -> SparseVector[T]:
-        new: SparseVector[T] = object.__new__(cls)
-        new._root, new._depth, new.count = root, depth, count
-        return new
+    def __init__(self, root: SparseNode | None = None, depth: int = 0, count: int = 0) -> None:
+        self._root, self._depth, self.count = root, depth, count
 
     def set(self, index: int, item: T) -> SparseVector[T]:
         """Return a vector with `item` at `index`; None is not an item."""
@@ -419,7 +413,7 @@ class SparseVector(Generic[T]):
             node = below
         grown = node[index & _INDEX_MASK] is None
         node[index & _INDEX_MASK] = item
-        return SparseVector._of(root, depth, self.count + grown)
+        return SparseVector(root, depth, self.count + grown)
 
     def discard(self, index: int) -> SparseVector[T]:
         """Return a vector with nothing at `index`; the same vector if it is empty there."""
@@ -439,7 +433,7 @@ class SparseVector(Generic[T]):
             if any(item is not None for item in above[slot]):
                 break
             above[slot] = None
-        return SparseVector._of(root, self._depth, self.count - 1)
+        return SparseVector(root, self._depth, self.count - 1)
 
     def get(self, index: int) -> T | None:
         """Return the item at `index`; None if it is empty there."""
