@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -197,6 +196,15 @@ def _raise(conflict: Conflict) -> Any:
     raise MergeConflictError(_conflict_text(conflict), conflict.path, (conflict.left_author, conflict.right_author))
 
 
+# Functions of this module: two objects of `attrgetter` would not be equal, and a graph is compared after it was copied.
+def _last(conflict: Conflict) -> Any:
+    return conflict.right
+
+
+def _first(conflict: Conflict) -> Any:
+    return conflict.left
+
+
 def _combine(conflict: Conflict) -> Any:
     """The base's items that both sides kept, then the items that each side added; the right value if a side is no list.
 
@@ -254,8 +262,8 @@ class _ItemKey:
 
 # The table of built-in policies. A new one is a row here, and a row of the table in tests/test_policies.py.
 raise_ = Policy("raise", _raise, built_in=True)
-last_write_wins = Policy("last_write_wins", attrgetter("right"), built_in=True)
-first_write_wins = Policy("first_write_wins", attrgetter("left"), built_in=True)
+last_write_wins = Policy("last_write_wins", _last, built_in=True)
+first_write_wins = Policy("first_write_wins", _first, built_in=True)
 combine_lists = Policy("combine_lists", _combine, built_in=True)
 
 _BUILT_IN: Mapping[str, Policy] = MappingProxyType(

@@ -245,9 +245,11 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
 def warn_of_lasting_answers(graph: GraphSpec) -> None:
     """Warn of answers that the next run of a thread would begin with. To be called by `Graph.compile` itself."""
     for name, node in graph.nodes.items():
-        if isinstance(node, InterruptNode) and node.into and graph.lasts(node.into):
+        for into in (node.writes or ()) if isinstance(node, InterruptNode) else ():
+            if not graph.lasts(into):
+                continue
             warnings.warn(
-                f"add_interrupt({name!r}, into={node.into!r}) of graph {graph.name!r}: the field lasts over the runs "
+                f"add_interrupt({name!r}, into={into!r}) of graph {graph.name!r}: the field lasts over the runs "
                 "of a thread, so each run begins with the answer to the question of an earlier one. Take a field that "
                 "lives for one run",
                 stacklevel=4,  # as above

@@ -11,7 +11,7 @@ import enum
 import json
 import pathlib
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, is_dataclass
@@ -413,8 +413,7 @@ class Binding:
             readable = None if self.reads is None else frozenset(self.reads.values())
             arguments[name] = self.schema.view(with_overlay(call), readable)
         if self.takes_all:
-            for name, field in _readable(call, self.reads):
-                arguments.setdefault(name, with_overlay(call)[field])
+            arguments |= {name: value for name, value in snapshot(call, self.reads).items() if name not in arguments}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -463,21 +462,9 @@ def unset(field: str, reader: str, state: ImmutableState) -> UnsetFieldError:
 def with_overlay(call: Call) -> ImmutableState:
     """The state with the overlay's values over its own."""
     state = call.state
-    for key in call.overlay or ():
-        assert call.overlay is not None
-        state = state.set(key, call.overlay.raw(key))
+    for key, value in () if call.overlay is None else call.overlay.raw_items():
+        state = state.set(key, value)
     return state
-
-
-def _readable(call: Call, reads: FieldNames | None) -> Iterator[tuple[str, str]]:
-    """The fields that are set, and an overlay's values, each as the node's own name and the field."""
-    own = reads if reads is not None else {field: field for field in call.state}
-    for name, field in own.items():
-        if field in call.state or (call.overlay is not None and field in call.overlay):
-            yield name, field
-    for key in call.overlay or ():
-        if key not in own.values():
-            yield key, key
 
 
 def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
@@ -485,7 +472,9 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
     state = with_overlay(call)
     if reads is None:
         return state
-    return ImmutableState({name: state.raw(field) for name, field in _readable(call, reads)})
+    # What an overlay brings may be read in any case, by the name that it has there.
+    names = {**reads, **{key: key for key in call.overlay or () if key not in reads.values()}}
+    return ImmutableState({name: state.raw(field) for name, field in names.items() if field in state})
 
 
 # --- the plan, made once when the graph is built: which rule fits each parameter

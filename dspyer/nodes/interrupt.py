@@ -68,7 +68,6 @@ class InterruptOptions(KindOptions):
                 writes={} if self.into is None else {self.into: self.into},
                 text=text,
                 answer_types={options.name: self.answer},
-                into=self.into,
             )
         )
 
@@ -86,14 +85,12 @@ class InterruptNode(BoundNode):
 
     Attributes:
         text: makes the text of the question, from arguments by name.
-        into: the field for the answer; None if there is none.
     """
 
     kind: ClassVar[str] = "interrupt"
     look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
-    into: str | None
 
     def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
@@ -103,7 +100,7 @@ class InterruptNode(BoundNode):
         earlier = attempt.earlier_question(self.name)
         text, answer = self._text(call) if earlier is None else earlier.text, self.answer_types[self.name]
         value = attempt.interrupt(self.name, text, answer)
-        return Reply({} if self.into is None else {self.into: value}, None, True)
+        return Reply(dict.fromkeys(self.writes or (), value), None, True)
 
     def _text(self, call: Call) -> str:
         text = self.text(**self.binding.bind(call))

@@ -9,7 +9,7 @@ value that could be changed in place and has no frozen form of its own (a model,
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from functools import partial
+from functools import partial, total_ordering
 from types import GenericAlias
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast, overload
 
@@ -313,6 +313,7 @@ def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:
 # --- lists
 
 
+@total_ordering
 class FrozenList(NestedContainer, Sequence[T_co]):
     """An immutable list; equal to a plain list with the same items. `+` with a list, on either side, gives a new one.
 
@@ -451,15 +452,6 @@ class FrozenList(NestedContainer, Sequence[T_co]):
 
     def __lt__(self, other: Any) -> bool:
         return list(self) < list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
-    def __le__(self, other: Any) -> bool:
-        return list(self) <= list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
-    def __gt__(self, other: Any) -> bool:
-        return list(self) > list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
-    def __ge__(self, other: Any) -> bool:
-        return list(self) >= list(other) if isinstance(other, FrozenList | list) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((FrozenList, tuple(self._seq)))
