@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from operator import index, itemgetter
 from secrets import token_bytes
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from dspyer.errors import brief
@@ -254,3 +255,34 @@ def id_order(execution: str) -> list[tuple[int, str]]:
     """A key that sorts `trunk:2` before `trunk:10`."""
     # Every second part is a number. `isdigit` would take a superscript for one.
     return [(int(part), "") if place % 2 else (-1, part) for place, part in enumerate(_DIGITS.split(execution))]
+
+
+class RunIds(NamedTuple):
+    """The ids of a run, and what begins those that are derived from it.
+
+    Attributes:
+        run_id: its own.
+        root: that of the outermost run.
+        label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
+        scope: the executions around the run, if it is a part of another one.
+        prefix: what the ids of its commits begin with among all runs of a thread.
+        around: what the ids of its executions begin with in `executing_id`.
+        called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
+            "" for none, and for a run that is a part of another one.
+    """
+
+    run_id: str
+    root: str
+    label: str
+    scope: tuple[str, ...]
+    prefix: str
+    around: str
+    called_in: str
+
+    def local_id(self, execution_id: str) -> str:
+        """The id of an execution within the outermost run: after those of the executions around this graph."""
+        return self.around + execution_id
+
+    def global_id(self, execution_id: str, *rest: str) -> str:
+        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
+        return full_id(self.prefix + execution_id, *rest) if rest else self.prefix + execution_id

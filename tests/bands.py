@@ -29,21 +29,21 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_in questions_at read_run rows_through "
+        "EndRow HistoryReader OpenRow RowKind current_status failures_in questions_at read_run rows_through "
         "run_label sum_usage"
     ),
     "cli.programs": "decode_update encode",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
     "display.cut_values": "TAG",
-    "display.graph_picture": "Edge Topology",
+    "display.graph_picture": "Edge Rounds",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
-    "display.run_page": "changed encode_update json",
+    "display.run_page": "changed encode encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
-        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink "
-        "Spends append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
+        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink Spends "
+        "append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
         "may_raise parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal "
         "walk_parameters"
     ),

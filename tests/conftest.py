@@ -32,7 +32,7 @@ from tests.children import fork_server  # noqa: F401 - as these
 from tests.timeouts import time_is_over  # noqa: F401 - as these
 
 # No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
-for _profile, _examples in {"ci": 25, "deep": 500}.items():
+for _profile, _examples in {"ci": 20, "deep": 500}.items():
     settings.register_profile(
         _profile,
         max_examples=_examples,

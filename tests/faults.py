@@ -184,7 +184,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="idempotency_key_same_in_all_runs",
         file="dspyer/nodes/attempt.py",
-        old='text = "\\n".join((self.host.root, *place))',
+        old='text = "\\n".join((self.host.ids.root, *place))',
         new='text = "\\n".join(place)',
         loss="The effects of two runs would have the same idempotency key, so a payment of the second run is taken for a repetition.",
         tests=("tests/runtime/test_effects.py", "tests/runtime"),
@@ -192,8 +192,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="cache_key_without_version",
         file="dspyer/layers/cache.py",
-        old="_digest([_FORM, graph, node.name, policy.version, [fields, writes], identity.parts])",
-        new="_digest([_FORM, graph, node.name, [fields, writes], identity.parts])",
+        old="_digest([_FORM, graph, node.name, policy.version, [fields, writes], parts])",
+        new="_digest([_FORM, graph, node.name, [fields, writes], parts])",
         loss="Cache(version=...) would have no effect: old results are served after the data has changed.",
         tests=("tests/nodes/test_cache_key.py", "tests/nodes"),
     ),

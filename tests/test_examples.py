@@ -109,6 +109,16 @@ SHOWN = {
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
     ],
     "desk.py": [
+        "interrupted: refund(order='A-17', amount=90.0)?",
+        "ada approves it herself: 403 the desk decides about refunds",
+        "eve:  ada:kettle asks for {'order': 'A-17', 'amount': 90.0}; half of it is enough",
+        "it was killed by SIGKILL",
+        "refund of 45.00, approved by eve",
+        "the bank was asked 2 times under 1 key, and paid 1 time",
+        "LM calls of both servers: 3",
+        "by eve\n",
+    ],
+    "whole.py": [
         "['read took ",
         "refund(order='A-17', amount=60)? -> half of it",
         "'write' comes next; continue? -> goes on",
@@ -144,19 +154,6 @@ SHOWN = {
         "write_file: '12 characters written' this is no JSON: Expecting ',' delimiter",
         'completed {"limit": 50}',
         'failed RefusedError("passwords are nobody\'s business")',
-    ],
-    "helpdesk.py": [
-        "desk:     Yes, three are in stock.",
-        "killed by SIGKILL",
-        "the thread is 'crashed': resume",
-        "the desk is asked: refund(number='A-17', amount=79.0)? yes",
-        "desk:     You are welcome.",
-        "6 x LM call (3 before the kill)",
-        "1 x find_order A-17 (1 before the kill)",
-        "2 x find_order A-18 (1 before the kill)",
-        "1 x stock kettle",
-        "1 x refund A-17 79.00",
-        "1 x refund A-18 35.00",
     ],
     "batch.py": [
         " of 90\n",  # with what was in flight at the limit: up to 16 more

@@ -1,4 +1,4 @@
-"""Pages that read runs with `EventSource` in a real browser: examples/web.py, and small pages for the rest."""
+"""Pages in a real browser: those of examples/web.py and examples/desk.py, and small ones that use `EventSource`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,29 @@ def test_the_example(page: Any, example: tuple[str, CompiledGraph]) -> None:
     assert page.get_by_role("status").inner_text() == t.state["outcome"]
     assert "was sent" in t.state["outcome"]
     assert page.evaluate("window.hacked") is None
+
+
+def test_two_tabs_of_the_desk(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A customer asks for money, a supervisor approves half of it, and the customer sees who did."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    desk = runpy.run_path(str(EXAMPLES / "desk.py"))
+    bank, store = desk["Bank"](tmp_path / "calls.txt"), tmp_path / "desk.db"
+    program = desk["support_desk"](bank, store)
+    program.set_lm(ScriptedLM(desk["scripted"]))
+    with served(desk["service"](program, store), lifespan="on") as address:
+        page.goto(f"{address}/?user=ada")
+        other = page.context.new_page()
+        other.goto(f"{address}/?user=eve")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("The desk looks at it.").wait_for()
+        amount = other.get_by_label("Amount")
+        assert amount.input_value() == "90"
+        amount.fill("45")
+        other.get_by_role("button", name="Approve").click()
+        page.locator("[data-status=completed]").wait_for()
+        assert page.get_by_role("status").inner_text() == "45 USD are on their way, half of the price: the lid is fine."
+        assert page.locator("#answers li").all_inner_texts() == ["approved by eve"]
+    assert [(kind, *rest[1:]) for kind, *rest in bank.noted()] == [("asked",), ("paid", "A-17", 45.0)]
 
 
 # --- small pages

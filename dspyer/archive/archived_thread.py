@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 
 from dspyer import ImmutableState
-from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
+from dspyer.archive.run_info import failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display import GraphPicture, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
+from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall
 from dspyer.failure import Failure
@@ -200,7 +200,7 @@ class ArchivedThread:
             LookupError: if the run has stored no graph.
         """
         record = self._drawn(run)
-        return draw_svg(GraphPicture.of(record.graph), RunPath.of(record))
+        return draw_svg(record.graph, RunPath.of(record))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
         """Write a run as one HTML file, as `Run.to_html` does, with its values as they are stored.

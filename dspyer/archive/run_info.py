@@ -1,12 +1,13 @@
-"""Entries of runs in lists: `RunInfo`, and the `Page` that lists are given out in."""
+"""Entries of runs in lists, from the first and the last row of each, and the `Page` that lists are given out in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from dspyer import START
+from dspyer.display import RunInfo
 from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.extend import full_id
@@ -15,46 +16,10 @@ from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
 from dspyer.record.stored import current_status
-from dspyer.record_codec import encode
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
-
-
-class RunInfo(NamedTuple):
-    """A stored run, as lists show it.
-
-    Attributes:
-        thread: the name of its thread.
-        run_id: its id, as `Run.run_id`.
-        graph: the name of its graph.
-        status: `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`, as `Thread.status`.
-        steps: how many commits it has, without those of graphs inside its nodes.
-        started: when it was started.
-        ended: when it ended; None for a run that has written no end.
-        usage: what it used by language model, as far as it has written its end.
-        cost: US dollars; None if a language model has no price, or the run has written no end.
-        questions: its questions that have no answer.
-        failure: the first failure with which it ended, without traceback; None if it did not fail. Of a run of which
-            something cannot be read, the reason, with the node `"archive"`.
-    """
-
-    thread: str
-    run_id: str
-    graph: str
-    status: str
-    steps: int
-    started: datetime
-    ended: datetime | None
-    usage: Mapping[str, Mapping[str, Any]]
-    cost: float | None
-    questions: tuple[Question, ...] = ()
-    failure: Failure | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; times as ISO 8601, in UTC."""
-        return encode(self)
 
 
 class Page(Sequence[T], Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspyer.display import GraphDrawing, GraphPicture, draw_mermaid, draw_svg, drawing_of
+from dspyer.display import GraphDrawing, draw_mermaid, draw_svg, drawing_of
 from dspyer.record import DrawnGraph
 
 
@@ -25,11 +25,11 @@ class StoredGraph:
 
     def to_mermaid(self) -> str:
         """The graph as Mermaid text."""
-        return draw_mermaid(GraphPicture.of(self.facts))
+        return draw_mermaid(self.facts)
 
     def to_svg(self) -> str:
         """The graph as a picture: an SVG document that loads nothing from elsewhere."""
-        return draw_svg(GraphPicture.of(self.facts))
+        return draw_svg(self.facts)
 
     def drawing(self) -> GraphDrawing:
         """The graph with all positions, for pages that draw it themselves."""

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer import Archive, Budget, CompiledGraph, Graph, Run, Thread, progress
-from dspyer.archive.run_info import RunInfo
+from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
+from dspyer.display import RunInfo
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.extend import freeze
 from dspyer.patch import decode_update
@@ -179,39 +179,13 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         if isinstance(run.error, StoreError):
             raise run.error
         note(f"dspyer: this process has lost the run: {error_text(run.error)}")
-    in_memory = _info_in_memory(run, program, began)
-    if thread is None or thread.status == "new":  # a signal has ended it before it began
-        info = {**in_memory.to_dict(), "thread": None}
+    status = "stopped" if run is None else run.status
+    if thread is not None and thread.status != "new":  # a signal may have ended it before it began
+        info = RunInfo.of(thread.record(None if run is None else run.run_id)).to_dict()
     else:
-        info = _info_in_store(in_memory, program, thread).to_dict()
+        ended = datetime.now(UTC)
+        nothing = RunInfo("", "", program.graph.name, status, 0, began, ended, {}, None)
+        info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
     outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
-    return Played({**info, "outputs": outputs}, in_memory.status)
-
-
-def _info_in_store(in_memory: RunInfo, program: CompiledGraph, thread: Thread) -> RunInfo:
-    assert program._store is not None
-    with Archive(program._store) as archive:
-        info = archive.thread(thread.name).info(in_memory.run_id or None)
-    if program.graph.redaction is None:
-        return info
-    return info._replace(failure=in_memory.failure)  # the store has it unredacted
-
-
-def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) -> RunInfo:
-    ended = datetime.now(UTC)
-    if run is None:
-        return RunInfo("", "", program.graph.name, "stopped", 0, began, ended, {}, None)
-    return RunInfo(
-        "",
-        run.run_id,
-        program.graph.name,
-        run.status,
-        len(run.commits),
-        began,
-        ended,
-        run.usage,
-        run.cost,
-        run.questions,
-        next(iter(run.failures), None),
-    )
+    return Played({**info, "outputs": outputs}, status)

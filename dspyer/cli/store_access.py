@@ -16,7 +16,7 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import commit_answer, execution_answer, maps_of, stops_of
+from dspyer.display import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer, Commit
 from dspyer.extend import Address, full_id, whole_execution
@@ -83,14 +83,15 @@ def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[s
     if run is None and not record.has(name) and (label := Address.parse(name).run) not in ("", record.id):
         with suppress(ThreadError):
             record = t.record(label)
-    stops = stops_of(record)
+    answers = RunAnswers(record)
+    stops = answers.stops
     for one in (name, full_id(record.id, name)):
         step = record.step(one) if record.has(one) else None
         if step is not None and step.commit is not None:
-            return commit_answer(record, step), True
+            return answers.commit(step), True
         # An item that has failed its map has no step of its own: the failure is that of the map.
         if found := stops.get(one) or step or stops.get(one.removesuffix(Address.parse(one).part)):
-            return execution_answer(record, found), False
+            return answers.execution(found), False
     t.at(name)
     raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
 

@@ -7,43 +7,28 @@ from dspyer.hints import lazy_names
 if TYPE_CHECKING:
     from dspyer.display.amounts import cost_text, count_of, duration_text
     from dspyer.display.cut_values import cut_within, part_of
-    from dspyer.display.graph_picture import GraphPicture, draw_mermaid
-    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_graph, draw_svg, drawing_of
+    from dspyer.display.graph_picture import draw_mermaid
+    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_svg, drawing_of
     from dspyer.display.report import ErrorText, describe_run
     from dspyer.display.run_file import PAGE, RECORD
-    from dspyer.display.run_page import (
-        commit_answer,
-        commit_row,
-        conflicts_of,
-        execution_answer,
-        items_of,
-        maps_of,
-        posts_of,
-        run_answer,
-        steps_of,
-        stops_of,
-        write_page,
-    )
+    from dspyer.display.run_page import RunAnswers, RunInfo, maps_of, write_page
     from dspyer.display.stats import Stats, count_stats
     from dspyer.display.tables import table_html, table_lines
     from dspyer.display.tokens import Tokens, count_tokens
 
-__all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "GraphPicture", "RunPath", "Stats", "Tokens"]
-__all__ += ["commit_answer", "commit_row", "conflicts_of", "cost_text", "count_of", "count_stats", "count_tokens"]
-__all__ += ["cut_within", "describe_run", "draw_graph", "draw_mermaid", "draw_svg", "drawing_of", "duration_text"]
-__all__ += ["execution_answer", "items_of", "maps_of", "part_of", "posts_of", "run_answer", "steps_of", "stops_of"]
-__all__ += ["table_html", "table_lines", "write_page"]
+__all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "RunAnswers", "RunInfo", "RunPath", "Stats", "Tokens"]
+__all__ += ["cost_text", "count_of", "count_stats", "count_tokens", "cut_within", "describe_run", "draw_mermaid"]
+__all__ += ["draw_svg", "drawing_of", "duration_text", "maps_of", "part_of", "table_html", "table_lines", "write_page"]
 
 # By module. A program that draws nothing loads no drawings.
 _HOMES = {
     "amounts": "cost_text count_of duration_text",
     "cut_values": "cut_within part_of",
-    "graph_picture": "GraphPicture draw_mermaid",
-    "graph_svg": "GraphDrawing RunPath draw_graph draw_svg drawing_of",
+    "graph_picture": "draw_mermaid",
+    "graph_svg": "GraphDrawing RunPath draw_svg drawing_of",
     "report": "ErrorText describe_run",
     "run_file": "PAGE RECORD",
-    "run_page": "commit_answer commit_row conflicts_of execution_answer items_of maps_of posts_of run_answer"
-    " steps_of stops_of write_page",
+    "run_page": "RunAnswers RunInfo maps_of write_page",
     "stats": "Stats count_stats",
     "tables": "table_html table_lines",
     "tokens": "Tokens count_tokens",

@@ -1,73 +1,50 @@
-"""The value that drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
-
-The SVG drawing (`graph_svg`) takes it, and the Mermaid text, which is made here.
-"""
+"""The nodes and edges of a graph as all drawings show them: the SVG drawing (`graph_svg`), and Mermaid, made here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from dspyer import END, START
-from dspyer.extend import Schema
-from dspyer.policies import Policies
 from dspyer.record import DrawnGraph
-from dspyer.scheduler.topology import Edge, Topology
+from dspyer.scheduler.topology import Edge, Rounds
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
 
-@dataclass(frozen=True, slots=True)
 class GraphPicture:
-    """A compiled graph as drawings show it.
+    """A graph as drawings show it.
 
     Attributes:
-        topology: nodes, edges and loops.
+        nodes: `START`, the nodes, and `END` if an edge leads there (a graph that loops until it is stopped has none).
+        edges: one for each pair of connected nodes; conditional if all parallel ones are, and so is `on_error`.
+        heads: the nodes at which the rounds of loops begin.
         labels: the labels of routers and error edges, by source and target.
-        looks: the shape of each node, which is a class of the colours of `svg` as well, and the word below its name.
     """
 
-    topology: Topology
-    labels: Mapping[EdgeKey, str] = field(default_factory=dict)
-    looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: DrawnGraph) -> GraphPicture:
-        """The picture of a graph as a run has stored it."""
-        topology = Topology(graph.name, tuple(graph.looks), graph.edges, Schema.of(None), Policies.of())
-        return cls(topology, graph.labels, graph.looks)
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """One edge for each pair of connected nodes; conditional if all parallel ones are, and so is `on_error`."""
+    def __init__(self, graph: DrawnGraph) -> None:
+        self.labels, self._looks = graph.labels, graph.looks
+        self._rounds = Rounds((START, *graph.looks, END), graph.edges)
+        ends = (END,) if any(edge.target == END for edge in graph.edges) else ()
+        self.nodes = (START, *graph.looks, *ends)
         found: dict[EdgeKey, Edge] = {}
-        for edge in self.topology.edges:
-            key = (edge.source, edge.target)
+        for edge in graph.edges:
             # Two routers may lead to one node, and an error edge beside them: it is one line.
-            known = found.get(key, edge)
+            known = found.get(edge[:2], edge)
             conditional, on_error = known.conditional and edge.conditional, known.on_error and edge.on_error
-            found[key] = Edge(*key, conditional, on_error)
-        return tuple(found.values())
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """`START`, the nodes, and `END` if an edge leads there (a graph that loops until it is stopped has none)."""
-        ends = (END,) if any(edge.target == END for edge in self.topology.edges) else ()
-        return (START, *self.topology.nodes, *ends)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The nodes at which the rounds of loops begin."""
-        return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
+            found[edge[:2]] = Edge(*edge[:2], conditional, on_error)
+        self.edges = tuple(found.values())
+        self.heads = tuple(dict.fromkeys(head for loop in self._rounds.loops for head in loop.heads))
 
     def look(self, node: str) -> tuple[str, str]:
-        """The shape of a node, `"end"` for `START` and `END`, and the word below its name."""
-        return ("end", "") if node in (START, END) else self.looks.get(node, ("function", ""))
+        """The shape of a node, `"end"` for `START` and `END`, and the word below its name.
+
+        The shape is a class of the colours of `svg` as well.
+        """
+        return ("end", "") if node in (START, END) else self._looks.get(node, ("function", ""))
 
     def goes_back(self, edge: Edge) -> bool:
         """True if an edge starts the next round of a loop: drawings dash it."""
-        return self.topology.rounds.goes_back(edge.source, edge.target)
+        return self._rounds.goes_back(edge.source, edge.target)
 
 
 # --- as Mermaid text
@@ -86,7 +63,7 @@ _SHAPES = {
 }
 
 
-def draw_mermaid(picture: GraphPicture) -> str:
+def draw_mermaid(graph: DrawnGraph) -> str:
     """The graph as a Mermaid flowchart.
 
     Functions are boxes, modules and modes have double sides, subgraphs are slanted, maps are drums, interrupts are
@@ -94,13 +71,13 @@ def draw_mermaid(picture: GraphPicture) -> str:
     are dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after
     a cross what they take.
     """
-    lines = ["flowchart TD"]
+    picture, lines = GraphPicture(graph), ["flowchart TD"]
     for node in picture.nodes:
         opening, closing = _SHAPES.get(picture.look(node)[0], ("[", "]"))
         lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
     for edge in picture.edges:
         arrow = "-.->" if edge.on_error or picture.goes_back(edge) else "-->"
-        label = picture.labels.get((edge.source, edge.target), "")
+        label = picture.labels.get(edge[:2], "")
         text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
         lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")
     lines += [f"    style {_id(head)} stroke-width:3px" for head in picture.heads]

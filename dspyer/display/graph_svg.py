@@ -118,51 +118,41 @@ def _tenths(length: float) -> float:
     return round(length, 1) + 0.0  # adding 0.0 turns -0.0 into 0.0
 
 
-def draw_graph(picture: GraphPicture) -> GraphDrawing:
-    """The graph with all positions. The same graph gives the same drawing in every process."""
-    edges = picture.edges
-    labels = {
-        (edge.source, edge.target): shorten(picture.labels[edge.source, edge.target], LABEL_LIMIT)
-        for edge in edges
-        if picture.labels.get((edge.source, edge.target), "").strip()
-    }
-    ahead = [(edge.source, edge.target) for edge in edges if not picture.goes_back(edge)]
-    back = [(edge.source, edge.target) for edge in edges if picture.goes_back(edge)]
-    sizes = {node: _size(picture, node) for node in picture.nodes}
-    widths = {key: _label_width(label) for key, label in labels.items()}
-    layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
-    nodes = []
-    for name in picture.nodes:
-        shown = shorten(name, NAME_LIMIT)
-        nodes.append(DrawnNode(name, *picture.look(name), shown, layout.boxes[name], name in picture.heads))
-    drawn = []
-    for edge in edges:
-        key = (edge.source, edge.target)
-        drawn.append(
-            DrawnEdge(
-                edge.source,
-                edge.target,
-                path=layout.paths[key],
-                start=layout.starts[key],
-                label=labels.get(key, ""),
-                whole=picture.labels[key] if key in labels else "",
-                at=layout.labels.get(key),
-                conditional=edge.conditional,
-                back=picture.goes_back(edge),
-                on_error=edge.on_error,
-            )
-        )
-    return GraphDrawing(picture.topology.name, layout.width, layout.height, tuple(nodes), tuple(drawn))
-
-
 KEPT = 16
 """Drawings that are kept: a page asks for that of its run again with every step."""
 
 
 @lru_cache(KEPT)
 def drawing_of(graph: DrawnGraph) -> GraphDrawing:
-    """The drawing of a graph as a run has stored it."""
-    return draw_graph(GraphPicture.of(graph))
+    """The graph with all positions. The same graph gives the same drawing in every process."""
+    picture = GraphPicture(graph)
+    whole = {edge[:2]: text for edge in picture.edges if (text := picture.labels.get(edge[:2], "")).strip()}
+    labels = {key: shorten(text, LABEL_LIMIT) for key, text in whole.items()}
+    ahead = [edge[:2] for edge in picture.edges if not picture.goes_back(edge)]
+    back = [edge[:2] for edge in picture.edges if picture.goes_back(edge)]
+    sizes = {node: _size(picture, node) for node in picture.nodes}
+    widths = {key: _label_width(label) for key, label in labels.items()}
+    layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
+    nodes = [
+        DrawnNode(name, *picture.look(name), shorten(name, NAME_LIMIT), layout.boxes[name], name in picture.heads)
+        for name in picture.nodes
+    ]
+    edges = [
+        DrawnEdge(
+            *key,
+            path=layout.paths[key],
+            start=layout.starts[key],
+            label=labels.get(key, ""),
+            whole=whole.get(key, ""),
+            at=layout.labels.get(key),
+            conditional=edge.conditional,
+            back=picture.goes_back(edge),
+            on_error=edge.on_error,
+        )
+        for edge in picture.edges
+        for key in [edge[:2]]
+    ]
+    return GraphDrawing(graph.name, layout.width, layout.height, tuple(nodes), tuple(edges))
 
 
 class RunPath(NamedTuple):
@@ -197,12 +187,12 @@ class RunPath(NamedTuple):
         return cls(record.status, visits, taken, ended)
 
 
-def draw_svg(picture: GraphPicture, path: RunPath | None = None) -> str:
+def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     """The graph as a self-contained SVG document, with the path of a run if there is one.
 
     The same graph and path give the same text in every process.
     """
-    drawing = draw_graph(picture)
+    drawing = drawing_of(graph)
     parts = [_edge(edge, path) for edge in drawing.edges]
     for edge in drawing.edges:
         if edge.at is not None:

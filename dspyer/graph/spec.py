@@ -30,6 +30,8 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.router import Router, RouterOptions
 from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
+from dspyer.record.drawn import DrawnGraph
+from dspyer.record_codec import decode
 from dspyer.redaction import Redact, Redaction
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.schema import Schema
@@ -594,7 +596,7 @@ class GraphSpec:
                 START --> double_
                 double_ --> END
         """
-        return display.draw_mermaid(self.picture)
+        return display.draw_mermaid(self.drawn)
 
     def to_svg(self) -> str:
         """The graph as a picture.
@@ -608,11 +610,11 @@ class GraphSpec:
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """
-        return display.draw_svg(self.picture)
+        return display.draw_svg(self.drawn)
 
     def drawing(self) -> display.GraphDrawing:
         """The picture as data: nodes and edges with their positions."""
-        return display.draw_graph(self.picture)
+        return display.drawing_of(self.drawn)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -621,10 +623,9 @@ class GraphSpec:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
     @property
-    def picture(self) -> display.GraphPicture:
-        """The graph as drawings show it."""
-        looks = {name: node.look[:2] for name, node in self.nodes.items()}
-        return display.GraphPicture(self.topology, edge_labels(self), looks)
+    def drawn(self) -> DrawnGraph:
+        """The graph as its runs store it: pictures and records know no more."""
+        return decode(DrawnGraph, drawing_facts(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self  # frozen, and shared by all copies of a program

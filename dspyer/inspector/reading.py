@@ -21,24 +21,10 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display import (
-    RECORD,
-    commit_answer,
-    commit_row,
-    conflicts_of,
-    cut_within,
-    execution_answer,
-    items_of,
-    part_of,
-    posts_of,
-    run_answer,
-    steps_of,
-    stops_of,
-)
+from dspyer.display import RECORD, RunAnswers, cut_within, part_of
 from dspyer.errors import ThreadError, error_text
 from dspyer.extend import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
-from dspyer.record import Record
 
 logger = logging.getLogger("dspyer")
 
@@ -70,13 +56,12 @@ class Reading:
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
         self._valued: dict[str, Callable[[Request], Any]] = {
-            "run": self._run,
+            "run": lambda request: self._answers(request).run(),
             "commit": self._commit,
             "execution": self._execution,
-            "lm_calls": self._lm_calls,
-            "posts": self._posts,
-            "conflicts": self._conflicts,
-            "items": self._items,
+            "posts": lambda request: {"items": self._answers(request).posts()},
+            "conflicts": lambda request: {"items": self._answers(request).conflicts()},
+            "items": lambda request: {"items": self._answers(request).items()},
         }
 
     def routes(self) -> list[Route]:
@@ -124,54 +109,38 @@ class Reading:
 
     # --- one run
 
-    def _run(self, request: Request) -> dict[str, Any]:
-        return run_answer(self._record(request))
-
     def _commits(self, request: Request) -> dict[str, Any]:
         first = number(request, "first", 0)
         count = number(request, "count", 200, 1, MOST_COMMITS)
         newest = request.query_params.get("newest", "") not in ("", "0", "false")
-        record = self._record(request)
-        steps = steps_of(record)[:: -1 if newest else 1][first : first + count]
-        items = [commit_row(record, step) for step in steps]
+        answers = self._answers(request)
+        items = list(map(answers.row, answers.commits[:: -1 if newest else 1][first : first + count]))
         return {"items": items, "next": first + count if len(items) == count else None}
 
     def _stats(self, request: Request) -> Any:
         return self._thread(request).stats(_optional(request, "run")).to_dict()
-
-    def _posts(self, request: Request) -> Any:
-        return {"items": posts_of(self._record(request))}
-
-    def _conflicts(self, request: Request) -> Any:
-        return {"items": conflicts_of(self._record(request))}
-
-    def _items(self, request: Request) -> Any:
-        return {"items": items_of(self._record(request))}
 
     # --- one step
 
     def _commit(self, request: Request) -> Any:
         """A commit of the last run, or of that which its id names."""
         name = text_of(request, "id")
-        record = self._record(request)
-        if not record.has(name):
-            record = self._record(request, Address.parse(name).run)
-        return commit_answer(record, record.step(name))
+        answers = self._answers(request)
+        if not answers.record.has(name):
+            answers = self._answers(request, Address.parse(name).run)
+        return answers.commit(answers.record.step(name))
 
     def _execution(self, request: Request) -> Any:
-        record, name = self._record(request), text_of(request, "id")
-        found = stops_of(record)
-        step = found.get(name) or found.get(full_id(record.id, name))
+        answers, name = self._answers(request), text_of(request, "id")
+        run = answers.record.id
+        step = answers.stops.get(name) or answers.stops.get(full_id(run, name))
         if step is None:
-            raise LookupError(f"the run {record.id!r} has not ended at {name!r}: see its failures and questions")
-        return execution_answer(record, step)
+            raise LookupError(f"the run {run!r} has not ended at {name!r}: see its failures and questions")
+        return answers.execution(step)
 
-    def _lm_calls(self, request: Request) -> Any:
-        return {"items": [call.to_dict() for call in self._thread(request).lm_calls(text_of(request, "execution"))]}
-
-    def _record(self, request: Request, run: str = "") -> Record:
-        """The record of the run that is asked for."""
-        return self._thread(request).record(run or _optional(request, "run"))
+    def _answers(self, request: Request, run: str = "") -> RunAnswers:
+        """The answers about the run that is asked for."""
+        return RunAnswers(self._thread(request).record(run or _optional(request, "run")))
 
     def _value(self, request: Request) -> Any:
         """A part of a value that another answer has cut: the same question, with the path of the mark."""

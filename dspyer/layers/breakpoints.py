@@ -81,6 +81,6 @@ class Breakpoints(Layer):
         # The question belongs to the execution, not to an attempt: its answer holds for all attempts, also after a
         # resume.
         if not host.records.ask(
-            Question("before", text, None, node, attempt.branch, execution, host.label), host.answer
+            Question("before", text, None, node, attempt.branch, execution, host.ids.label), host.answer
         ):
             raise Interrupt([host.records.questions[RecordKey(execution, "before")]])

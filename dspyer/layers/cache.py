@@ -57,7 +57,7 @@ from dspyer.nodes.steps import Script, arun_script, blocked_loops, run_script
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.schema.schema import Schema
 from dspyer.values import json as encoding
-from dspyer.values.freezing import class_name, freeze, held_classes
+from dspyer.values.freezing import freeze, held_classes
 from dspyer.values.frozen import thaw
 from dspyer.values.json import decoder
 from dspyer.waiting import at_fork, loop_of_worker, task_signal
@@ -247,16 +247,16 @@ def node_cache(graph: str, node: Node, options: NodeOptions, problems: list[str]
         problems.append(f"{who}: cache is for functions without predictors, and this node {kind}")
         return None
     problems += [f"{who}: cache: it {reason}" for reason in _excluded(node)]
-    identity = _Identity(node.fn)
-    if identity.unknown and not policy.version:
-        unknown = "; ".join(dict.fromkeys(identity.unknown))
+    parts, unknown = _identity(node.fn)
+    if unknown and not policy.version:
+        named = "; ".join(dict.fromkeys(unknown))
         problems.append(
-            f"{who}: cache: the key cannot tell one object from another for {unknown}: say which it is, "
+            f"{who}: cache: the key cannot tell one object from another for {named}: say which it is, "
             "cache=Cache(version=...), and change that when it changes, or read it from a field"
         )
     fields = [(field.name, field.copy, field.form) for field in node.binding.fields]
     writes = None if node.writes is None else sorted(node.writes.items())
-    described = _digest([_FORM, graph, node.name, policy.version, [fields, writes], identity.parts])
+    described = _digest([_FORM, graph, node.name, policy.version, [fields, writes], parts])
     return NodeCache(node, described, policy)
 
 
@@ -293,82 +293,60 @@ def _digest(described: Any) -> str:
     return blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-class _Identity:
-    """The identity of a function: its text, and what it names in its file and holds.
+def _identity(fn: Any) -> tuple[list[Any], list[str]]:
+    """The identity of a function as JSON: its text, and what it names in its file and holds; and what has none.
 
-    What other files define counts by its name.
-
-    Attributes:
-        parts: the description as JSON: the names of the parts, and what each of them is.
-        unknown: what has no description: it may be different where the description is equal.
+    What other files define counts by its name. What has no description may be different where the description is equal.
     """
-
-    def __init__(self, fn: Any) -> None:
-        self.parts: list[Any] = []
-        self.unknown: list[str] = []
-        home = plain_function(fn)
-        self._home = getattr(home, "__module__", None) or type(home).__module__
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
-        self._add("the function", fn)
-
-    def _add(self, name: str, value: Any) -> None:
-        kind = type(value)
-        with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
-            self.parts.append([name, encoding.encode(freeze(value))])
-            return self._add_type(name, kind)
-        if id(value) in self._seen:
-            self.parts.append([name, self._seen[id(value)][0]])
-            return None
-        self._seen[id(value)] = len(self._seen), value
-        if isinstance(value, types.FunctionType):
-            return self._add_function(name, value)
-        if isinstance(value, type):
-            return self._add_class(name, value)
-        self._add_type(name, kind)
-        if (parts := _parts_of(value)) is None:
-            self.unknown.append(f"{name!r} ({with_article(kind.__name__)})")
-        for index, part in enumerate(parts or ()):
-            self._add(f"{name}[{index}]", part)
-        return None
-
-    def _add_type(self, name: str, kind: type) -> None:
-        if kind.__module__ == self._home:  # its methods may be called
-            self._add(f"the class of {name}", kind)
+    parts: list[Any] = []
+    unknown: list[str] = []
+    seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
+    plain = plain_function(fn)
+    home = getattr(plain, "__module__", None) or type(plain).__module__
+    work: list[tuple[str, Any]] = [("the function", fn)]
+    for name, value in work:  # grows meanwhile
+        if not (defined := isinstance(value, types.FunctionType | type)):
+            work.append((f"the class of {name}", type(value)))  # its methods may be called
+            with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
+                parts.append([name, encoding.encode(freeze(value))])
+                continue
+        is_known = id(value) in seen
+        parts.append([name, seen.setdefault(id(value), (len(seen), value))[0]])
+        if is_known:
+            continue
+        if defined:
+            text, used = _text_and_names(name, value, home, unknown)
+            parts.append([value.__module__, value.__qualname__, text])
+            work += sorted(used.items())
+        elif (held := _parts_of(value)) is None:
+            unknown.append(f"{name!r} ({with_article(type(value).__name__)})")
         else:
-            self.parts.append([name, class_name(kind)])
+            work += [(f"{name}[{index}]", part) for index, part in enumerate(held)]
+    return parts, unknown
 
-    def _add_function(self, name: str, fn: types.FunctionType) -> None:
-        code = fn.__code__
-        used = {one: part for one, part in used_objects(fn).items() if "." not in one}
-        self.parts.append([name, fn.__module__, fn.__qualname__])
-        if fn.__globals__.get("__name__") == self._home:
-            self._add_text(name, code)
-            later = {*names_of(code)[0], *code.co_freevars}.difference(used, vars(builtins))
-            self.unknown += [f"{one!r} (not defined yet)" for one in sorted(later)]
-            parameters = reversed(code.co_varnames[: code.co_argcount])
-            used |= dict(zip(parameters, reversed(fn.__defaults__ or ()), strict=False)) | (fn.__kwdefaults__ or {})
-        else:
-            used = {one: part for one, part in used.items() if one in code.co_freevars}
-        for one, part in sorted(used.items()):
-            self._add(one, part)
 
-    def _add_class(self, name: str, cls: type) -> None:
-        self.parts.append([name, class_name(cls)])
-        if cls.__module__ == self._home and (text := self._add_text(name, cls)):
-            known = vars(sys.modules[self._home]) if self._home in sys.modules else {}
-            with suppress(SyntaxError):  # a text that is a part of a statement
-                for one in names_of(compile(text, "<class>", "exec", dont_inherit=True))[0]:
-                    if one in known:
-                        self._add(one, known[one])
-
-    def _add_text(self, name: str, source: Any) -> str:
-        try:
-            text = dedent(source_of(source))
-        except (OSError, TypeError, SyntaxError, TokenError):
-            self.unknown.append(f"{name!r} (without source text)")
-            return ""
-        self.parts.append([name, text])
-        return text
+def _text_and_names(name: str, value: Any, home: str, unknown: list[str]) -> tuple[str, dict[str, Any]]:
+    """The text of a function or class of a file, and what it names; of another file, what its closure holds alone."""
+    code = value.__code__ if isinstance(value, types.FunctionType) else None
+    used = {} if code is None else {one: part for one, part in used_objects(value).items() if "." not in one}
+    if (value.__module__ if code is None else value.__globals__.get("__name__")) != home:
+        return "", {one: part for one, part in used.items() if code and one in code.co_freevars}
+    text = ""
+    try:
+        text = dedent(source_of(code or value))
+    except (OSError, TypeError, SyntaxError, TokenError):
+        unknown.append(f"{name!r} (without source text)")
+    if code is None:
+        known = vars(sys.modules[home]) if home in sys.modules else {}
+        with suppress(SyntaxError):  # a text that is a part of a statement
+            loaded = names_of(compile(text, "<class>", "exec", dont_inherit=True))[0]
+            used = {one: known[one] for one in loaded if one in known}
+    else:
+        later = {*names_of(code)[0], *code.co_freevars}.difference(used, vars(builtins))
+        unknown += [f"{one!r} (not defined yet)" for one in sorted(later)]
+        parameters = reversed(code.co_varnames[: code.co_argcount])
+        used |= dict(zip(parameters, reversed(value.__defaults__ or ()), strict=False)) | (value.__kwdefaults__ or {})
+    return text, used
 
 
 _CACHED: Final = type(lru_cache(abs))
@@ -515,19 +493,19 @@ class NodeCache(Layer):
         try:
             key = self._key(call)
         except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
-            self.warn(call, "what it reads gives no key, so nothing is kept", error)
+            self._warn(call, "what it reads gives no key, so nothing is kept", error)
             return (yield from inner(call))
-        ttl, folder = self._policy.ttl, self._policy.folder
-        look = _Look(self, cache_in(default_folder() if folder is None else str(folder)), key, ttl, call)
+        folder = self._policy.folder
+        cache = cache_in(default_folder() if folder is None else str(folder))
+        place = cache.folder, key, self._policy.ttl
         while True:
-            place = (look.cache.folder, key, ttl)
             with _lock:
                 flight = _flights.get(place)
                 if leads := flight is None:
                     flight = _flights[place] = Flight(place)
             if leads:
                 try:
-                    found: Output = yield Lead(flight, look.leading(flight, inner)), call
+                    found: Output = yield Lead(flight, self._led(flight, cache, key, call, inner)), call
                 except BaseException as error:  # also if the script is closed before its step, or its task is cancelled
                     flight.end(isinstance(error, Exception))
                     raise
@@ -535,8 +513,54 @@ class NodeCache(Layer):
                 return found
             has_outcome: bool = yield Follow(flight), call
             if has_outcome:
-                output = None if flight.entry is None else look.used(flight.entry)
+                output = None if flight.entry is None else self._used(flight.entry, call)
                 return output or (yield from inner(call))
+
+    def _led(self, flight: Flight, cache: PatchCache, key: str, call: Call, inner: Inner) -> Script[Output]:
+        """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
+        ttl = self._policy.ttl
+        entry: bytes | None = yield DiskStep(partial(cache.read, key, ttl)), call
+        found = None if entry is None else self._used(entry, call)
+        if found is not None:
+            flight.entry = entry
+            return found
+        kept: list[bytes] = []  # the entry of what the last attempt returned, if that can be kept
+
+        def read_back(reply: Reply) -> Reply:
+            """Encodes what the node returned; returns it as it reads from its entry."""
+            kept.clear()
+            try:
+                entry = encode_reply(reply)
+                found = decode_reply(entry, _decoder(call.runner.session.graph.topology.schema))
+            except Exception as error:  # noqa: BLE001 - the result is good, it only has no JSON form that can be read
+                self._warn(call, "what it returned cannot be kept", error)
+                return reply
+            kept.append(entry)
+            return found
+
+        steps = step_count()
+        output: Output = yield from inner(replies(call, read_back))
+        if kept and step_count() > steps:
+            self._warn(
+                call,
+                "it called a predictor, which a result from the cache would leave out of the trace: it is not kept",
+            )
+        elif kept:
+            flight.entry = kept[0]
+            yield DiskStep(partial(cache.write, key, kept[0], ttl)), call
+        return output
+
+    def _used(self, entry: bytes, call: Call) -> Output | None:
+        """The output that an entry gives; None if it cannot be read, or the schema refuses it: then the node is called.
+
+        The entry may be of another version of a class or of the schema.
+        """
+        try:
+            output: Output = call.reply(decode_reply(entry, _decoder(call.runner.session.graph.topology.schema)))
+        except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
+            self._warn(call, "an entry cannot be used, so it is called", error)
+            return None
+        return output._replace(cached=True)
 
     def _key(self, call: Call) -> str:
         """The key of a call.
@@ -547,7 +571,7 @@ class NodeCache(Layer):
         arguments = self._node.binding.bind(call.of_attempt(call.context.delegate.next(0)))
         return _digest([self._identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
 
-    def warn(self, call: Call, text: str, error: Exception | None = None) -> None:
+    def _warn(self, call: Call, text: str, error: Exception | None = None) -> None:
         """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
         known = (self._identity, text) in _warned
         _warned.add((self._identity, text))
@@ -565,66 +589,6 @@ _warned: set[tuple[str, str]] = set()
 def _decoder(schema: Schema) -> Callable[[Any], Any]:
     """Reads the values of cache entries: the classes that the schema names are searched for once."""
     return decoder(() if schema.model is None else held_classes(schema.model))
-
-
-class _Look:
-    """One look of an execution into the cache.
-
-    Attributes:
-        entry: what the last attempt returned, as an entry; None if it cannot be kept.
-    """
-
-    def __init__(self, layer: NodeCache, cache: PatchCache, key: str, ttl: float | None, call: Call) -> None:
-        self.call = call
-        self.cache = cache
-        self.entry: bytes | None = None
-        self._key = key
-        self._ttl = ttl
-        self._warn = partial(layer.warn, call)
-        self._decode = _decoder(call.runner.session.graph.topology.schema)
-
-    def leading(self, flight: Flight, inner: Inner) -> Script[Output]:
-        """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
-        call = self.call
-        entry: bytes | None = yield DiskStep(partial(self.cache.read, self._key, self._ttl)), call
-        found = None if entry is None else self.used(entry)
-        if found is not None:
-            flight.entry = entry
-            return found
-        steps = step_count()
-        output: Output = yield from inner(replies(call, self._capture))
-        if self.entry is not None and step_count() > steps:
-            self._warn(
-                "it called a predictor, which a result from the cache would leave out of the trace: it is not kept"
-            )
-        elif self.entry is not None:
-            flight.entry = self.entry
-            yield DiskStep(partial(self.cache.write, self._key, self.entry, self._ttl)), call
-        return output
-
-    def _capture(self, reply: Reply) -> Reply:
-        """Encodes what the node returned; returns it as it reads from its entry."""
-        self.entry = None
-        try:
-            entry = encode_reply(reply)
-            found = decode_reply(entry, self._decode)
-        except Exception as error:  # noqa: BLE001 - the result is good, it only has no JSON form that can be read
-            self._warn("what it returned cannot be kept", error)
-            return reply
-        self.entry = entry
-        return found
-
-    def used(self, entry: bytes) -> Output | None:
-        """The output that an entry gives; None if it cannot be read, or the schema refuses it: then the node is called.
-
-        The entry may be of another version of a class or of the schema.
-        """
-        try:
-            output: Output = self.call.reply(decode_reply(entry, self._decode))
-        except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
-            self._warn("an entry cannot be used, so it is called", error)
-            return None
-        return output._replace(cached=True)
 
 
 def default_folder() -> str:

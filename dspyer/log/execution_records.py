@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
 from dspyer.events import Answer, LMCall, Question
-from dspyer.ids import Address, execution_id, full_id, ids_around, is_within, whole_execution
+from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
 from dspyer.log.reader import newest_rows, own_commit, read_runs
 from dspyer.log.rows import (
@@ -640,9 +640,11 @@ class ExecutionRecords:
             self._ended.add(execution)
 
     def open_questions(self) -> tuple[Question, ...]:
-        """Return the questions without an answer whose executions have not ended."""
+        """Return the questions without an answer whose executions have not ended, in branch order."""
         asked = list(self.questions.items())
-        return tuple([one for key, one in asked if key not in self.answers and not self._has_ended(key)])
+        found = [key for key, _ in asked if key not in self.answers and not self._has_ended(key)]
+        # By all executions around them: which branch has asked first is a matter of time.
+        return tuple([self.questions[key] for key in sorted(found, key=lambda key: (id_order(key.execution), key.key))])
 
     def _has_ended(self, asked: RecordKey) -> bool:
         around = ids_around(asked.execution)

@@ -45,7 +45,7 @@ from dspyer.errors import (
 from dspyer.events import AskedCall, BranchPath, Emitted, Event, Question, own_copy
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
-from dspyer.ids import id_prefix, part_id, whole_execution
+from dspyer.ids import RunIds, id_prefix, part_id, whole_execution
 from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
@@ -135,11 +135,13 @@ class AttemptHost:
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
         together: what its executions know of each other.
+        ids: those of the run; a resume has the same ones.
         first_trial_error: the error of the first trial of a search, the cause if all trials fail; None if an earlier
             process made it.
     """
 
     first_trial_error: Exception | None = None
+    ids = RunIds("alone", "alone", "", (), "", "", "")
 
     def __init__(
         self,
@@ -154,16 +156,6 @@ class AttemptHost:
         self.resources = resources
         self.together = Together(False)
         self._views = views or ViewSource()
-
-    @property
-    def root(self) -> str:
-        """The id of the outermost run, the same after each resume."""
-        return "alone"
-
-    @property
-    def label(self) -> str:
-        """The name of the outermost run, in front of the ids of its questions; "" for a run that is not stored."""
-        return ""
 
     @property
     def limit(self) -> TimeLimit | None:
@@ -409,7 +401,7 @@ class Attempt:
         if not wanted:
             return {}
         # Of the outermost run, which keeps its id after each resume, and of nothing that differs between attempts.
-        text = "\n".join((self.host.root, *place))
+        text = "\n".join((self.host.ids.root, *place))
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, DraftRow]:
@@ -451,7 +443,7 @@ class Attempt:
         self.claim_key("interrupt", key)
         records, place = self.host.records, RecordKey(self.local_id, key)
         before = records.questions.get(place)
-        run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
+        run = self.host.ids.label if before is None else before.run  # the id stays as it was when the question was sent
         question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run, call)
         # The answer that is stored was validated against the type of the earlier question.
         if before is not None and before.answer != question.answer:

@@ -457,11 +457,13 @@ class NodeRunner(Runner):
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         with ThreadWorkers() as threads:
-            while self._has_room() and batch.may_start(threads.busy):
+            while batch.may_start(threads.busy):
                 index = batch.start()
                 threads.start(index, calls[index])
                 while threads.busy and not batch.may_start(threads.busy):
                     batch.put(*threads.next())
+                if batch.queue is not None:
+                    batch.queue.wait_for_room()  # for the events of another call
         return batch.results()
 
     async def agather(
@@ -470,23 +472,14 @@ class NodeRunner(Runner):
         """Runs async calls, with the same rules."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         async with TaskWorkers() as tasks:
-            while await self._ahas_room() and batch.may_start(tasks.busy):
+            while batch.may_start(tasks.busy):
                 index = batch.start()
                 tasks.start(index, calls[index])
                 while tasks.busy and not batch.may_start(tasks.busy):
                     batch.put(*await tasks.next())
+                if batch.queue is not None:
+                    await batch.queue.room()
         return batch.results()
-
-    def _has_room(self) -> bool:
-        """True, once the reader of the events has room for those of another call."""
-        if self.session.events.queue is not None:
-            self.session.events.queue.wait_for_room()
-        return True
-
-    async def _ahas_room(self) -> bool:
-        if self.session.events.queue is not None:
-            await self.session.events.queue.room()
-        return True
 
 
 class Batch(Generic[T]):
@@ -497,6 +490,7 @@ class Batch(Generic[T]):
     ) -> None:
         limit = session.together.slots
         self.limit = min(limit, max_concurrency or limit)
+        self.queue = session.events.queue
         self._session = session
         self._count = count
         self._rule = rule

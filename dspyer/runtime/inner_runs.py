@@ -32,9 +32,9 @@ def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun
     """The run of a request that has completed."""
     returned = request.outcome.returned
     if returned is not None:
-        inside = returned.internals
-        changes = partial(changes_of, inside.log, inside.graph.topology.schema, returned.state, inside.inputs)
-        return InsideRun(prediction, inside.inputs, changes)
+        schema = returned._graph.topology.schema
+        changes = partial(changes_of, returned._log, schema, returned.state, returned._begin)
+        return InsideRun(prediction, returned._begin, changes)
     session = request.outcome.sessions[-1]
     run = session.run
     changes = partial(changes_of, run.log, run.topology.schema, run.trunk_state, session.run_start.state)
@@ -165,9 +165,10 @@ def _pass_on_logs(around: Session | None, request: Request) -> None:
             around.notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
             around.notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
         if request.outcome.returned is not None:
-            inside, returned = request.inside or Inside(), request.outcome.returned.internals
+            inside, returned = request.inside or Inside(), request.outcome.returned
             prefix = id_prefix(*inside.label, *inside.scope)
-            around.notes.turns |= {(*inside.scope, *scope): log for scope, log in returned.turns.items()}
-            for logged in returned.logged_checks:
+            turns = turns_and_around((), returned._log, returned._inner_turns)
+            around.notes.turns |= {(*inside.scope, *scope): log for scope, log in turns.items()}
+            for logged in returned._logged_checks:
                 scope = (*inside.scope, *logged.scope)
                 around.notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)

@@ -8,6 +8,7 @@ picked the trial, or one below it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from dspyer.errors import CheckError
@@ -20,7 +21,7 @@ from dspyer.nodes.node import Node
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, ancestry
-from dspyer.scheduler.schedule import Branch, FailedBranch, RunState, last_attempt
+from dspyer.scheduler.schedule import Branch, FailedBranch, RunState, active_branches, last_attempt
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
@@ -81,11 +82,8 @@ def rejected_in(run: RunState, checks: Mapping[str, FinderNode]) -> set[str]:
 
 def unfinished_branches(run: RunState) -> dict[BranchPath, Branch]:
     """The branches that have not reached their end, those that failed included, by path."""
-    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
-    branches += [execution.branch for execution in run.running.values()]
-    branches += [execution.branch for execution, _ in run.suspended.values()]
-    branches += [branch for failure in run.failures for branch in failure.branches]
-    return {branch.path: branch for branch in branches}
+    failed = [branch for failure in run.failures for branch in failure.branches]
+    return {branch.path: branch for branch in (*active_branches(run), *failed)}
 
 
 def credited_in(run: RunState, searches: Mapping[str, Node]) -> dict[str, list[tuple[str, bool]]]:
@@ -93,10 +91,7 @@ def credited_in(run: RunState, searches: Mapping[str, Node]) -> dict[str, list[t
 
     Before the search has ended, none of them did.
     """
-    found: dict[str, list[tuple[str, bool]]] = {}
-    for node in searches.values():
-        found |= node.trials_in(run.log)
-    return found
+    return dict(chain.from_iterable(node.trials_in(run.log).items() for node in searches.values()))
 
 
 # --- the trace

@@ -15,7 +15,6 @@ from dspyer.clock import TimeLimit
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import full_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
 from dspyer.layers.run_limits import Spends
@@ -71,37 +70,6 @@ class RunStart(NamedTuple):
             for name, update in self.patch.items()
         }
         return self._replace(patch=patch)
-
-
-class RunIds(NamedTuple):
-    """The ids of a run, and what begins those that are derived from it.
-
-    Attributes:
-        run_id: its own.
-        root: that of the outermost run.
-        label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
-        scope: the executions around the run, if it is a part of another one.
-        prefix: what the ids of its commits begin with among all runs of a thread.
-        around: what the ids of its executions begin with in `executing_id`.
-        called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
-            "" for none, and for a run that is a part of another one.
-    """
-
-    run_id: str
-    root: str
-    label: str
-    scope: tuple[str, ...]
-    prefix: str
-    around: str
-    called_in: str
-
-    def local_id(self, execution_id: str) -> str:
-        """The id of an execution within the outermost run: after those of the executions around this graph."""
-        return self.around + execution_id
-
-    def global_id(self, execution_id: str, *rest: str) -> str:
-        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
-        return full_id(self.prefix + execution_id, *rest) if rest else self.prefix + execution_id
 
 
 _NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it

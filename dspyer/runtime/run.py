@@ -27,7 +27,7 @@ from dspyer.log.rows import LMUsage, total_cost
 from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order
-from dspyer.record.turns import Logs, Turn, turns_and_around
+from dspyer.record.turns import Turn
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.run_record import items_of_run, record_of_run, turns_of_run
@@ -36,7 +36,6 @@ from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, To
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.state import ImmutableState
-from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
 
 # --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
@@ -172,11 +171,8 @@ class RunInternals(NamedTuple):
         entries: its commits in canonical order, with their parents and states.
         view_reads: the views that its nodes have read.
         sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
-        log: the commits in the order in which they were made.
-        inputs: the state with which it began.
-        logged_checks: the commits of its graphs in which a check has refused something.
-        turns: by scope, the commits of its graphs if one of them took turns.
         resumed: whether another process has made a part of it, of which this one knows no steps.
+        inputs: the state with which it began.
     """
 
     graph: GraphSpec
@@ -184,10 +180,7 @@ class RunInternals(NamedTuple):
     view_reads: tuple[ViewRead, ...]
     sources: Callable[[str], Sources]
     resumed: bool
-    log: PersistentVector[LogEntry]
     inputs: ImmutableState
-    logged_checks: Sequence[LoggedChecks]
-    turns: Logs
 
 
 @shows_removed
@@ -248,7 +241,8 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
-        self._origin = session.fields_origin
+        # Its own index: that of the session goes on with the log of the session.
+        self._fields = Fields(session.fields.origin)
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
@@ -267,7 +261,6 @@ class Run:
         self.answers: tuple[Answer, ...] = () if self._depth or not records.answers else records.given_answers()
         items = records.items or records.finished
         self._kept = (items, records.questions) if items or records.questions else None
-        self._read_sources: ReadSources | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @staticmethod
@@ -563,7 +556,7 @@ class Run:
             >>> run.sources("trunk:2"), run.sources("trunk:1")
             ({'n': ('trunk:1',), 'unit': ('trunk:0',)}, {'n': ('trunk:0',)})
         """
-        node, routers = self._sources(self._entry(version).commit.id)
+        node, routers = self._reads.of(self._entry(version).commit.id)
         return {
             field: tuple(sorted({*node.get(field, ()), *routers.get(field, ())}, key=self._index_of.__getitem__))
             for field in {**node, **routers}
@@ -691,11 +684,8 @@ class Run:
     @property
     def internals(self) -> RunInternals:
         """The graph, the log and the reads of the run, as they are kept."""
-        resumed = bool(self._replayed)
-        log, inputs, checks = self._log, self._begin, self._logged_checks
-        turns = turns_and_around((), log, self._inner_turns)
-        reads = self._view_reads, self._sources
-        return RunInternals(self._graph, self._entries, *reads, resumed, log, inputs, checks, turns)
+        reads = self._view_reads, self._reads.of
+        return RunInternals(self._graph, self._entries, *reads, bool(self._replayed), self._begin)
 
     def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
@@ -753,7 +743,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
-        return display.draw_svg(self._graph.picture, display.RunPath.of(self.record()))
+        return display.draw_svg(self._graph.drawn, display.RunPath.of(self.record()))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
@@ -811,24 +801,18 @@ class Run:
     def _index_of(self) -> dict[str, int]:
         return {commit.id: i for i, commit in enumerate(self.commits)}
 
-    @cached_property
-    def _fields(self) -> Fields:
-        return Fields(self._origin)
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has no store: it knows what this process knew of the run.
         read = {"trajectory": self.trajectory} if self._replayed and self._source is not None else {}
-        return {**vars(self), **read, "_origin": self._origin.copied(), "_source": None}
+        return {**vars(self), **read, "_source": None}
 
     @cached_property
     def _writers(self) -> Writers:
         return Writers(self._log, parts=partial(self._fields.parts, self._log))
 
-    def _sources(self, commit: str) -> Sources:
-        """The values that the node of a commit has read, and what its routers have read."""
-        if self._read_sources is None:
-            self._read_sources = ReadSources(self._graph, self._fields, self._log, self._view_reads, self._writers)
-        return self._read_sources.of(commit)
+    @cached_property
+    def _reads(self) -> ReadSources:
+        return ReadSources(self._graph, self._fields, self._log, self._view_reads, self._writers)
 
     def _entry(self, version: int | str) -> LogEntry:
         version = commit_name(version)

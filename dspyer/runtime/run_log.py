@@ -13,7 +13,7 @@ from typing import Any
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
-from dspyer.ids import path_of_id, prefix_at, whole_execution
+from dspyer.ids import RunIds, path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
@@ -33,7 +33,7 @@ from dspyer.log.rows import (
     sum_usage,
 )
 from dspyer.nodes.node import Node
-from dspyer.runtime.request import Inside, RunIds, RunStart
+from dspyer.runtime.request import Inside, RunStart
 from dspyer.scheduler.schedule import RunState
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Row

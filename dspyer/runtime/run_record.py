@@ -8,18 +8,16 @@ from typing import Any
 
 from dspyer.errors import StoreError
 from dspyer.events import Asked, Committed, Posted
-from dspyer.graph.spec import drawing_facts
 from dspyer.ids import full_id, outermost_execution, prefix_at
 from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.patch import seal
-from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
-from dspyer.record_codec import changed, decode
+from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.scheduler.topology import START
 from dspyer.values.freezing import freeze
@@ -46,8 +44,7 @@ def items_of_run(run: Any, node: str) -> Items:
 def _steps_of(run: Any, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
     """The facts of a run as this process knows them."""
     prefixes, depth, graph = run._prefixes, run._depth, run._graph
-    drawn = decode(DrawnGraph, drawing_facts(graph))
-    steps = RunSteps(prefixes[1][:-1], drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
+    steps = RunSteps(prefixes[1][:-1], graph.drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
     labels = {entry.commit.id: prefix_at(index, *prefixes)[:-1] for index, entry in enumerate(run._log)}
     for entry in run._entries:
         steps.commit(entry, labels[entry.commit.id])

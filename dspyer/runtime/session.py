@@ -56,7 +56,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import full_id, id_prefix, path_text, whole_execution
+from dspyer.ids import RunIds, full_id, id_prefix, path_text, whole_execution
 from dspyer.layers.layer import USING, Layer, RunLayers
 from dspyer.lm.tap import LMWatcher, Spent
 from dspyer.lm.tracing import Steps, executing_id, is_apart
@@ -71,7 +71,7 @@ from dspyer.nodes.node import Call
 from dspyer.patch import SealedPatch, seal
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunIds, RunStart
+from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
 from dspyer.scheduler.lineage import decided_by
@@ -223,16 +223,6 @@ class Session(AttemptHost):
         return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     @property
-    def root(self) -> str:
-        """The id of the outermost run."""
-        return self.ids.root
-
-    @property
-    def label(self) -> str:
-        """The name of the outermost run, in front of the ids of its questions; "" if it is not stored."""
-        return self.ids.label
-
-    @property
     def limit(self) -> TimeLimit | None:
         """The time that the node has in which the run is; None for no limit."""
         return None if self.inside is None else self.inside.limit
@@ -241,16 +231,12 @@ class Session(AttemptHost):
     def fields(self) -> Fields:
         """The items or keys of each field with their authors, for views. Nothing is computed before a view is read."""
         if self._fields is None:
-            self._fields = Fields(self.fields_origin)
+            start, ids = self.run_start, self.ids
+            # A run on a thread begins with updates of what the thread has.
+            whole = self.log is None or bool(ids.scope)
+            origin = FieldsOrigin(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
+            self._fields = Fields(origin)
         return self._fields
-
-    @property
-    def fields_origin(self) -> FieldsOrigin:
-        """The sources of the fields, which a `Run` keeps: it keeps no session."""
-        start, ids = self.run_start, self.ids
-        # A run on a thread begins with updates of what the thread has.
-        whole = self.log is None or bool(ids.scope)
-        return FieldsOrigin(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
 
     # --- what a driver calls
 
@@ -623,7 +609,7 @@ class Session(AttemptHost):
         found = [question for question in self.records.open_questions() if question.execution.startswith(within)]
         if self.stopped and self._could_continue({question.execution for question in found}):
             return ()
-        return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
+        return tuple(found)
 
     def _could_continue(self, asked: set[str]) -> bool:
         """Return whether a stopped run could start an execution other than those `asked`, which have open questions."""

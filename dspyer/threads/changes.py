@@ -107,7 +107,10 @@ def copy_thread(
         node = None if patch is None else _only_made_as(source, prefix)
         if patch is not None and (node is not None or not prefix.unfinished):
             head = target.head_at(new_row, prefix.last_row)
-            _write_run(store, new_row, _run_of_one(target, head, (prefix.last_row,), patch, node))
+            made = _run_of_one(target, head, (prefix.last_row,), patch, node)
+            if node is None:
+                _check_lasting(target, patch)
+            _write_run(store, new_row, made)
         elif prefix.unfinished:
             part = target.next_part(ThreadHead(new_row), prefix.run.run, prefix.last_row, prefix.excluded)
             rows = [source.end_of_open(prefix.run, row.root)]

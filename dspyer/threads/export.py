@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
-from dspyer.log.journal import LEASE, CheckedStore, Journal, leases, new_owner
+from dspyer.log.journal import LEASE, CheckedStore, Journal, is_alive, leases, new_owner
 from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
 from dspyer.log.rows import EndRow, is_readable
 from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
@@ -161,7 +161,8 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
     written, so that no run starts on a part of it; if writing fails it is deleted.
     """
     check_thread_name(name)
-    if store.thread(name) is not None:
+    row = store.thread(name)
+    if row is not None and (row.head is not None or is_alive(row)):
         raise ThreadError(f"there is a thread {name!r} already: load into another name, or delete it first")
     exported = read(path)
     try:
@@ -169,6 +170,8 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
         _read_all(memory, name)
     except Exception as error:
         raise _refused(path, "its lines do not fit together", error) from error
+    if row is not None:  # a load that was killed has left what it had written, without a head
+        store.delete([name], {name: row.epoch})
     _write(store, name, exported)
 
 

@@ -118,10 +118,12 @@ class ThreadHead(NamedTuple):
         """The error for a call that needs a finished last run; `questions` are those that it waits for."""
         status = self.last_run.status if self.last_run else None
         ended = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}
-        answers = "{'key': answer}" if status == "interrupted" else ""
+        answers, more = "", ""
+        if status == "interrupted":
+            answers, more = "{'key': answer}", "; an agent reads the inputs in that run with if_open='amend'"
         return OpenRunError(
             f"the last run of thread {self.row.name!r} {ended.get(str(status), 'crashed')}: resume it with "
-            f"thread.resume({answers}), or abandon it with thread.run(..., if_open='abandon')",
+            f"thread.resume({answers}), or abandon it with thread.run(..., if_open='abandon'){more}",
             questions,
         )
 
@@ -600,6 +602,8 @@ class Delivery(NamedTuple):
                 raise InputError(
                     f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
                 )
+        if isinstance(by, str) and not by.strip():
+            raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
         return cls(answers, with_valid_text(by), with_valid_text(comment))
 
 

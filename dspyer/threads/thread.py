@@ -358,7 +358,7 @@ class Thread:
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The questions of the last run that have no answer."""
+        """The questions of the last run that have no answer, in branch order."""
         return open_questions(self._stored.reader, self.name)
 
     @property

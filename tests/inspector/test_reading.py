@@ -99,8 +99,7 @@ def test_every_answer_is_json_and_says_what_the_archive_says(
             field: thread.blame((field,), at=row["id"]).node for field in thread.at(row["id"])
         }
     assert get(app, "stats", thread=name) == thread.stats().to_dict()
-    for answer in ("posts", "lm_calls"):
-        assert get(app, answer, thread=name, execution=rows[-1]["id"]) == {"items": [], "next": None}
+    assert get(app, "posts", thread=name) == {"items": [], "next": None}
     conflicts = get(app, "conflicts", thread=name)["items"]
     assert [found["conflict"]["path"] for found in conflicts] == [
         list(conflict.path) for step in thread.record().steps for conflict in step.conflicts
@@ -268,9 +267,8 @@ def test_lm_calls_of_each_step_and_of_the_figures() -> None:
         "each": 2,
     }
     for node in ("first", "each"):
-        calls = get(app, "lm_calls", thread="t", execution=rows[node]["id"])["items"]
+        calls = get(app, "commit", thread="t", id=rows[node]["id"])["lm_calls"]
         assert sum(call["tokens"] for call in calls) == rows[node]["lm"]["tokens"] > 0
-        assert get(app, "commit", thread="t", id=rows[node]["id"])["lm_calls"] == calls
         page = get(app, "commits", thread="t", first=rows[node]["version"], count=1)["items"]
         assert page == [rows[node]]
     figures = {node["node"]: node for node in get(app, "stats", thread="t")["nodes"]}
@@ -287,7 +285,7 @@ def test_texts_of_lm_calls_are_shown_as_the_program_has_decided() -> None:
             graph.compile(store=store, record_lm_calls="full", redact=redact).thread("t").run({"n": 1})
         app = app_of(store)
         execution = get(app, "commits", thread="t")["items"][1]["id"]
-        (call,) = get(app, "lm_calls", thread="t", execution=execution)["items"]
+        (call,) = get(app, "commit", thread="t", id=execution)["lm_calls"]
         shown.append((call["messages"] is not None, "secret" in str(call["response"])))
     assert shown == [(True, True), (False, False)]
 

@@ -41,8 +41,9 @@ from dspyer.search import best_of
 from dspyer.stores import Memory, SQLite, open_store
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
+from tests.budget import deep
 
-SEEDS = range(30)
+SEEDS = range(30 if deep else 10)
 
 
 class Board(BaseModel):

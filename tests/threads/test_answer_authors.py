@@ -130,6 +130,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a long comment": ({"comment": "x" * 501}, "comment= is a text of at most 500 characters, not one of 501"),
     "a long name": ({"by": "x" * 1_000}, "by= is a text of at most 500 characters, not one of 1,000"),
     "no text": ({"by": 7}, "by= is a text of at most 500 characters, not 7"),
+    "nobody": ({"by": " "}, "by= is empty: give a name, or None"),
 }
 
 

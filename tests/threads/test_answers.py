@@ -42,6 +42,20 @@ def test_an_answer_that_does_not_fit_changes_nothing(answer: Any, refused: Any, 
     assert thread.resume({"ask": given}).state["said"] == kept
 
 
+def test_questions_are_in_branch_order_whoever_has_asked_first() -> None:
+    """Also those of graphs inside, and of more than ten items."""
+    inner = Graph(inputs=["n"]).add_interrupt("ok", question="{n}?", answer=bool, into="said")
+    inner.add_path(START, "ok", END)
+    graph = Graph().add_map("each", inner, over="ns", item="n", into="found").add_node("inside", inner)
+    graph.add_interrupt("own", question="own?", answer=bool, into="own")
+    graph.add_edge(START, ["own", "each", "inside"]).add_edge(["own", "each", "inside"], END)
+    thread = graph.compile(store=":memory:").thread("t")
+    run = thread.run({"ns": list(range(12)), "n": 12})
+    expected = ["own?", *[f"{n}?" for n in range(13)]]
+    assert [question.text for question in run.questions] == expected
+    assert [question.text for question in thread.questions] == expected
+
+
 def test_a_question_without_an_answer_type_refuses_answers() -> None:
     thread = asking(None).thread("t")
     thread.run({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,8 @@ from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Point
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import no_pauses
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
 from tests.stores.kit import begin
 
 LONG = "a long text " * 3_000
@@ -262,6 +265,29 @@ def test_a_thread_loaded_into_its_own_store_shares_its_runs(store: Store, tmp_pa
     assert commits_and_states(twin) == commits_and_states(t)
     twin.run({"q": "c"})
     assert t.state["log"] == ["long a", "side", "b", "side"]
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_load_that_was_killed_can_be_repeated(at: int, tmp_path: Path) -> None:
+    t = program(Memory()).thread("t")
+    t.run({"q": "a"})
+    t.run({"q": "b"})
+    t.export(tmp_path / "t.jsonl")
+
+    def load() -> None:
+        store = FailingSQLite(tmp_path / "u.db")
+        store.arm(kill, at, after=True)
+        program(store).thread("u").load(tmp_path / "t.jsonl")
+
+    assert end_of(fork(load)) == -signal.SIGKILL
+    with SQLite(tmp_path / "u.db") as store:
+        u = program(store).thread("u")
+        if u.status == "new":
+            u.load(tmp_path / "t.jsonl")
+        assert commits_and_states(u) == commits_and_states(t)
+        assert len(store.runs("u")) == 2
+        with pytest.raises(ThreadError, match="there is a thread 'u' already"):
+            u.load(tmp_path / "t.jsonl")
 
 
 def test_loading_leaves_other_runs_with_the_same_ids_as_they_are(store: Store, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_run_that_waits_for_an_answer_is_returned_as_stored(deliver: Callable[
     writes = store.writes
     again = deliver(t, {"n": 1}, key="a")
     assert (again.status, again.questions, again.run_id) == ("interrupted", first.questions, first.run_id)
-    with pytest.raises(OpenRunError, match=r"waits for answers: .*thread.resume\({'key': answer}\)"):
+    with pytest.raises(OpenRunError, match=r"waits for answers: .*thread.resume\({'key': answer}\).*'amend'"):
         t.run({})
     assert (again.state, again.branches, store.writes) == (first.state, first.branches, writes)
     assert [type(event).__name__ for event in again.events] == ["RunStarted", "Asked", "RunEnded"]

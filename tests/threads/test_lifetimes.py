@@ -180,11 +180,16 @@ def test_the_schema_of_an_agent_follows_the_rule() -> None:
 
 
 def test_a_change_that_the_next_run_would_drop_is_refused_before_anything_is_written() -> None:
-    thread = shop().thread("t")
+    program = shop()
+    thread = program.thread("t")
     thread.run({"order": "a"})
     before = thread.history()
     with pytest.raises(ThreadError, match=r"thread 't' would begin without this change of 'approved': .*Kept") as e:
         thread.update({"refunds": 9, "approved": True})
+    for at in (None, before[-1].id):
+        with pytest.raises(ThreadError, match="thread 'u' would begin without this change of 'approved'"):
+            thread.copy(to="u", at=at, patch={"refunds": 9, "approved": True})
+    assert program.threads() == ["t"]
     assert "thread.update(patch, as_node='book')" in str(e.value)
     with pytest.raises(NodeOutputError):
         thread.update({"unknown": 1})
