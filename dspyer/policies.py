@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -214,31 +214,22 @@ def _combine(conflict: Conflict) -> Any:
     if not (isinstance(left, (list, FrozenList)) and isinstance(right, (list, FrozenList))):
         return right
     base = conflict.base if isinstance(conflict.base, (list, FrozenList)) else []
-    in_base, in_left, in_right = _count(base), _count(left), _count(right)
-    kept: list[Any] = []
-    seen: Counter[Hashable] = Counter()
-    for item in base:
-        key = _ItemKey(item)
-        seen[key] += 1
-        if seen[key] <= min(in_base[key], in_left[key], in_right[key]):
-            kept.append(item)
-    return [*kept, *_additions(left, in_base), *_additions(right, in_base)]
+    in_base, in_left, in_right = [Counter(map(_ItemKey, items)) for items in (base, left, right)]
+    kept = _chosen(base, lambda key, number: number <= min(in_left[key], in_right[key]))
+    added = [_chosen(side, lambda key, number: number > in_base[key]) for side in (left, right)]
+    return [*kept, *added[0], *added[1]]
 
 
-def _count(items: Iterable[Any]) -> Counter[Hashable]:
-    return Counter(_ItemKey(item) for item in items)
-
-
-def _additions(items: Iterable[Any], in_base: Counter[Hashable]) -> list[Any]:
-    """The items of a side that exceed their count in the base."""
-    seen: Counter[Hashable] = Counter()
-    added: list[Any] = []
+def _chosen(items: Iterable[Any], is_kept: Callable[[_ItemKey, int], bool]) -> list[Any]:
+    """The items of a list that are kept, each decided by its key and by how many of this key there were so far."""
+    seen: Counter[_ItemKey] = Counter()
+    found: list[Any] = []
     for item in items:
         key = _ItemKey(item)
         seen[key] += 1
-        if seen[key] > in_base[key]:
-            added.append(item)
-    return added
+        if is_kept(key, seen[key]):
+            found.append(item)
+    return found
 
 
 class _ItemKey:

@@ -280,8 +280,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="combine_resurrects_removed",
         file="dspyer/policies.py",
-        old="if seen[key] <= min(in_base[key], in_left[key], in_right[key]):",
-        new="if seen[key] <= min(in_base[key], in_left[key]):",
+        old="number <= min(in_left[key], in_right[key])",
+        new="number <= in_left[key]",
         loss="combine_lists would bring back items that the right side has removed.",
         tests=("tests/test_policies.py", "tests/test_merge.py"),
     ),

@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script, is_program
+from dspyer.nodes.steps import InsideRun, ModuleStep, Script, is_program, program_step
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -618,7 +618,7 @@ class SubgraphNode(BoundNode):
         """Run the graph as a part of the run."""
         program = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = yield ProgramStep(program, inputs, self._valid(call)), call
+        inside = yield program_step(program, inputs, call, self._valid(call))
         return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:

@@ -316,13 +316,7 @@ CHANGING_OPTIONS = frozenset(
 # The names of the reducers whose fields are conversations, also of LangGraph's function.
 CONVERSATIONS = frozenset({"conversation", "add_messages"})
 # The empty value by type, from which the reducers start that work on several types.
-STARTS: Mapping[Any, Any] = {
-    list: FrozenList(),
-    dict: FrozenDict(),
-    set: freeze(set()),
-    frozenset: frozenset(),
-    tuple: (),
-}
+STARTS: Mapping[Any, Any] = {kind: freeze(kind()) for kind in (list, dict, set, frozenset, tuple)}
 
 
 def read_model(model: object) -> dict[str, Field]:

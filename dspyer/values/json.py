@@ -218,14 +218,6 @@ def _from_base(cls: Any, value: Any) -> Any:
     return cls(int=value.int) if isinstance(value, UUID) else cls(value)
 
 
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 def _pack(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -252,29 +244,31 @@ def decoder(types: Iterable[type] = (), unknown: OnUnknown | None = None) -> Cal
     """
     known = {class_name(cls): cls for cls in types}
 
-    def read(value: Any) -> Any:
-        if type(value) is list:
-            return [read(item) for item in value]
-        if type(value) is not dict:
-            return value
-        if TAG not in value:
-            return {key: read(item) for key, item in value.items()}
-        try:
-            return _decode_tagged(value, read, known)
-        except RecursionError:
-            raise
-        except (StateError, *_MALFORMED) as error:
-            if unknown is None:
-                raise
-            return unknown(value, error)
-
     def decoding(value: Any) -> Any:
         try:
-            return freeze(read(value))
+            return freeze(_read(value, known, unknown))
         except RecursionError:
             raise StateError(f"the JSON form is nested deeper than {MAX_DEPTH} levels") from None
 
     return decoding
+
+
+# No closure that calls itself: it would be a cycle, and keep what it refers to until the collector runs.
+def _read(value: Any, types: Mapping[str, type], unknown: OnUnknown | None) -> Any:
+    if type(value) is list:
+        return [_read(item, types, unknown) for item in value]
+    if type(value) is not dict:
+        return value
+    if TAG not in value:
+        return {key: _read(item, types, unknown) for key, item in value.items()}
+    try:
+        return _decode_tagged(value, types, unknown)
+    except RecursionError:
+        raise
+    except (StateError, *_MALFORMED) as error:
+        if unknown is None:
+            raise
+        return unknown(value, error)
 
 
 def decode(value: Any, types: Iterable[type] = ()) -> Any:
@@ -287,7 +281,7 @@ def decode(value: Any, types: Iterable[type] = ()) -> Any:
     return decoder(types)(value)
 
 
-def _decode_tagged(tagged: dict[str, Any], read: Callable[[Any], Any], types: Mapping[str, type]) -> Any:
+def _decode_tagged(tagged: dict[str, Any], types: Mapping[str, type], unknown: OnUnknown | None) -> Any:
     name, value = tagged[TAG], tagged.get("value")
     if name in _READERS:
         return _READERS[name](value)
@@ -295,7 +289,7 @@ def _decode_tagged(tagged: dict[str, Any], read: Callable[[Any], Any], types: Ma
         return _decode_array(name, tagged)
     # The class before its parts: the error names the outermost one that is unknown.
     cls = _class_of(tagged["class"], types) if "class" in tagged else None
-    parts = read(value)
+    parts = _read(value, types, unknown)
     if name == "dict":
         _refuse_opaque(key for key, _ in parts)
         return dict(parts)
@@ -303,7 +297,7 @@ def _decode_tagged(tagged: dict[str, Any], read: Callable[[Any], Any], types: Ma
         return tuple(parts)
     if name in ("set", "frozenset"):  # lists as members are hashable only in frozen form
         _refuse_opaque(parts)
-        members = [part if _is_hashable(part) else freeze(part) for part in parts]
+        members = [freeze(part) for part in parts]
         return set(members) if name == "set" else frozenset(members)
     if cls is None:
         raise StateError(f"the JSON form has a value tagged {name!r}, which this version of dspyer does not know")
