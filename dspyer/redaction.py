@@ -43,7 +43,7 @@ from dspyer.policies import MANY, ONE, Pattern
 from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import Container, FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import KeyPath
 
 HIDDEN = "[redacted]"
@@ -551,8 +551,7 @@ def _plain(update: Any) -> Any:
     """The content of an update, to be compared with what is shown of it."""
     if isinstance(update, Updates):
         return list(update.updates)
-    value = update.frozen if isinstance(update, Replace) else update
-    return thaw(value) if isinstance(value, Container) else value
+    return thaw(update.frozen if isinstance(update, Replace) else update)
 
 
 def _repr_of(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
@@ -21,7 +21,7 @@ from dspyer.layers.attempts import check_on
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
-from dspyer.nodes.callables import members
+from dspyer.nodes.callables import members, names_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.interrupt import InterruptOptions
@@ -422,15 +422,11 @@ def unfilled_problems(
         if edge.into is not None or edge.target not in nodes:
             continue
         for name in dict.fromkeys((nodes[edge.target].reads or {}).values()):
-            if name in schema.fields and name not in given and _holds_failures(schema.fields[name].annotation):
+            if name in schema.fields and name not in given and names_class(schema.fields[name].annotation, Failure):
                 yield (
                     f"{edge.who} gives the failure to no field, and {edge.target!r} reads {name!r}, which nothing "
                     f"writes: add_error_edge({edge.source!r}, {edge.target!r}, into={name!r})"
                 )
-
-
-def _holds_failures(annotation: Any) -> bool:
-    return annotation is Failure or any(map(_holds_failures, get_args(annotation)))
 
 
 def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:

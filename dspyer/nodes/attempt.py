@@ -60,6 +60,7 @@ from dspyer.nodes.field_access import (
 from dspyer.nodes.steps import OpenCalls, Script, TwoWays, arun_script, is_async, not_cancelled, run_script
 from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
+from dspyer.schema.fields import refusal_text
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.json import with_valid_text
@@ -689,9 +690,9 @@ def validated(answer: Any, frozen: Any, question: Question, shown: str | None = 
     try:
         value = _read_strictly(_known_or_described(answer)[0], plain)
     except ValidationError as refusal:
-        reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
+        why = refusal_text(refusal, "")
         raise InputError(
-            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
+            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {why}. The question is open"
         ) from None
     check_shape(plain, question, shown)
     return value
@@ -743,11 +744,6 @@ def type_name(answer: Any) -> str:
 
 def _named(question: Question) -> str:
     return f"question {question.key!r} of node {question.node!r}"
-
-
-def _reason(problem: Mapping[str, Any]) -> str:
-    place = "".join(f"[{part!r}]" for part in problem["loc"])
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
 
 
 def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:

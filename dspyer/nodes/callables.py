@@ -191,6 +191,11 @@ def members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def names_class(annotation: Any, cls: type) -> bool:
+    """Return whether an annotation names a class, at any depth."""
+    return annotation is cls or any(names_class(part, cls) for part in get_args(annotation))
+
+
 def literals(annotation: Any) -> tuple[Any, ...]:
     """All values of the `Literal`s in an annotation, at any depth, in order."""
     if get_origin(annotation) is Literal:
@@ -210,13 +215,8 @@ def gives_literals_alone(annotation: Any) -> bool:
 
 def wants_copy(annotation: Any) -> bool:
     """Return whether a parameter of this type gets a plain copy, not a frozen view. A model is a copy in any case."""
-    for member in members(annotation):
-        kind = get_origin(member) or member
-        if is_typeddict(kind):
-            return True
-        if isinstance(kind, type) and issubclass(kind, _PLAIN):
-            return True
-    return False
+    kinds = [get_origin(member) or member for member in members(annotation)]
+    return any(is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, _PLAIN)) for kind in kinds)
 
 
 def class_of(annotation: Any) -> type | None:
@@ -391,17 +391,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
     search = _Search()
     deque(search.visit(fn), maxlen=0)
     return any(
-        any(value is target for value in used_objects(found).values()) or _returns(found, target)
+        any(value is target for value in used_objects(found).values())
+        or names_class(read_signature(found, "").returns, target)
         for found in search.functions
     )
-
-
-def _returns(fn: FunctionType, target: type) -> bool:
-    """Return whether the return annotation of a function names a class, at any depth."""
-    work = list(members(read_signature(fn, "").returns))
-    while work:
-        part = work.pop()
-        if part is target:
-            return True
-        work += get_args(part)
-    return False

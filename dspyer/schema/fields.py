@@ -285,13 +285,13 @@ def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
             values[name] = thaw(apply_value(freeze(old), part))
         else:
             values[name] = thaw(part)
-    merged = type(model).model_validate({_input_name(type(model), name): value for name, value in values.items()})
+    merged = type(model).model_validate({input_name(type(model), name): value for name, value in values.items()})
     written = {name for name, part in update.items() if part is not DELETE}
     object.__setattr__(merged, "__pydantic_fields_set__", (model.model_fields_set - set(update)) | written)
     return merged
 
 
-def _input_name(model: type[BaseModel], name: str) -> str:
+def input_name(model: type[BaseModel], name: str) -> str:
     """Return the name by which the input of a model gives a field: its alias, if it has one."""
     info = model.model_fields.get(name)
     alias = None if info is None else info.validation_alias
