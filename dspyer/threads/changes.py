@@ -42,6 +42,7 @@ from dspyer.log.reader import (
     SnapshotState,
     check_snapshot,
     load_run,
+    own_commit,
     read_run,
     read_runs,
     row_ranges,
@@ -256,15 +257,16 @@ def _run_of_one(
 ) -> NewRun:
     """A run of one manual commit, which continues the row in `parents`.
 
-    With a node, that is its author, and the run is open unless its edges lead to END alone: a resume continues along
-    them. Raises `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch
-    does not fit the schema.
+    With a node, that is its author, and the run is open unless its edges lead to END alone, or it has ended the last
+    run by a `Command`: a resume continues along them. Raises `ThreadError` if there is no such node, or it has no
+    edge or router; `NodeOutputError` if the patch does not fit the schema.
     """
     graph, schema = thread.graph, thread.schema
     if node is not None and node not in graph.nodes:
         hint, known = suggestion(node, graph.nodes), ", ".join(map(repr, graph.nodes))
         raise ThreadError(f"as_node={node!r} is no node of graph {graph.name!r}.{hint} Nodes: {known}")
-    if node is not None and not graph.exits.get(node):
+    exits = () if node is None else graph.exits.get(node) or _own_end(thread, parents, node)
+    if node is not None and not exits:
         raise ThreadError(
             f"no edge leads on from node {node!r}: it chooses its targets itself, with Command(goto=...), and cannot "
             "be asked. Pass the node before it, or call thread.update(...) without as_node"
@@ -276,12 +278,20 @@ def _run_of_one(
     update = adapted.patch(schema, update)  # it also adapts the state to a changed graph
     made = schema.made(head.state, schema.replay(head.state, update), update)
     blobs, now = thread.compatibility.fingerprint.blobs, time.time()
-    if node is not None and {*graph.exits[node]} != {END}:
+    if node is not None and {*exits} != {END}:
         opening = OpenRow(node=node, created=int(now * 1_000), patch=update, made=made).row(blobs)
         return _run_with(thread, head, parents, head.next_version, opening, "stopped")
     commit = Commit(FIRST, head.next_version, author, (), 1, 0, update, (), route=(END,), started=now)
     row = CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made).row(blobs)
     return _run_with(thread, head, parents, head.next_version, row, "completed")
+
+
+def _own_end(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[str, ...]:
+    """`END`, if a node ended the last run by its own decision, which a correction keeps; else nothing."""
+    run = read_run(thread.store, parents[0]) if parents else None
+    rows = () if run is None or run.status != "completed" else reversed(run.rows)
+    last = next(filter(None, map(own_commit, rows)), None)
+    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else ()
 
 
 def _run_with(

@@ -719,9 +719,9 @@ class Thread:
         Args:
             patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a
                 known id replaces the one that has it, and `remove(id)` removes one.
-            as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, the
-                run is completed at once; else the next `resume()` continues along them, and asks its routers. An open
-                run is abandoned.
+            as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, or it
+                has ended the last run by a `Command`, the run is completed at once; else the next `resume()` continues
+                along them, and asks its routers. An open run is abandoned.
 
         Returns:
             The commit; its author is `"update"`, or the node.
