@@ -31,7 +31,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import Commit, MergedConflict
-from dspyer.graph.spec import TO_KEEP, checked_policies
+from dspyer.graph.spec import TO_KEEP, Exit, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing, History
@@ -110,7 +110,7 @@ def copy_thread(
             head = target.head_at(new_row, prefix.last_row)
             made = _run_of_one(target, head, (prefix.last_row,), patch, node)
             if node is None:
-                _check_lasting(target, patch)
+                _check_lasting(target, (prefix.last_row,), patch)
             _write_run(store, new_row, made)
         elif prefix.unfinished:
             part = target.next_part(ThreadHead(new_row), prefix.run.run, prefix.last_row, prefix.excluded)
@@ -141,18 +141,19 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
     else:
         if prefix is not None and node is None:
             _only_branch(thread, prefix)
-        made = _run_of_one(thread, head, () if last_row is None else (last_row,), patch, as_node or node)
+        parents = () if last_row is None else (last_row,)
+        made = _run_of_one(thread, head, parents, patch, as_node or node)
         if as_node is None and node is None:
-            _check_lasting(thread, patch)  # after the validation: what is no field at all is told first
+            _check_lasting(thread, parents, patch)  # after the validation: what is no field at all is told first
     _write_run(thread.store, head.row, made)
 
 
-def _check_lasting(thread: StoredThread, patch: Mapping[str, Any]) -> None:
+def _check_lasting(thread: StoredThread, parents: tuple[Point, ...], patch: Mapping[str, Any]) -> None:
     """Refuse a change between two runs of fields that do not last."""
     lost = [name for name in patch if not thread.graph.lasts(name)]
     if lost:
-        nodes = thread.graph.nodes.items()
-        writer = next((name for name, one in nodes if lost[0] in (one.writes or {}).values()), "a node")
+        writers = [name for name, one in thread.graph.nodes.items() if lost[0] in (one.writes or {}).values()]
+        writer = next((name for name in writers if _exits(thread, parents, name)), "a node")
         raise ThreadError(
             f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
             f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
@@ -265,11 +266,11 @@ def _run_of_one(
     if node is not None and node not in graph.nodes:
         hint, known = suggestion(node, graph.nodes), ", ".join(map(repr, graph.nodes))
         raise ThreadError(f"as_node={node!r} is no node of graph {graph.name!r}.{hint} Nodes: {known}")
-    exits = () if node is None else graph.exits.get(node) or _own_end(thread, parents, node)
+    exits = () if node is None else _exits(thread, parents, node)
     if node is not None and not exits:
         raise ThreadError(
             f"no edge leads on from node {node!r}: it chooses its targets itself, with Command(goto=...), and cannot "
-            "be asked. Pass the node before it, or call thread.update(...) without as_node"
+            "be asked. Pass the node before it or that which ended the run, or call thread.update(...) without as_node"
         )
     author, commit_id = node or UPDATE_AUTHOR, full_id(thread.next_label(head), FIRST)
     thread.compatibility.check_graph(head.last_run)
@@ -286,12 +287,13 @@ def _run_of_one(
     return _run_with(thread, head, parents, head.next_version, row, "completed")
 
 
-def _own_end(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[str, ...]:
-    """`END`, if a node ended the last run by its own decision, which a correction keeps; else nothing."""
-    run = read_run(thread.store, parents[0]) if parents else None
+def _exits(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[Exit, ...]:
+    """The ways on from a manual commit of a node: `END`, if it ended the last run by its own decision."""
+    declared = thread.graph.exits.get(node) or ()
+    run = read_run(thread.store, parents[0]) if parents and not declared else None
     rows = () if run is None or run.status != "completed" else reversed(run.rows)
     last = next(filter(None, map(own_commit, rows)), None)
-    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else ()
+    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else declared
 
 
 def _run_with(
