@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 import dspy
 from typing_extensions import TypeVar
@@ -27,7 +27,6 @@ from dspyer.views import View, ViewForm
 if TYPE_CHECKING:
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
-    from dspyer.nodes.map import Tolerance
     from dspyer.scheduler.lineage import LogEntry
     from dspyer.scheduler.schedule import Target
     from dspyer.schema.schema import Schema
@@ -111,6 +110,23 @@ class Command(Generic[TargetT]):
     result: object = None
 
 
+class StartRule(Protocol):
+    """Decides from the results so far whether further calls of a `Runner` start.
+
+    Attributes:
+        may_start: whether the next call may start now.
+        ended: whether no further call will ever start.
+    """
+
+    @property
+    def may_start(self) -> bool: ...
+    @property
+    def ended(self) -> bool: ...
+
+    def note(self, index: int, result: Any, /) -> None:
+        """Count the result of a call, by its index. Results come in the order in which the calls end."""
+
+
 class Runner:
     """The way in which a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
@@ -129,7 +145,7 @@ class Runner:
     session: Any = None
 
     def gather(
-        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: Tolerance | None = None
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
     ) -> list[T]:
         """The results of sync calls."""
         del max_concurrency
@@ -143,7 +159,7 @@ class Runner:
         return results
 
     async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: Tolerance | None = None
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
     ) -> list[T]:
         """The results of async calls."""
         raise NotImplementedError
