@@ -200,8 +200,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="part_of_a_view_written_back",
         file="dspyer/nodes/module.py",
-        old="changed = [name for name in _changed_inputs(graph, reads) if name not in partial]",
-        new="changed = _changed_inputs(graph, reads)",
+        old="may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)",
+        new="may = set(graph.inputs if graph.writes is None else graph.writes)",
         loss="An inner graph that reads view('docs').last(1) of a plain list and changes it would replace the whole list by that part.",
         tests=("tests/views/test_views.py", "tests/views"),
     ),
@@ -240,8 +240,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="defaults_of_model_written",
         file="dspyer/nodes/function.py",
-        old="names = [name for name in type(model).model_fields if name in model.model_fields_set]",
-        new="names = list(type(model).model_fields)",
+        old="names = [name for name in type(result).model_fields if name in result.model_fields_set]",
+        new="names = list(type(result).model_fields)",
         loss="A returned model would overwrite fields of the state with defaults that the node has not set.",
         tests=("tests/nodes/test_outputs.py", "tests/nodes"),
     ),
