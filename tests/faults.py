@@ -600,7 +600,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="stale_head",
         file="dspyer/log/journal.py",
-        old="(found.at, found.epoch) != (row.head, row.epoch) or found",
+        old="at == (row.head, row.epoch, model)",
         new="found",
         loss="a run begins with the state that this process has left, not with what another process has written since",
         tests=("tests/threads/test_heads.py", "tests/threads"),
