@@ -326,11 +326,11 @@ class Attempt:
         return arun_script(effect) if asynchronous else run_script(effect)
 
     def _effect(self, place: RecordKey, fn: Callable[..., Any], asynchronous: bool) -> Script[Any]:
-        nobody: Any = None  # these steps need no call of a node
+        no_call: Any = None  # these steps need none
         # An attempt before this one may still be at the same effect, in a thread or task that its node left behind: the
         # effect is then recorded by it, or fails and is ours.
         while (earlier := self._begin_effect(place, asynchronous)) is not None:
-            yield TwoWays(earlier.result, partial(asyncio.wrap_future, earlier)), nobody
+            yield TwoWays(earlier.result, partial(asyncio.wrap_future, earlier)), no_call
             self.check_time()
         records = self.host.records
         try:
@@ -339,7 +339,7 @@ class Attempt:
             if records.journal is not None:  # the run may have lost its thread: then nothing could be recorded
                 records.journal.raise_if_broken()
             made = partial(fn, **self._idempotency_key(place, fn))
-            result = yield TwoWays(made, made), nobody
+            result = yield TwoWays(made, made), no_call
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()  # else Python warns of a coroutine that was never awaited
@@ -354,7 +354,7 @@ class Attempt:
             # The row before the record: a result that the store does not have must not count as recorded.
             if records.journal is not None:
                 rows = NewRows([*records.lm_call_rows(place.execution), row], flush=True)
-                yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), nobody
+                yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), no_call
             records.effects[place] = frozen
             if asynchronous and cancellation_count() > before:
                 raise asyncio.CancelledError  # it came during the write, which was finished first
