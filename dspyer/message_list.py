@@ -30,6 +30,9 @@ ROLES = ("user", "assistant", "tool")
 TURN = "turn"
 """A key of a message: in a turn (see `messages`) it holds the inputs and outputs of the node's signature."""
 
+VALUE = "value"
+"""A key of a result: the value that the tool has returned, of which `content` is the text."""
+
 COVERS = "covers"
 """A key of a summary: the id of the last message that it stands for."""
 
@@ -189,7 +192,13 @@ def edited(current: FrozenList[Any], changes: Iterable[Any], commit_id: str, run
 def _replacement(old: Any, new: Any) -> Any:
     """The message that replaces another, with the values of its turn."""
     message = freeze(valid_message(new))
-    if not isinstance(old, FrozenDict) or not isinstance(message, FrozenDict) or TURN in message or _calls_of(old):
+    if not isinstance(old, FrozenDict) or not isinstance(message, FrozenDict):
+        return message
+    if not same(message.raw("content", None), old.raw("content", None)):
+        # A model is shown these in place of the content: words that are taken out must not stay there.
+        for key in (TURN, VALUE):
+            message = message.discard(key) if same(message.raw(key, None), old.raw(key, None)) else message
+    if TURN in message or _calls_of(old):
         return message
     turn, content = old.raw(TURN, None), message.raw("content", None)
     if not isinstance(turn, FrozenDict):

@@ -15,8 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from dspyer import reducers
@@ -36,6 +35,15 @@ in the signature of the node that calls the model.
 
 ARGS = "args"
 """A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
+
+PROBLEMS = "problems"
+"""A key of a tool's message, and a field of an agent: what a check has found in the result, and in the outputs."""
+
+FORCED = "forced"
+"""A key of an assistant message: why it had to submit."""
+
+MESSAGES, HANDOFFS = "messages", "handoffs"
+"""The fields of an agent with its conversation, and with results that the end of a turn decides about."""
 
 INPUTS = "inputs"
 """A key of a turn: the names of the inputs that `to_chat` gives as the user's message before it."""
@@ -87,9 +95,12 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = [thaw(message) for message in messages]
     check_chat(found)
     found = [message for message in found if COVERS not in message]  # what a summary stands for is there
-    results = _results_of_calls(found)
-    given = {call["id"] for message in found for call in message.get("tool_calls") or ()}
-    ids = _CallIds(given)
+    calls_of = [[call["id"] for call in message.get("tool_calls") or ()] for message in found]
+    results = places_of_results(
+        (calls, message["tool_call_id"] if message["role"] == "tool" else None)
+        for calls, message in zip(calls_of, found, strict=True)
+    )
+    given_ids, used_ids = set(itertools.chain(*calls_of)), set[str]()
     chat: list[dict[str, Any]] = []
     for place, message in enumerate(found):
         if message["role"] == "tool":
@@ -109,51 +120,53 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if name := _accepted_name(message.get("name")):
             entry["name"] = name
         if calls:
-            own = {call["id"]: ids.of(call["id"]) for call in calls}
-            entry["tool_calls"] = [_chat_call(call, own[call["id"]], results[place][call["id"]]) for call in calls]
+            own = _accepted_ids([call["id"] for call in calls], given_ids, used_ids)
+            given = {given_id: found[results[place][given_id]] for given_id in own}
+            entry["tool_calls"] = [_chat_call(call, own[call["id"]], given[call["id"]]) for call in calls]
             chat.append(entry)
             for given_id, call_id in own.items():
-                result = results[place][given_id]
-                chat.append({"role": "tool", "content": _chat_content(result), "tool_call_id": call_id})
+                content = _chat_content(given[given_id])
+                chat.append({"role": "tool", "content": content, "tool_call_id": call_id})
         else:
             chat.append(entry)
     return chat
 
 
-def _results_of_calls(messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
-    """The results by the place of the message that made the calls and by the id of the call, for each message.
+def places_of_results(messages: Iterable[tuple[Collection[str], str | None]]) -> dict[int, dict[str, int]]:
+    """The places of results by the place of the message that made the calls, and by the id of the call.
 
-    If two messages have calls with the same id, a result belongs to the last one before it.
+    Each message is given as the ids of its calls, and the id of the call of which it is the result. If two messages
+    have calls with the same id, a result belongs to the last one before it.
+
+    Example:
+        >>> places_of_results([(["a", "b"], None), ([], "b"), (["b"], None), ([], "b")])
+        {0: {'b': 1}, 2: {'b': 3}}
     """
     callers: dict[str, int] = {}
-    results: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for place, message in enumerate(messages):
-        results[place] = {}
-        if message["role"] == "tool" and message["tool_call_id"] in callers:
-            results[callers[message["tool_call_id"]]].setdefault(message["tool_call_id"], message)
-        callers.update(dict.fromkeys([call["id"] for call in message.get("tool_calls") or ()], place))
+    results: dict[int, dict[str, int]] = {}
+    for place, (calls, result_of) in enumerate(messages):
+        if result_of in callers:
+            results[callers[result_of]].setdefault(result_of, place)
+        if calls:
+            results[place] = {}
+            callers.update(dict.fromkeys(calls, place))
     return results
-
-
-class _CallIds:
-    """The ids of calls in a chat: OpenAI limits their length, Anthropic their letters, and both want each one once."""
-
-    def __init__(self, given: AbstractSet[str]) -> None:
-        self.given = given
-        self.used: set[str] = set()
-
-    def of(self, given_id: str) -> str:
-        new = given_id
-        if not _CALL_ID.fullmatch(given_id) or given_id in self.used:
-            # By the number of calls before it: the same conversation gives the same ids, and so the same cache key.
-            numbered = (f"call_{number}" for number in itertools.count(len(self.used)))
-            new = next(each for each in numbered if each not in self.used and each not in self.given)
-        self.used.add(new)
-        return new
 
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def _accepted_ids(calls: Iterable[str], given: Collection[str], used: set[str]) -> dict[str, str]:
+    """The ids of calls in a chat: OpenAI limits their length, Anthropic their letters, and both want each one once."""
+    ids = {}
+    for call in calls:
+        # By the number of calls before it: the same conversation gives the same ids, and so the same cache key.
+        numbered = (f"call_{number}" for number in itertools.count(len(used)))
+        fits = call not in used and _CALL_ID.fullmatch(call)
+        ids[call] = call if fits else next(each for each in numbered if each not in used and each not in given)
+        used.add(ids[call])
+    return ids
 
 
 def _accepted_name(name: object) -> str:

@@ -94,11 +94,10 @@ ComputedInput = Fill | RunValue
 
 
 class FilledText(NamedTuple):
-    """A template with values in it, the names that had a value, and those that had none and stay as they are."""
+    """A template with values in it, and the names that had one."""
 
     text: str
     used: tuple[str, ...]
-    unfilled: tuple[str, ...]
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -123,8 +122,7 @@ def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
         >>> fill_text("{a}, {b}, {{a}}", {"a": "{b}"}.get).text
         '{b}, {b}, {a}'
     """
-    used: dict[str, None] = {}  # dicts as ordered sets
-    unfilled: dict[str, None] = {}
+    used: dict[str, None] = {}  # a dict as an ordered set
 
     def replace(found: re.Match[str]) -> str:
         escaped, name = found.groups()
@@ -132,12 +130,11 @@ def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
             return f"{{{escaped}}}"
         value = value_of(name)
         if value is None:
-            unfilled[name] = None
             return found.group()
         used[name] = None
         return value
 
-    return FilledText(_PLACEHOLDER.sub(replace, text), tuple(used), tuple(unfilled))
+    return FilledText(_PLACEHOLDER.sub(replace, text), tuple(used))
 
 
 # --- the templates of a node

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
-    "agents.agent_check": ("FinderNode PROBLEMS Repair TURN build_finder facts_around giving into_problems set_apart"),
-    "agents.conversation": "ARGS COVERS EMPTY TURN check_chat without_none",
-    "agents.loop": "PROBLEMS compiled literals members",
-    "agents.mode": (
-        "Filler TURN fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+    "agents.agent_check": "FinderNode Repair build_finder facts_around giving into_problems set_apart",
+    "agents.conversation": (
+        "ARGS COVERS EMPTY FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
+        "without_none"
     ),
-    "agents.settle": "ARGS value_in",
+    "agents.loop": "compiled literals members",
+    "agents.mode": (
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
+    ),
+    "agents.settle": "value_in",
     "agents.tool_action": (
         "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
-        "NodeModules OfGraph PROBLEMS RESERVED_KEYS asks_module build_finder found_problems giving modules_text "
-        "permitted problem_texts refusal_text reject_steps source_class step_count steps_since"
+        "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
+        "problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
         "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of signature_of_module"
@@ -42,15 +44,14 @@ NOT_YET: dict[str, str] = {
     "display.run_page": "changed encode encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
-        "CallOptions Executing FAILED_RUNS Inside KeptPrediction LMRecorder Outcome Request RunLink Spends "
-        "append_to_trace current_gate end_of executing executing_id find_resource id_prefix layers_around "
-        "may_raise parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal "
-        "walk_parameters"
+        "CallOptions Executing Inside KeptPrediction LMRecorder Outcome Request RunLink Spends append_to_trace "
+        "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
+        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing FAILED_RUNS Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST "
-        "Request Steps executing record_lm_calls result_of subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST Request Steps "
+        "executing record_lm_calls result_of subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
@@ -69,9 +70,7 @@ NOT_YET: dict[str, str] = {
         "Attempt REQUEST Request Session SessionEnd Steps apart_from_earlier append_to_trace check_inputs "
         "execute_attempt recording step_count take_run take_steps"
     ),
-    "optimize.gepa_adapter": (
-        "Executing FAILED_RUNS STRIDE Subscriber TappedCall modules_in subscribing walk walk_parameters"
-    ),
+    "optimize.gepa_adapter": "STRIDE modules_in walk",
     "optimize.run_judge": "Router is_apart path_in_program",
     "optimize.written_values": "FinderNode ModuleRouter Router merge_base resets sent_to",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",

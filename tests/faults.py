@@ -256,8 +256,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="two_calls_with_one_id",
         file="dspyer/messages.py",
-        old="if not _CALL_ID.fullmatch(given_id) or given_id in self.used:",
-        new="if not _CALL_ID.fullmatch(given_id):",
+        old="fits = call not in used and _CALL_ID.fullmatch(call)",
+        new="fits = _CALL_ID.fullmatch(call)",
         loss="to_chat would give two calls of joined branches one id, which providers refuse.",
         tests=("tests/messages/test_chat.py", "tests/messages"),
     ),
@@ -600,7 +600,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="stale_head",
         file="dspyer/log/journal.py",
-        old="(found.at, found.epoch) != (row.head, row.epoch) or found",
+        old="at == (row.head, row.epoch, model)",
         new="found",
         loss="a run begins with the state that this process has left, not with what another process has written since",
         tests=("tests/threads/test_heads.py", "tests/threads"),

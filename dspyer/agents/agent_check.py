@@ -12,23 +12,22 @@ the program has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dspy
 
-from dspyer import DELETE, END, ImmutableState, to_chat
-from dspyer.agents.conversation import MODE
-from dspyer.agents.settle import BEGIN, current_mode
+from dspyer import DELETE, END, ImmutableState
+from dspyer.agents.compact import current_mode, text_shown
+from dspyer.agents.conversation import MESSAGES, MODE, PROBLEMS, TURN, Shown, since_task, text_input_of, uncovered
+from dspyer.agents.settle import BEGIN
 from dspyer.errors import suggestion
 from dspyer.events import Commit
 from dspyer.extend import (
     Built,
     Call,
     Flaws,
-    FrozenList,
-    KindOptions,
     LogEntry,
     ModuleStep,
     Node,
@@ -38,17 +37,12 @@ from dspyer.extend import (
     Script,
     apply_value,
     filled,
-    indented,
-    label,
     plan_templates,
-    text_of,
     thaw,
 )
 from dspyer.lm.tracing import set_apart
-from dspyer.message_list import TURN
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
-    PROBLEMS,
     FinderNode,
     Repair,
     build_finder,
@@ -67,57 +61,47 @@ REFLECT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCheckOptions(KindOptions):
-    """Options that make a node the check of an agent.
+def build_agent_check(
+    check: object,
+    task: type[dspy.Signature],
+    modes: Mapping[str, dspy.Predict],
+    max_fixes: int,
+    accept: bool,
+    options: NodeOptions,
+) -> Built:
+    """The check of an agent.
 
-    Attributes:
+    Args:
         check: a function, model, module or program that finds problems, or the name of a mode.
-        inputs: the names of the inputs of the task.
-        outputs: the names of its outputs.
+        task: the inputs and outputs of the task.
         modes: the predictors of the modes, by name.
         max_fixes: how often a run is corrected at most.
         accept: whether outputs are accepted after the last correction, with their problems.
+        options: those of the node.
     """
-
-    check: object
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    modes: Mapping[str, dspy.Predict]
-    max_fixes: int
-    accept: bool
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        options = options._replace(node=self.check)
-        if isinstance(self.check, str):
-            built = _reflection(self, options)
-        else:
-            built = build_finder(self.check, options, PROBLEMS)
-        finder = built.node
-        if finder is None:
-            return built
-        wrong = [text.replace(", into='...'", "") for text in into_problems(PROBLEMS, options)]  # it has no such option
-        own = (*self.outputs, "messages", PROBLEMS)
-        node = AgentCheckNode(
-            name=options.name,
-            **_facts_around(finder, options.schema),
-            writes={name: name for name in own},
-            goto=(*self.modes, END),
-            onwards=(END,),
-            what="the outputs of the agent",
-            into=PROBLEMS,
-            outputs=self.outputs,
-            max_fixes=self.max_fixes,
-            accept=self.accept,
-            modes=tuple(self.modes),
-        )
-        return built._replace(node=node, problems=(*built.problems, *wrong))
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        check = "" if isinstance(self.check, str) else show(self.check)
-        return f'graph.add_node("{name}", agents.check_outputs({check}))'
+    outputs, options = tuple(task.output_fields), options._replace(node=check)
+    if isinstance(check, str):
+        built = _reflection(check, (*task.input_fields, *outputs), modes, options)
+    else:
+        built = build_finder(check, options, PROBLEMS)
+    finder = built.node
+    if finder is None:
+        return built
+    wrong = [text.replace(", into='...'", "") for text in into_problems(PROBLEMS, options)]  # it has no such option
+    node = AgentCheckNode(
+        name=options.name,
+        **_facts_around(finder, options.schema),
+        writes={name: name for name in (*outputs, MESSAGES, PROBLEMS)},
+        goto=(*modes, END),
+        onwards=(END,),
+        what="the outputs of the agent",
+        into=PROBLEMS,
+        outputs=outputs,
+        max_fixes=max_fixes,
+        accept=accept,
+        modes=tuple(modes),
+    )
+    return built._replace(node=node, problems=(*built.problems, *wrong))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,7 +119,8 @@ class ReflectionFinder(Node):
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """The text that it is shown: inputs, outputs, and the conversation as text."""
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
-        return {**given, CONVERSATION: transcript(call.state.raw("messages"))}
+        how = Shown(text_input_of(getattr(call.program, self.mode).signature))
+        return {**given, CONVERSATION: text_shown(uncovered(list(call.state.raw(MESSAGES).raw_items())), how)}
 
     def _predictor(self, call: Call) -> Any:
         own = getattr(call.program, self.mode)
@@ -158,21 +143,6 @@ class ReflectionFinder(Node):
         fields[PROBLEMS] = (list[str], dspy.OutputField())
         made: type[dspy.Signature] = dspy.Signature(fields, f"{own.instructions}\n\n{REFLECT}")  # type: ignore[arg-type, assignment, unused-ignore]  # DSPy's stubs know one form
         return made
-
-
-def transcript(messages: FrozenList[Any]) -> str:
-    """A conversation as text: a paragraph per message, with the calls of a turn."""
-    parts = []
-    called: dict[str, str] = {}
-    for message in to_chat(messages):
-        calls = {one["id"]: one["function"] for one in message.get("tool_calls", ())}
-        called.update({call_id: function["name"] for call_id, function in calls.items()})
-        lines = [text_of(message["content"])] if message["content"] else []
-        lines += [f"{function['name']}({function['arguments']})" for function in calls.values()]
-        author = called.get(message.get("tool_call_id", "")) or message.get("name") or message["role"]
-        # A paragraph without indentation begins a message: no text can imitate one.
-        parts.append(indented(f"{label(author)}: " + "\n".join(lines)))
-    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,13 +174,14 @@ class AgentCheckNode(FinderNode):
 
     def fixes_before(self, call: Call) -> int:
         """The number of times that a mode has resumed in this task."""
-        return corrections_of_task(call.state.raw("messages"), self.name)
+        asked = [one for one in since_task(call.state.raw(MESSAGES)) if one.raw("role") == "user"]
+        return sum(one.raw("name", None) == self.name for one in asked)
 
     def correction(self, problems: list[str], call: Call) -> Reply:
         """The mode goes on, and is told the problems as a user message."""
         text = "\n".join([REFUSED, *(f"- {problem}" for problem in problems), CORRECT])
         message = {"role": "user", "name": self.name, "content": text}
-        updates = {**dict.fromkeys(self.outputs, DELETE), "messages": message, PROBLEMS: problems}
+        updates = {**dict.fromkeys(self.outputs, DELETE), MESSAGES: message, PROBLEMS: problems}
         return Reply(updates, (current_mode(call.state, self.modes),), True)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
@@ -234,7 +205,7 @@ class AgentCheckNode(FinderNode):
                 break
         else:  # a task that an earlier run has begun is not in this log
             return None
-        inputs = task.pop().patch["messages"][0].raw(TURN)
+        inputs = task.pop().patch[MESSAGES][0].raw(TURN)
         held: dict[str, Any] = {}  # the outputs and the problems, after each commit
         rejected, problems = [], []
         for commit in reversed(task):
@@ -258,40 +229,24 @@ def _set_in(held: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: held[name] for name in names if held.get(name, DELETE) is not DELETE}
 
 
-def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
-    """The number of corrections that a check has asked for since the last user message with the inputs of a task."""
-    found = 0
-    for index in range(len(messages) - 1, -1, -1):
-        message = messages.raw(index)
-        if message.raw("role") != "user":
-            continue
-        # Corrections are counted from the task on: earlier runs of the thread had their own.
-        if TURN in message:
-            break
-        found += message.raw("name", None) == check
-    return found
-
-
 def _facts_around(finder: Node, schema: Schema) -> dict[str, Any]:
     """Declarations of the check: that of its finder, and that it reads the conversation and the current mode."""
     facts = facts_around(finder)
     mode = {MODE: MODE} if MODE in schema.fields else {}
-    reads = None if finder.reads is None else {**finder.reads, "messages": "messages", **mode}
+    reads = None if finder.reads is None else {**finder.reads, MESSAGES: MESSAGES, **mode}
     return {**facts, "reads": reads, "optional": finder.optional | {MODE}}
 
 
-def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
-    name = str(check.check)
-    if name not in check.modes:
+def _reflection(name: str, names: tuple[str, ...], modes: Mapping[str, dspy.Predict], options: NodeOptions) -> Built:
+    if name not in modes:
         problem = (
-            f"check={name!r} is no mode of the agent.{suggestion(name, check.modes)} Give the name of a mode, a "
+            f"check={name!r} is no mode of the agent.{suggestion(name, modes)} Give the name of a mode, a "
             "function, a pydantic model or a module"
         )
         return Built(None, None, (problem,))
-    names = (*check.inputs, *check.outputs)
-    reads = {name: name for name in (*names, "messages")}
+    reads = {one: one for one in (*names, MESSAGES)}
     # What is wrong with its templates is said of the mode itself.
-    templates = plan_templates([check.modes[name]], options, reads, Flaws(options.who))
+    templates = plan_templates([modes[name]], options, reads, Flaws(options.who))
     finder = ReflectionFinder(
         name=options.name,
         reads=templates.all_reads(reads),

@@ -7,41 +7,45 @@ removed: `conversation.uncovered` shows the last summary in the place of what it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
 
+from dspyer import ImmutableState
 from dspyer.agents.conversation import (
+    COVERS,
     MESSAGES,
     MODE,
     SUBMIT,
     Rendering,
     Shown,
     converted,
-    plan_renderings,
+    plan_rendering,
     shown,
-    summary_message,
     uncovered,
     with_task_and_last_turn,
 )
-from dspyer.agents.settle import current_mode
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.extend import (
     Built,
     Call,
     FrozenList,
-    KindOptions,
     Look,
     ModuleStep,
     Node,
     NodeOptions,
     Reply,
     Script,
+    freeze,
+    indented,
     is_whole_number,
     text_of,
 )
+
+COMPACT = "compact"
+"""The name of the node that writes summaries."""
 
 INSTRUCTIONS = (
     "Summarize the conversation in `messages` for the assistant, who goes on with it and is shown your summary in its "
@@ -107,51 +111,79 @@ def text_shown(messages: Iterable[Mapping[str, Any]], how: Shown) -> str:
 
 
 def _lines(event: Mapping[str, Any]) -> Iterable[str]:
+    # Only lines without indentation begin a part: no text can imitate one.
     for name, value in event.items():
         if not isinstance(value, dspy.ToolCalls):
-            yield f"{name}: {text_of(value)}"
+            yield indented(f"{name}: {text_of(value)}")
             continue
         results = value.tool_call_results
         for one, result in zip(value.tool_calls, results.tool_call_results if results else (), strict=True):
             if one.name != SUBMIT or result.is_error:  # the outputs are shown by their names
                 args = json.dumps(one.args, ensure_ascii=False, default=str)
-                yield f"{one.name}({args}): {text_of(result.value)}"
+                yield indented(f"{one.name}({args}): {text_of(result.value)}")
 
 
-@dataclass(frozen=True, slots=True)
-class CompactOptions(KindOptions):
-    """Options that make a node write summaries.
+# --- the way to the next turn, for the nodes that are no mode
+
+
+class PlannedModes(NamedTuple):
+    """The modes of an agent for a node that leads to them.
 
     Attributes:
-        compact: when it does.
-        modes: how each mode is shown messages.
-        lm: the LM; None for the one that is configured.
+        renderings: how each mode shows messages.
+        reads: the fields of the agent that this takes.
+        compact: when a summary is written; None for never.
     """
 
-    compact: Compact
-    modes: Mapping[str, Shown]
-    lm: dspy.BaseLM | None
+    renderings: Mapping[str, Rendering]
+    reads: tuple[str, ...]
+    compact: Compact | None = None
 
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        predictor = dspy.Predict(dspy.Signature("messages -> summary", INSTRUCTIONS))
-        predictor.lm = self.lm
-        renderings, shown = plan_renderings(self.modes, options)
-        reads = {name: name for name in (MESSAGES, *((MODE,) if MODE in options.schema.fields else ()), *shown)}
-        node = CompactNode(
-            name=options.name,
-            reads=reads,
-            optional=frozenset(reads) - {MESSAGES},
-            writes={MESSAGES: MESSAGES},
-            goto=tuple(self.modes),
-            compact=self.compact,
-            renderings=renderings,
-        )
-        return Built(node, predictor)
+    @property
+    def goto(self) -> tuple[str, ...]:
+        """The targets on the way to the next turn."""
+        return (*self.renderings, *(() if self.compact is None else (COMPACT,)))
 
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        return f'graph.add_node("{name}", agents.write_summary({show(self.compact)}))'
+    def way_to(self, mode: str, call: Call, new: Sequence[Mapping[str, Any]]) -> str:
+        """The next node on the way to a mode, after `new` messages: the mode, or the node that writes a summary."""
+        if self.compact is None:
+            return mode
+        messages = call.state.raw(MESSAGES).plus([freeze(message) for message in new])
+        return COMPACT if self.compact.is_due(messages, self.renderings[mode].bound(call)) else mode
+
+
+def plan_modes(modes: Mapping[str, Shown], options: NodeOptions, compact: Compact | None = None) -> PlannedModes:
+    """The modes of an agent, for the node with these options."""
+    # What is wrong with a render is said of its mode.
+    planned = {mode: plan_rendering(None, how, options, []) for mode, how in modes.items()}
+    reads = [MESSAGES, MODE] if MODE in options.schema.fields else [MESSAGES]
+    reads += [field for one in planned.values() for field in one.reads.values()]
+    return PlannedModes({mode: one.rendering for mode, one in planned.items()}, tuple(dict.fromkeys(reads)), compact)
+
+
+def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
+    """The mode in which an agent is. One with a single mode may have a field `mode` of its own."""
+    return modes[0] if len(modes) == 1 else str(state.raw(MODE, modes[0]))
+
+
+# --- the node
+
+
+def build_compact(compact: Compact, modes: Mapping[str, Shown], lm: dspy.BaseLM | None, options: NodeOptions) -> Built:
+    """The node that writes summaries by an LM; None for the one that is configured."""
+    predictor = dspy.Predict(dspy.Signature("messages -> summary", INSTRUCTIONS))
+    predictor.lm = lm
+    planned = plan_modes(modes, options)
+    node = CompactNode(
+        name=options.name,
+        reads={name: name for name in planned.reads},
+        optional=frozenset(planned.reads) - {MESSAGES},
+        writes={MESSAGES: MESSAGES},
+        goto=planned.goto,
+        compact=compact,
+        renderings=planned.renderings,
+    )
+    return Built(node, predictor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,4 +215,5 @@ class CompactNode(Node):
             raise NodeOutputError(
                 f"{self.who} gave the summary {summary!r}, and a model would be shown nothing: give a text"
             )
-        return Reply({MESSAGES: summary_message(self.name, summary, part[-1]["id"])}, (mode,), True)
+        message = {"role": "assistant", "name": self.name, "content": summary, COVERS: part[-1]["id"]}
+        return Reply({MESSAGES: message}, (mode,), True)

@@ -20,24 +20,26 @@ import itertools
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import dspy
-from dspy import Tool, ToolCallResults
+from dspy import Tool, ToolCallResults, ToolCalls
 
 from dspyer import Entry, View
 from dspyer.errors import InputError, NodeOutputError, annotate, brief
 from dspyer.extend import (
     Binding,
+    Built,
     Call,
     Flaws,
     FrozenDict,
     FrozenList,
     FunctionSignature,
+    KindOptions,
     NodeOptions,
     is_async,
     plan_binding,
@@ -47,8 +49,15 @@ from dspyer.extend import (
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
-from dspyer.message_list import COVERS, EMPTY, TURN, check_chat
-from dspyer.messages import ARGS
+from dspyer.message_list import COVERS as COVERS
+from dspyer.message_list import EMPTY, check_chat
+from dspyer.message_list import TURN as TURN
+from dspyer.messages import ARGS as ARGS
+from dspyer.messages import FORCED as FORCED
+from dspyer.messages import HANDOFFS as HANDOFFS
+from dspyer.messages import MESSAGES as MESSAGES
+from dspyer.messages import PROBLEMS as PROBLEMS
+from dspyer.messages import places_of_results, text_by_name
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -58,11 +67,8 @@ READ_RESULT = "read_result"
 
 THOUGHT = "next_thought"
 
-PROBLEMS = "problems"
-"""A key of a tool's message: what its check has found in the result."""
-
-FORCED = "forced"
-"""A key of an assistant message: why it had to submit."""
+MODE = "mode"
+"""The field with the name of the current mode, of an agent that has several."""
 
 
 class ShownCall(NamedTuple):
@@ -293,16 +299,8 @@ def shown(
 
 def _results_by_turn(pieces: list[Piece]) -> dict[int, dict[str, Piece]]:
     """The turns with calls by their place, each with its results by the id of the call."""
-    callers: dict[str, int] = {}
-    results: dict[int, dict[str, Piece]] = {}
-    for place, piece in enumerate(pieces):
-        if piece.calls:
-            results[place] = {}
-            for call in piece.calls:
-                callers[call.id] = place
-        elif piece.call_id in callers:
-            results[callers[piece.call_id]].setdefault(piece.call_id, piece)
-    return results
+    places = places_of_results(([call.id for call in piece.calls], piece.call_id) for piece in pieces)
+    return {turn: {call: pieces[place] for call, place in found.items()} for turn, found in places.items()}
 
 
 def _with_own_ids(event: dict[str, Any], used: set[str]) -> dict[str, Any]:
@@ -310,27 +308,22 @@ def _with_own_ids(event: dict[str, Any], used: set[str]) -> dict[str, Any]:
 
     Ids are unique in a conversation, but branches that ran in parallel and were joined may have taken the same one.
     """
-    made: dspy.ToolCalls = event["tool_calls"]
-    calls = made.tool_calls
-    if not used.isdisjoint([call.id for call in calls]):
+    made: ToolCalls = event["tool_calls"]
+    calls, results = made.tool_calls, made.tool_call_results
+    ids = {call.id: str(call.id) for call in calls}
+    if results is not None and not used.isdisjoint(ids):
         numbered = (f"call_{number}" for number in itertools.count(len(used)))
         free = (each for each in numbered if each not in used)
-        ids = [next(free) if call.id in used else call.id for call in calls]
-        results = made.tool_call_results.tool_call_results
-        event = {
-            **event,
-            "tool_calls": dspy.ToolCalls(
-                tool_calls=[call.model_copy(update={"id": own}) for call, own in zip(calls, ids, strict=True)],
-                tool_call_results=ToolCallResults(
-                    tool_call_results=[
-                        one.model_copy(update={"call_id": own}) for one, own in zip(results, ids, strict=True)
-                    ]
-                ),
-            ),
-        }
-        calls = event["tool_calls"].tool_calls
-    used.update([str(call.id) for call in calls])
+        ids = {own: next(free) if own in used else own for own in ids.values()}
+        both = [one.model_copy(update={"call_id": ids[one.call_id]}) for one in results.tool_call_results]
+        calls = [call.model_copy(update={"id": ids[call.id]}) for call in calls]
+        event = {**event, "tool_calls": _tool_calls(calls, both)}
+    used.update(ids.values())
     return event
+
+
+def _tool_calls(calls: list[Any], results: list[Any]) -> ToolCalls:
+    return ToolCalls(tool_calls=calls, tool_call_results=ToolCallResults(tool_call_results=results))
 
 
 def _ages(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -456,7 +449,7 @@ class Piece:
                 continue
             part = how.cut(call, value)
             is_cut = is_cut or part is not value
-            calls.append(dspy.ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
+            calls.append(ToolCalls.ToolCall(id=call.id, name=call.name, args=without_blocks(args)))
             # The model must be told that another call was made than it has asked for, and what a check found.
             part = without_blocks(noted(part, result.args, result.problems))
             values.append(
@@ -464,21 +457,18 @@ class Piece:
             )
         if not calls:
             return {}, False
-        both = ToolCallResults(tool_call_results=values)
-        event = {**self.thought, "tool_calls": dspy.ToolCalls(tool_calls=calls, tool_call_results=both), **outputs}
-        return event, is_cut
+        return {**self.thought, "tool_calls": _tool_calls(calls, values), **outputs}, is_cut
 
     def said_event(self, how: Shown, place: int) -> dict[str, Any]:
         """The part of an event that an assistant's message without a name brings: as if it had submitted its text."""
         name = how.text_output
         if not name:
             # Not None: DSPy would show the word.
-            return {THOUGHT: dspy.Reasoning(content=self.said), "tool_calls": dspy.ToolCalls(tool_calls=[])}
+            return {THOUGHT: dspy.Reasoning(content=self.said), "tool_calls": ToolCalls(tool_calls=[])}
         outputs = {name: self.said}
-        call = dspy.ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
+        call = ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
         result = ToolCallResults.ToolCallResult(call_id=f"said_{place}", name=SUBMIT, value=outputs)
-        both = ToolCallResults(tool_call_results=[result])
-        return {"tool_calls": dspy.ToolCalls(tool_calls=[call], tool_call_results=both), **outputs}
+        return {"tool_calls": _tool_calls([call], [result]), **outputs}
 
 
 def _rendered(render: Render, call: ShownCall) -> tuple[dict[str, Any], Any]:
@@ -543,14 +533,79 @@ def _forget(key: int, ended: weakref.ref[FrozenDict[str, Any]]) -> None:
         _pieces.pop(key, None)
 
 
+# What the nodes of an agent are made of. Functions of the author besides tools get fields alone, so that a replay finds
+# them to decide alike.
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """A pure function of the author, with what its parameters get from the fields of a call."""
+
+    fn: Callable[..., Any]
+    binding: Binding
+
+    def __call__(self, call: Call, *given: object, **named: object) -> Any:
+        return self.fn(*given, **named, **self.binding.bind(call))
+
+    @property
+    def reads(self) -> Mapping[str, str] | None:
+        """The fields that it reads, by its own names; None for the whole state."""
+        return self.binding.reading()[0]
+
+
+def plan_function(
+    fn: Callable[..., Any],
+    signature: FunctionSignature,
+    who: str,
+    options: NodeOptions,
+    problems: list[str],
+    *,
+    whole: bool = False,
+    hint: str = "",
+) -> BoundFunction:
+    """A function for a node with these options, by the parameters that get fields; adds what is wrong to `problems`.
+
+    `whole` permits that it gets the whole state. `hint` follows what is said of a parameter that is no field.
+    """
+    found = Flaws(who)
+    # Without the `reads` of the node, which are its own.
+    binding = plan_binding(signature, NodeOptions(options.name, options.schema), found)
+    problems += [*found.problems, *(f"{text}{hint}" for text in found.unknown)]
+    if is_async(fn):
+        problems.append(f"{who} is an async function: give one that is not, since it decides by fields alone")
+    if binding.contexts or binding.resources or (binding.whole_state and not whole):
+        problems.append(f"{who} gets values only: name the fields that it reads as its parameters")
+    return BoundFunction(fn, binding)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPart(KindOptions):
+    """Options of a node of an agent: the function that builds it, and how the source of a program names it.
+
+    Attributes:
+        built: builds the node.
+        does: a name for what the node does.
+        by: the functions, modules and values that it does it by.
+    """
+
+    built: Callable[[NodeOptions], Built]
+    does: str
+    by: tuple[object, ...] = ()
+
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return self.built(options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        return f'graph.add_node("{name}", agents.{self.does}({", ".join(map(show, self.by))}))'
+
+
 # Which messages of a conversation a mode shows: the plan of `context=`, and the rendering of one call.
 
 
 ContextFunction = Callable[..., Any]
 """A pure function of the conversation and other fields that returns the messages to show."""
-
-MESSAGES, MODE = "messages", "mode"
-"""The field of the conversation, and the one with the name of the current mode of an agent that has several."""
 
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""
@@ -563,34 +618,28 @@ class Rendering:
     Attributes:
         how: how messages are shown.
         who: how errors name the mode.
-        view: the view that selects messages; None for another or no selection.
-        fn: the function that selects messages; None for another or no selection.
-        binding: what the function gets.
-        fields: what each render gets besides the call, by tool.
+        selects: gives the messages to show, as a view or a function does; None for all.
+        renders: how tools show their calls, with the fields that they read.
     """
 
     how: Shown
     who: str
-    view: View | None = None
-    fn: Callable[..., Any] | None = None
-    binding: Binding | None = None
-    fields: Mapping[str, Binding] = FrozenDict()
+    selects: Callable[[Call], Any] | None = None
+    renders: Mapping[str, BoundFunction] = FrozenDict()
 
     def bound(self, call: Call) -> Shown:
         """The way in which messages are shown at a call."""
-        if not self.fields:
-            return self.how
-        # Read when a call is shown: before that, a field may be unset.
-        renders = self.how.renders
-        bound = {tool: partial(_with_fields, renders[tool], own, call) for tool, own in self.fields.items()}
-        return self.how._replace(renders=bound)
+        # A render reads its fields when it is called: before a call of its tool is shown, one may be unset.
+        bound = {tool: partial(render, call) for tool, render in self.renders.items()}
+        return self.how._replace(renders=bound) if bound else self.how
 
     def shown(self, call: Call, shorter: int = 0) -> ShownConversation:
         """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
-        whole, how = self._whole(call), self.bound(call)
-        messages = list(whole.raw_items())
-        selects = self.view is not None or self.fn is not None
-        seen = uncovered(messages, self._selected(call) if selects else messages)
+        sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
+        found = call.state.raw(MESSAGES, None) if sent is None else sent
+        whole: FrozenList[Any] = EMPTY if found is None else found
+        messages, how = list(whole.raw_items()), self.bound(call)
+        seen = uncovered(messages, messages if self.selects is None else self._selected(self.selects, call))
         # Without a selection no message needs to be compared with others.
         if seen is messages and not shorter:
             return shown(messages, how)
@@ -599,41 +648,27 @@ class Rendering:
         seen = [*summary, *_last_turns(seen, shorter)]
         return shown(with_task_and_last_turn(whole, seen), how, messages)
 
-    def _whole(self, call: Call) -> FrozenList[Any]:
-        sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
-        found = call.state.raw(MESSAGES, None) if sent is None else sent
-        return EMPTY if found is None else found
-
-    def _selected(self, call: Call) -> list[Mapping[str, Any]]:
+    def _selected(self, selects: Callable[[Call], Any], call: Call) -> list[Mapping[str, Any]]:
         """The messages that the context selects: frozen ones of the conversation, and plain ones of a function."""
-        if self.view is not None:
-            found = call.read_view(self.view, "frozen", CONTEXT)
-        else:
-            assert self.fn is not None
-            assert self.binding is not None
-            try:
-                found = self.fn(**self.binding.bind(call))
-            except Exception as error:
-                annotate(error, f"in the context of {self.who}")
-                raise
-        if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
-            raise NodeOutputError(
-                f"the context of {self.who} returned {brief(found)}, of type {type(found).__name__}: return a list of "
-                "messages"
-            )
-        # A view gives entries, a function the messages themselves.
-        messages = [item.value if isinstance(item, Entry) else item for item in found]
         try:
+            found = selects(call)
+            if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
+                raise NodeOutputError(
+                    f"the context of {self.who} returned {brief(found)}, of type {type(found).__name__}: return a "
+                    "list of messages"
+                )
+            # A view gives entries, a function the messages themselves.
+            messages = [item.value if isinstance(item, Entry) else item for item in found]
             # Frozen messages were checked when they were committed.
             check_chat([message for message in messages if not isinstance(message, FrozenDict)])
-        except NodeOutputError as error:
+        except Exception as error:
             annotate(error, f"in the context of {self.who}")
             raise
         return messages
 
 
-def _with_fields(render: Render, binding: Binding, call: Call, one: ShownCall) -> Any:
-    return render(one, **binding.bind(call))
+def _viewed(view: View, call: Call) -> Any:
+    return call.read_view(view, "frozen", CONTEXT)
 
 
 def uncovered(
@@ -760,47 +795,28 @@ READ_ON = "Reads on in the result of a call that is shown cut: gives the text fr
 
 
 class PlannedRendering(NamedTuple):
-    """A rendering with what the mode reads for it, and what is wrong.
-
-    Attributes:
-        rendering: the rendering.
-        reads: the fields that it reads, by the mode's own names.
-        optional: those of them that may be unset.
-        problems: what is wrong, each with its fix.
-    """
+    """A rendering, the fields that it reads by the mode's own names, and those of them that may be unset."""
 
     rendering: Rendering
     reads: Mapping[str, str]
-    optional: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
+    optional: frozenset[str]
 
 
-def plan_rendering(context: ContextFunction | None, how: Shown, options: NodeOptions) -> PlannedRendering:
-    """Decide which messages a mode shows, and how. `options` are those of its node.
-
-    A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
-    """
-    rendering, reads, optional, problems = _plan_context(context, how, options)
-    reads, fields = dict(reads), {}
+def plan_rendering(
+    context: View | ContextFunction | None, how: Shown, options: NodeOptions, problems: list[str]
+) -> PlannedRendering:
+    """Decide which messages a mode with these options shows, and how; adds what is wrong to `problems`."""
+    selects = _plan_context(context, options, problems)
+    own, optional = selects.binding.reading() if isinstance(selects, BoundFunction) else ({}, frozenset[str]())
+    reads = {MESSAGES: MESSAGES, **(own or {})}
+    renders = {}
     for tool, render in how.renders.items():
-        found = Flaws(f"the render of tool {tool!r}")
-        own = plan_binding(_behind_call(render, found.who), NodeOptions(options.name, options.schema), found)
-        names, _ = own.reading()
-        problems += tuple(found.without_sends())
-        if own.contexts or own.resources or names is None:
-            problems += (f"{found.who} gets values only: name the fields that it reads as its parameters",)
+        who = f"the render of tool {tool!r}"
+        renders[tool] = bound = plan_function(render, _behind_call(render, who), who, options, problems)
         # No run needs them before a call of the tool is shown.
-        new = {name: field for name, field in (names or {}).items() if name not in reads}
-        reads, optional, fields[tool] = {**reads, **new}, optional | {*new.values()}, own
-    return PlannedRendering(replace(rendering, fields=fields), reads, optional, problems)
-
-
-def plan_renderings(modes: Mapping[str, Shown], options: NodeOptions) -> tuple[dict[str, Rendering], list[str]]:
-    """The way in which each mode shows messages, for another node, and the fields that this reads."""
-    # What is wrong with a render is said of its mode.
-    planned = {mode: plan_rendering(None, how, options) for mode, how in modes.items()}
-    reads = dict.fromkeys(field for one in planned.values() for field in one.reads.values())
-    return {mode: one.rendering for mode, one in planned.items()}, list(reads)
+        new = {name: field for name, field in (bound.reads or {}).items() if name not in reads}
+        reads, optional = {**reads, **new}, optional | {*new.values()}
+    return PlannedRendering(Rendering(how, options.who, selects, renders), reads, optional)
 
 
 def _behind_call(render: Render, who: str) -> FunctionSignature:
@@ -813,61 +829,50 @@ def _behind_call(render: Render, who: str) -> FunctionSignature:
     return replace(found, parameters=tuple([one for one in found.parameters if one.name != first]))
 
 
-def _plan_context(context: ContextFunction | None, how: Shown, options: NodeOptions) -> PlannedRendering:
-    """The selection of the messages to show."""
-    rendering = Rendering(how, options.who)
-    reads = {MESSAGES: MESSAGES}
-    given: Any = options.views.get(CONTEXT, context)
+def _plan_context(given: Any, options: NodeOptions, problems: list[str]) -> Callable[[Call], Any] | None:
+    """The selection of the messages to show; None for all."""
     who = f"the context of {options.who}"
-    if given is None:
-        return PlannedRendering(rendering, reads)
     if isinstance(given, View):
         if given.field != MESSAGES:
-            problem = f"{who} is {given!r}, which is no view of the conversation: write view({MESSAGES!r})"
-            return PlannedRendering(rendering, reads, problems=(problem,))
-        return PlannedRendering(replace(rendering, view=given), reads)
+            problems.append(f"{who} is {given!r}, which is no view of the conversation: write view({MESSAGES!r})")
+        return partial(_viewed, given)
+    if given is None:
+        return None
     if not callable(given) or is_async(given) or isinstance(given, (type, dspy.Module)):
-        problem = f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
-        return PlannedRendering(rendering, reads, problems=(problem,))
-    found = Flaws(who)
-    binding = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), found)
-    names, optional = binding.reading()
-    problems = found.without_sends()
-    if binding.contexts or binding.resources or names is None:
-        problems.append(f"{who} gets values only: name the fields that it reads as its parameters")
-    elif MESSAGES not in names.values():
+        problems.append(
+            f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
+        )
+        return None
+    found = plan_function(given, read_signature(given, who), who, options, problems)
+    if found.reads is not None and MESSAGES not in found.reads.values():
         problems.append(f"{who} does not read {MESSAGES!r}: take it as a parameter and return those to show")
-    reads |= dict(names or {})
-    return PlannedRendering(replace(rendering, fn=given, binding=binding), reads, optional, tuple(problems))
+    return found
 
 
 # The messages that an agent adds to its conversation, and the turns and calls in it.
 
 
-def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The ids of the tool calls of a new turn: those that the model gave, where no call of the conversation has them.
+def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: Iterable[Mapping[str, Any]]) -> list[ToolCalls.ToolCall]:
+    """The tool calls of a new turn, each with the id that the model gave, if no call of the conversation has it.
 
     The others are `call_<turn>_<place>`, as in `dspy.ReActV2`: the number of turns with calls so far, and the place of
     the call in its turn.
 
     Example:
-        >>> call_ids([None, "abc"], [])
+        >>> [call.id for call in with_ids([ToolCalls.ToolCall(id=id, name="add", args={}) for id in (None, "abc")], [])]
         ['call_0_0', 'abc']
     """
-    taken: set[str | None] = set()
-    turn = 0
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            turn += 1
-            taken.update(call.get("id") for call in calls)
-    wanted, ids = list(given), list[str]()
-    for place, given_id in enumerate(wanted):
+    before = [found for message in messages if (found := message.get("tool_calls"))]
+    taken = {call.get("id") for found in before for call in found}
+    wanted, made = [call.id for call in calls], []
+    for place, call in enumerate(calls):
         # Derived, not random: a resumed turn has the ids that its results were stored under.
-        numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
+        numbered = (f"call_{number}_{place}" for number in itertools.count(len(before)))
         free = (each for each in numbered if each not in taken and each not in wanted)
-        ids.append(next(free) if given_id is None or given_id in taken else given_id)
-        taken.add(ids[-1])
-    return ids
+        own = next(free) if call.id is None or call.id in taken else call.id
+        taken.add(own)
+        made.append(call if call.id == own else call.model_copy(update={"id": own}))
+    return made
 
 
 def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -877,14 +882,7 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
         >>> task_message({"question": "Why?"})
         {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
     """
-    texts = {name: text_of(value) for name, value in inputs.items()}
-    text = "".join(texts.values()) if len(texts) < 2 else "\n".join(map(": ".join, texts.items()))
-    return {"role": "user", "content": text, TURN: dict(inputs)}
-
-
-def summary_message(author: str, summary: str, covers: str) -> dict[str, Any]:
-    """The message that stands for those up to the one with the id `covers`."""
-    return {"role": "assistant", "name": author, "content": summary, COVERS: covers}
+    return {"role": "user", "content": text_by_name(inputs), TURN: dict(inputs)}
 
 
 def tool_message(
@@ -929,7 +927,7 @@ def noted(value: Any, args: Mapping[str, Any] | None, problems: Sequence[str]) -
 
 
 class LastTurn(NamedTuple):
-    """The last turn of a conversation.
+    """The last turn of a conversation; of one without turns, it has no mode and no calls.
 
     Attributes:
         mode: the mode that took it.
@@ -938,26 +936,14 @@ class LastTurn(NamedTuple):
         id: the id of its message.
     """
 
-    mode: str
-    unanswered: list[CallOfTurn]
+    mode: str = ""
+    unanswered: Sequence[CallOfTurn] = ()
     forced: str = ""
     id: str = ""
 
 
 def last_turn(messages: FrozenList[Any]) -> LastTurn:
-    """The last turn of a conversation that has one."""
-    message, unanswered = _last_turn_message(messages)
-    if message is None:
-        raise ValueError("the conversation has no turn")
-    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""), message.raw("id"))
-
-
-def unanswered_calls(messages: FrozenList[Any]) -> list[CallOfTurn]:
-    """The calls of the last turn that have no result; none if there is no turn."""
-    return _last_turn_message(messages)[1]
-
-
-def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[CallOfTurn]]:
+    """The last turn of a conversation."""
     answered = set()
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
@@ -965,17 +951,15 @@ def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] 
         if role == "tool":
             answered.add(message.raw("tool_call_id"))
         elif role == "assistant" and message.raw("tool_calls", None):
-            return message, [call for call in converted(message).calls if call.id not in answered]
-    return None, []
+            unanswered = [call for call in converted(message).calls if call.id not in answered]
+            return LastTurn(message.raw("name", ""), unanswered, message.raw(FORCED, ""), message.raw("id", ""))
+    return LastTurn()
 
 
-def turns_of_task(messages: FrozenList[Any]) -> int:
-    """The number of turns since the last user message that brought the inputs of a task."""
-    turns = 0
+def since_task(messages: FrozenList[Any]) -> Iterator[FrozenDict[str, Any]]:
+    """The messages after the last one of the user that brought the inputs of a task, the last one first."""
     for message in reversed(list(messages.raw_items())):  # reading each by its index takes several times as long
-        role = message.raw("role")
-        if role == "assistant" and message.raw("tool_calls", None):
-            turns += 1
-        elif role == "user" and TURN in message:
-            break
-    return turns
+        # Turns and corrections are counted from the task on: earlier runs of the thread had their own.
+        if message.raw("role") == "user" and TURN in message:
+            return
+        yield message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from types import MethodType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_origin
 
@@ -13,39 +14,40 @@ from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
 from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
-from dspyer.agents.agent_check import AgentCheckOptions
-from dspyer.agents.compact import Compact, CompactOptions
+from dspyer.agents.agent_check import build_agent_check
+from dspyer.agents.compact import COMPACT, Compact, build_compact
 from dspyer.agents.conversation import (
     CONTEXT,
+    HANDOFFS,
     MAX_RESULT,
+    MESSAGES,
     MODE,
+    PROBLEMS,
     READ_RESULT,
     SUBMIT,
+    AgentPart,
     Shown,
     text_input_of,
     text_output_of,
 )
-from dspyer.agents.mode import ModeOptions
+from dspyer.agents.mode import build_mode
 from dspyer.agents.settle import (
     BEGIN,
     CHECK,
-    COMPACT,
     FIRST_CALL,
     HAND_OFF,
-    HANDOFFS,
     SETTLE,
-    BeginOptions,
     ModeRules,
-    SettleOptions,
+    build_begin,
+    build_settle,
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
-from dspyer.agents.tool_node import OfAgent, ToolSpec, max_result_problem
-from dspyer.agents.tools import add_tool, as_tools
+from dspyer.agents.tool_node import OfAgent, ToolSpec, build_tool, max_result_problem
+from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
 from dspyer.nodes.callables import literals, members
-from dspyer.nodes.check import PROBLEMS
 from dspyer.policies import Policies
 
 # The graph of an agent, assembled from its modes: fields, nodes and edges, and what is wrong with them.
@@ -99,10 +101,30 @@ class AgentPlan(NamedTuple):
     options: AgentOptions
     shows_mode: bool
 
+    @property
+    def nodes(self) -> dict[str, ToolSpec]:
+        """The tools of all modes, by name."""
+        return {tool.name: tool for several in self.tools.values() for tool in several}
+
+    @property
+    def fields(self) -> dict[str, tuple[Any, Any]]:
+        """The type and the default of each field that every agent of this kind has."""
+        found: dict[str, tuple[Any, Any]] = {MESSAGES: (Messages, [])}
+        if self.shows_mode:
+            names = tuple(self.modes)
+            found[MODE] = (Literal[names], names[0])
+        if any(is_program(tool.target) and has_sessions(tool.target, tool.reads) for tool in self.nodes.values()):
+            found[SESSIONS] = (Sessions, {})
+        # Without a default: it is unset until a call of this run leaves something to the end of its turn.
+        found[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
+        if self.options.check is not None:
+            found[PROBLEMS] = (list[str], [])
+        return found
+
 
 def assemble(plan: AgentPlan) -> Graph:
     """The graph of an agent; raises `GraphError` with all that is wrong with it."""
-    tools = {tool.name: tool for several in plan.tools.values() for tool in several}
+    tools = plan.nodes
     problems = [*_plan_problems(plan), *_name_problems(plan, tools), *_mode_problems(plan), *_field_problems(plan)]
     problems += _command_problems(plan, tools)
     if problems:
@@ -110,47 +132,55 @@ def assemble(plan: AgentPlan) -> Graph:
     task, given = plan.task, plan.options
     graph = _graph(plan, tools)
     reacts = {name: _react(plan, name) for name in plan.modes}
-    shown = _shown(plan, tools, {name: react.react.signature for name, react in reacts.items()})
-    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), shown, given.compact))
-    # Each mode has the same `submit`: the last one serves the node that ends turns.
-    submit = None
-    rules, predictors = {}, {}
+    predictors = {name: react.react for name, react in reacts.items()}
+    shown = _shown(plan, tools, predictors)
+    inputs, compact = tuple(task.input_fields), given.compact
+    graph.add_node(BEGIN, AgentPart(partial(build_begin, inputs, shown, compact), "add_task_to_messages"))
+    rules = {}
     for name, mode in plan.modes.items():
-        react = reacts[name]
-        submit, predictors[name] = react.tools[SUBMIT], react.react
         own = frozenset(tool.name for tool in plan.tools[name])
         rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
-        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, shown[name], fn, handoffs)
-        graph.add_node(name, options, reads=reads)
-    assert submit is not None
+        predictor, callable_tools = predictors[name], tuple(reacts[name].tools.values())
+        build = partial(build_mode, predictor, callable_tools, own, given.max_turns, shown[name], fn, handoffs)
+        graph.add_node(name, AgentPart(build, "take_turn", (predictor,)), reads=reads)
     for tool in tools.values():
-        add_tool(graph, tool, () if given.schema is None else tuple(given.schema.model_fields), HANDOFFS)
+        fields = () if given.schema is None else tuple(given.schema.model_fields)
+        graph.add_node(
+            tool.name,
+            AgentPart(partial(build_tool, tool), "tool", (tool.target,)),
+            reads=tool.reads,
+            writes=fields if tool.writes is None else tool.writes,
+            retry=tool.retry,
+            timeout=tool.timeout,
+        )
         graph.add_edge(tool.name, SETTLE)
-    checked = given.check is not None
-    after = CHECK if checked else END
-    graph.add_node(SETTLE, SettleOptions(submit, tuple(task.output_fields), rules, after, given.compact))
-    if given.compact is not None:
-        graph.add_node(COMPACT, CompactOptions(given.compact, shown, given.lm))
-    if checked:
-        inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
+    after = END if given.check is None else CHECK
+    # Each mode has the same `submit`.
+    settle = partial(build_settle, reacts[name].tools[SUBMIT], tuple(task.output_fields), rules, after, compact)
+    decides = tuple([fn for rule in rules.values() for fn in (rule.route, rule.guard) if fn is not None])
+    graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
+    if compact is not None:
+        graph.add_node(
+            COMPACT, AgentPart(partial(build_compact, compact, shown, given.lm), "write_summary", (compact,))
+        )
+    if given.check is not None:
         check = compiled(given.check, CHECK)
-        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, given.max_fixes, given.accept))
+        build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept)
+        graph.add_node(CHECK, AgentPart(build, "check_outputs", () if isinstance(check, str) else (check,)))
     graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
     return graph.add_edge(START, BEGIN)
 
 
-def _shown(
-    plan: AgentPlan, tools: Mapping[str, ToolSpec], signatures: Mapping[str, type[dspy.Signature]]
-) -> dict[str, Shown]:
+def _shown(plan: AgentPlan, tools: Mapping[str, ToolSpec], predictors: Mapping[str, dspy.Predict]) -> dict[str, Shown]:
     """The way in which each mode is shown messages."""
     limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
     output, most, found = text_output_of(plan.task), plan.options.max_result, {}
-    for mode, signature in signatures.items():
+    for mode, predictor in predictors.items():
         renders = {tool.name: tool.render for tool in plan.tools[mode] if tool.render is not None}
-        found[mode] = Shown(text_input_of(signature), renders, mode, output, most, limits)
+        found[mode] = Shown(text_input_of(predictor.signature), renders, mode, output, most, limits)
     return found
 
 
@@ -189,24 +219,15 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
         default = info.default if info.default_factory is None else Field(default_factory=info.default_factory)
         fields[name] = (info.annotation, ... if default is PydanticUndefined else default)
     fields |= {name: (info.annotation, ...) for name, info in task.output_fields.items()}
-    fields["messages"] = (Messages, [])
-    if plan.shows_mode:
-        names = tuple(plan.modes)
-        fields[MODE] = (Literal[names], names[0])
-    sessions = (SESSIONS,) if any(_has_sessions(tool) for tool in tools.values()) else ()
-    if sessions:
-        fields[SESSIONS] = (Sessions, {})
-    # Without a default: it is unset until a call of this run leaves something to the end of its turn.
-    fields[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
     own = () if schema is None else tuple(schema.model_fields)
-    if given.check is not None and PROBLEMS not in own:
-        fields[PROBLEMS] = (list[str], [])
+    # The schema may say what becomes of the problems.
+    fields |= {name: field for name, field in plan.fields.items() if name not in own}
     model = create_model(given.name, __base__=schema or BaseModel, **fields)
     inputs = (*task.input_fields, *own)
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
     # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
-    kept = (*sessions, *((MODE,) if plan.shows_mode else ()))  # besides what the schema says
+    kept = [name for name in (SESSIONS, MODE) if name in plan.fields]  # besides what the schema says
     graph = Graph(
         model,
         name=given.name,
@@ -216,15 +237,10 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
         keep=kept,
     )
     # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
-    graph._options = graph._options._replace(also=frozenset(("messages", *kept)))
+    graph._options = graph._options._replace(also=frozenset((MESSAGES, *kept)))
     if given.warn_at is not None or given.max_demo_turns is not None:
         graph._layers.append(Conversations(warn_at=given.warn_at, max_demo_turns=given.max_demo_turns))
     return graph
-
-
-def _has_sessions(tool: ToolSpec) -> bool:
-    """Return whether a tool is a program with a conversation for each session."""
-    return is_program(tool.target) and has_sessions(tool.target, tool.reads)
 
 
 def _written(writes: Collection[str] | Mapping[str, str]) -> Iterable[str]:
@@ -267,13 +283,7 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
 
 def _field_problems(plan: AgentPlan) -> Iterator[str]:
     task, given = plan.task, plan.options
-    own = {
-        "messages",
-        HANDOFFS,
-        *((MODE,) if plan.shows_mode else ()),
-        *((PROBLEMS,) if given.check is not None else ()),
-        *((SESSIONS,) if any(_has_sessions(tool) for several in plan.tools.values() for tool in several) else ()),
-    }
+    own = plan.fields
     for name in task.fields:
         if name in own:
             yield f"{name!r} cannot be an input or output: the agent has a field of this name"
@@ -541,8 +551,9 @@ def _agent(
     found = first
     if not isinstance(found, str) or found not in given:
         raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
-    tools = _distinct([tool for mode in given.values() for tool in mode.tools])
-    specs = list(zip(tools, as_tools(tools), strict=True))
+    distinct = {_key(tool): tool for mode in given.values() for tool in mode.tools}
+    # In several modes, a tool is one node.
+    specs = dict(zip(distinct, as_tools(distinct.values()), strict=True))
     # The first mode comes first in the type of the field `mode`, whose default it is; the others keep their order.
     modes = {
         name: replace(
@@ -553,10 +564,7 @@ def _agent(
         )
         for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
     }
-    own = {
-        name: tuple(next(spec for known, spec in specs if _same(tool, known)) for tool in mode.tools)
-        for name, mode in modes.items()
-    }
+    own = {name: tuple(specs[_key(tool)] for tool in mode.tools) for name, mode in modes.items()}
     return assemble(AgentPlan(dspy.ensure_signature(signature), modes, own, common, shows_mode))
 
 
@@ -593,15 +601,6 @@ def _is_subclass(value: Any, kind: type) -> bool:
     return isinstance(value, type) and issubclass(value, kind)
 
 
-def _distinct(tools: list[Any]) -> list[Any]:
-    """The tools, each object once: in several modes it is one node."""
-    found: list[Any] = []
-    for tool in tools:
-        if not any(_same(tool, known) for known in found):
-            found.append(tool)
-    return found
-
-
-def _same(tool: Any, other: Any) -> bool:
+def _key(tool: Any) -> object:
     # Each access to a method of an object gives another object.
-    return tool is other or (isinstance(tool, MethodType) and tool == other)
+    return (id(tool.__self__), tool.__func__) if isinstance(tool, MethodType) else id(tool)

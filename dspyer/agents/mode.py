@@ -7,7 +7,7 @@ state: the node passes them at each call, and takes them out of the trace, from 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,19 +16,22 @@ from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
 from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.conversation import (
+    CONTEXT,
     FORCED,
+    MESSAGES,
     SUBMIT,
     THOUGHT,
+    TURN,
     ContextFunction,
     Rendering,
     Shown,
     TurnPrompt,
-    call_ids,
     last_turn,
     plan_rendering,
     reader,
     shown,
-    turns_of_task,
+    since_task,
+    with_ids,
 )
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.errors import AgentError, DspyerError
@@ -37,7 +40,6 @@ from dspyer.extend import (
     Call,
     Flaws,
     FrozenList,
-    KindOptions,
     Look,
     ModuleStep,
     Node,
@@ -49,7 +51,6 @@ from dspyer.extend import (
 )
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
-from dspyer.message_list import TURN
 from dspyer.messages import warning_message
 from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
@@ -62,61 +63,54 @@ MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModeOptions(KindOptions):
-    """Options that make a node a mode.
+def build_mode(
+    predictor: dspy.Predict,
+    tools: tuple[Tool, ...],
+    nodes: frozenset[str],
+    max_turns: int,
+    how: Shown,
+    context: ContextFunction | None,
+    handoffs: frozenset[str],
+    options: NodeOptions,
+) -> Built:
+    """The node of a mode.
 
-    Attributes:
+    Args:
         predictor: takes the turns; made by `dspy.ReActV2`.
         tools: what the model may call, in the order in which it is shown: with `submit`.
         nodes: the tools among them that are nodes.
         max_turns: the most ordinary turns of a run.
-        shown: how messages are shown.
-        context: selects the messages to show; a view is given as what the node reads, see `plan_rendering`.
+        how: how messages are shown.
+        context: selects the messages to show, unless the node reads a view of them.
         handoffs: the tools by which the model hands off; their descriptions are instructions of other modes.
+        options: those of the node.
     """
-
-    predictor: dspy.Predict
-    tools: tuple[Tool, ...]
-    nodes: frozenset[str]
-    max_turns: int
-    shown: Shown
-    context: ContextFunction | None = None
-    handoffs: frozenset[str] = frozenset()
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        own = self.predictor
-        rendering, reads, optional, problems = plan_rendering(self.context, self.shown, options)
-        found = Flaws(options.who, problems)
-        templates = plan_templates([own], options, reads, found)
-        # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
-        # are templates.
-        handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
-        named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
-        templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
-        node = ModeNode(
-            name=options.name,
-            takes=templates.takes,
-            reads=templates.all_reads(reads),
-            optional=templates.optional_fields(reads, optional),
-            templates=templates,
-            writes={"messages": "messages"},
-            conversations=("messages",),
-            # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.
-            goto=(*(tool.name for tool in self.tools if tool.name in self.nodes), SETTLE),
-            sends=True,
-            tools=self.tools,
-            nodes=self.nodes,
-            max_turns=self.max_turns,
-            rendering=rendering,
-            filled=frozenset(tool.name or "" for tool in handoffs),
-        )
-        return found.built(node, own)
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        return f'graph.add_node("{name}", agents.take_turn({show(self.predictor)}))'
+    found = Flaws(options.who)
+    rendering, reads, optional = plan_rendering(options.views.get(CONTEXT, context), how, options, found.problems)
+    templates = plan_templates([predictor], options, reads, found)
+    # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
+    # are templates.
+    told = {tool.name: tool.desc or "" for tool in tools if tool.name in handoffs and is_template(tool.desc or "")}
+    named = [name for text in told.values() for name in names_in(text) if name in options.schema.fields]
+    templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
+    node = ModeNode(
+        name=options.name,
+        takes=templates.takes,
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, optional),
+        templates=templates,
+        writes={MESSAGES: MESSAGES},
+        conversations=(MESSAGES,),
+        # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.
+        goto=(*(tool.name for tool in tools if tool.name in nodes), SETTLE),
+        sends=True,
+        tools=tools,
+        nodes=nodes,
+        max_turns=max_turns,
+        rendering=rendering,
+        filled=frozenset(told),
+    )
+    return found.built(node, predictor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +137,7 @@ class ModeNode(Node):
 
     def told(self, state: ImmutableState) -> dict[str, Any]:
         """Attributes that `dspy.ReActV2` gives besides the outputs: the conversation, and how it ended."""
-        messages = state.raw("messages")
+        messages = state.raw(MESSAGES)
         how = Shown(self.rendering.how.text_input, text_output=self.rendering.how.text_output)
         history = shown(messages.raw_items(), how).history
         reason = "forced_submit" if last_turn(messages).forced else "submit"
@@ -155,8 +149,9 @@ class ModeNode(Node):
         return with_warning((yield from self._turn(call, warning)), warning)
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
-        messages: FrozenList[Any] = call.state.raw("messages")
-        taken, prompt = turns_of_task(messages), TurnPrompt(self.rendering, call)
+        messages: FrozenList[Any] = call.state.raw(MESSAGES)
+        taken = sum(bool(message.raw("tool_calls", None)) for message in since_task(messages))
+        prompt = TurnPrompt(self.rendering, call)
         # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:
@@ -184,9 +179,9 @@ class ModeNode(Node):
             raise self._failure(reason, taken, "the last turn did not call `submit`", cause) from cause
         # Tried here already: in an ordinary turn the model is told of a refusal and goes on, and this turn is the last.
         found = [submitted(self.tools[-1], one.args) for one in calls]
-        if not any(isinstance(one.value, Mapping) for one in found):
-            text = f"its `submit` was refused: {found[-1].text}"
-            raise self._failure(reason, taken, text, cause) from found[-1].cause
+        if all(refused is not None for _, refused in found):
+            text, refused = found[-1]
+            raise self._failure(reason, taken, f"its `submit` was refused: {text}", cause) from refused
         return self._reply(prediction, calls, reason)
 
     def _predicted(
@@ -264,7 +259,7 @@ class ModeNode(Node):
             for one in calls
             if one.name in self.nodes
         ]
-        return Reply({"messages": message}, tuple(sends) or (SETTLE,), True)
+        return Reply({MESSAGES: message}, tuple(sends) or (SETTLE,), True)
 
 
 def is_retried(call: Call, error: Exception) -> bool:
@@ -278,7 +273,7 @@ def with_warning(reply: Reply, warning: str) -> Reply:
     """The reply with the warning as a message before its own."""
     if not warning:
         return reply
-    return reply._replace(updates={"messages": [warning_message(warning), reply.updates["messages"]]})
+    return reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
 
 
 def without_tools(count: int) -> None:
@@ -294,12 +289,3 @@ def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
     found = getattr(prediction, "tool_calls", None)
     calls = [] if found is None else ToolCalls.model_validate(found).tool_calls
     return [one.model_copy(update=with_valid_text(dict(one))) for one in calls]
-
-
-def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> list[ToolCalls.ToolCall]:
-    """The calls, each with an id that no other call of the conversation has."""
-    ids = call_ids([call.id for call in calls], messages)
-    return [
-        call if call.id == known else call.model_copy(update={"id": known})
-        for call, known in zip(calls, ids, strict=True)
-    ]

@@ -9,64 +9,55 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dspy import Tool
 from pydantic import ValidationError
 
-from dspyer import DELETE, END, ImmutableState
+from dspyer import DELETE, ImmutableState
+from dspyer.agents.compact import Compact, PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
+    ARGS,
+    HANDOFFS,
+    MESSAGES,
     MODE,
     PROBLEMS,
     READ_RESULT,
     SUBMIT,
+    BoundFunction,
     CallOfTurn,
-    Rendering,
     Shown,
     last_turn,
-    plan_renderings,
+    plan_function,
     reader,
     task_message,
     tool_message,
-    unanswered_calls,
 )
 from dspyer.agents.tool_node import Approval, refused_by_dspy
 from dspyer.agents.tools import ask_user
 from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
 from dspyer.events import Question
 from dspyer.extend import (
-    Binding,
     Built,
     Call,
-    Flaws,
     FrozenList,
-    KindOptions,
     Node,
     NodeOptions,
     Reply,
     Script,
     freeze,
-    is_async,
-    plan_binding,
     read_signature,
     same,
     text_of,
     thaw,
 )
-from dspyer.messages import ARGS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 
-if TYPE_CHECKING:
-    from dspyer.agents.compact import Compact
-
-BEGIN, SETTLE, CHECK, COMPACT = "begin", "settle", "check", "compact"
-"""The names of the nodes of an agent that are neither modes nor tools."""
-
-HANDOFFS = "handoffs"
-"""The field with results that the end of a turn decides about."""
+BEGIN, SETTLE, CHECK = "begin", "settle", "check"
+"""The names of the nodes of an agent that are neither modes nor tools, with `COMPACT`."""
 
 HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""
@@ -94,67 +85,25 @@ LEFT_OPEN = (
 that is not told of an effect makes it again."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeginOptions(KindOptions):
-    """Options of the first node of an agent: the inputs of the task, and the modes in which it may start.
-
-    Attributes:
-        inputs: the inputs of the task.
-        modes: how each mode is shown messages.
-        compact: when a summary is written; None for never.
-    """
-
-    inputs: tuple[str, ...]
-    modes: Mapping[str, Shown]
-    compact: Compact | None = None
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        renderings, shown = plan_renderings(self.modes if self.compact else {}, options)
-        reads = (*self.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()), *shown)
-        node = BeginNode(
-            name=options.name,
-            reads={name: name for name in reads},
-            optional=frozenset(reads),
-            writes={"messages": "messages"},
-            goto=(*self.modes, *((COMPACT,) if self.compact else ())),
-            inputs=self.inputs,
-            modes=tuple(self.modes),
-            entry=TurnEntry(self.compact, renderings),
-            none_by_default=frozenset(
-                name for name, field in options.schema.fields.items() if field.fixed_default is None
-            ),
-        )
-        return Built(node)
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        del show
-        return f'graph.add_node("{name}", agents.add_task_to_messages())'
-
-
-class TurnEntry(NamedTuple):
-    """The way to the next turn.
-
-    Attributes:
-        compact: when a summary is written; None for never.
-        renderings: how each mode is shown messages.
-    """
-
-    compact: Compact | None
-    renderings: Mapping[str, Rendering]
-
-    def to(self, mode: str, call: Call, new: Sequence[Mapping[str, Any]]) -> str:
-        """The next node on the way to a mode, after `new` messages: the mode, or the node that writes a summary."""
-        if self.compact is None:
-            return mode
-        messages = call.state.raw("messages").plus([freeze(message) for message in new])
-        return COMPACT if self.compact.is_due(messages, self.renderings[mode].bound(call)) else mode
-
-
-def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
-    """The mode in which an agent is. One with a single mode may have a field `mode` of its own."""
-    return modes[0] if len(modes) == 1 else str(state.raw(MODE, modes[0]))
+def build_begin(
+    inputs: tuple[str, ...], modes: Mapping[str, Shown], compact: Compact | None, options: NodeOptions
+) -> Built:
+    """The first node of an agent: the inputs of the task, how each mode is shown messages, and when summaries come."""
+    # Without summaries it shows nothing, and so it reads no field of a render.
+    planned = plan_modes(dict.fromkeys(modes, Shown("")) if compact is None else modes, options, compact)
+    reads = (*inputs, *planned.reads)
+    fields = options.schema.fields.items()
+    node = BeginNode(
+        name=options.name,
+        reads={name: name for name in reads},
+        optional=frozenset(reads),
+        writes={MESSAGES: MESSAGES},
+        goto=planned.goto,
+        inputs=inputs,
+        modes=planned,
+        none_by_default=frozenset(name for name, field in fields if field.fixed_default is None),
+    )
+    return Built(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,13 +113,11 @@ class BeginNode(Node):
     Attributes:
         inputs: the inputs of the task.
         none_by_default: those of them that are None if they are left out; then the model is not shown them.
-        modes: the modes.
-        entry: decides what comes before the first turn.
+        modes: the modes, and when a summary comes before the first turn.
     """
 
     inputs: tuple[str, ...]
-    modes: tuple[str, ...]
-    entry: TurnEntry
+    modes: PlannedModes
     none_by_default: frozenset[str]
 
     def script(self, call: Call) -> Script[Reply]:
@@ -180,14 +127,14 @@ class BeginNode(Node):
         # A provider refuses a conversation in which a tool call has no result, so these come before the task.
         left = [
             tool_message(one.id, one.name, LEFT_OPEN.format(one.name), True)
-            for one in unanswered_calls(state.raw("messages"))
+            for one in last_turn(state.raw(MESSAGES)).unanswered
         ]
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         new = [*left, task_message(given)]
-        mode = current_mode(state, self.modes)
-        return Reply({"messages": new}, (self.entry.to(mode, call, new),), True)
+        mode = current_mode(state, tuple(self.modes.renderings))
+        return Reply({MESSAGES: new}, (self.modes.way_to(mode, call, new),), True)
 
     def amended(
         self, state: ImmutableState, inputs: Mapping[str, Any], questions: Sequence[Question]
@@ -210,37 +157,27 @@ class BeginNode(Node):
                     "`ask_user`: answer it with thread.resume(...), or leave the run with "
                     "thread.run(..., if_open='abandon')"
                 )
-        turn = last_turn(state.raw("messages"))
+        turn = last_turn(state.raw(MESSAGES))
         return answers, ADDED.format(turn.id), {"role": "user", "content": text}
 
 
 # --- submit
 
 
-class Submission(NamedTuple):
-    """The result of a call of `submit`: the outputs, or why they were refused."""
-
-    value: Any
-    text: str
-    cause: Exception | None = None
-
-
-def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
-    """The outputs that a call of `submit` gives, or what a call of `read_result` does."""
+def submitted(submit: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """The outputs that a call of `submit` gives, or what a call of `read_result` does; or a text and why it failed."""
     try:
-        outputs = submit(**args)
+        return submit(**args), None
     except Exception as error:
         if always_raised(error):
             raise
         # The arguments are the model's, which is told what is wrong with them.
         # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        text = short_error(told, step=submit.name or "")
-        return Submission(text, text, error)
-    return Submission(outputs, text_of(outputs))
+        return short_error(told, step=submit.name or ""), error
 
 
-# --- guards and routes
+# --- settle
 
 
 class ModeRules(NamedTuple):
@@ -254,108 +191,59 @@ class ModeRules(NamedTuple):
         shown: how the mode is shown results.
     """
 
-    to: tuple[str, ...] = ()
-    route: Callable[..., object] | None = None
-    guard: Callable[..., object] | None = None
-    tools: frozenset[str] = frozenset()
-    shown: Shown = Shown("")
-
-    @property
-    def may_follow(self) -> tuple[str, ...] | None:
-        """The modes that a route may name; None for all."""
-        return self.to or None
+    to: tuple[str, ...]
+    route: Callable[..., object] | None
+    guard: Callable[..., object] | None
+    tools: frozenset[str]
+    shown: Shown
 
 
-class BoundRule(NamedTuple):
-    """A guard or a route with what its parameters get."""
-
-    fn: Callable[..., object]
-    binding: Binding
-
-    def __call__(self, call: Call) -> object:
-        return self.fn(**self.binding.bind(call))
-
-
-def plan_rule(fn: object, what: str, options: NodeOptions, problems: list[str]) -> BoundRule | None:
+def _plan_rule(fn: Any, what: str, options: NodeOptions, problems: list[str]) -> BoundFunction | None:
     """A guard or a route, bound to the fields that it reads; what is wrong with it is added to `problems`."""
+    if fn is None:
+        return None
     if not callable(fn) or isinstance(fn, type):
         problems.append(f"{what} is {fn!r}: give a function of fields")
         return None
-    found = Flaws(what)
-    binding = plan_binding(read_signature(fn, what), options, found)
-    problems += found.without_sends()
-    if is_async(fn):
-        problems.append(f"{what} is an async function: give one that is not, since it decides by fields alone")
-    if binding.contexts or binding.resources:
-        problems.append(f"{what} takes `ctx` or a resource: it decides by fields alone, so that a replay decides alike")
-    if not binding.fields and not binding.whole_state:
+    rule = plan_function(fn, read_signature(fn, what), what, options, problems, whole=True)
+    if not rule.binding.fields and not rule.binding.whole_state:
         problems.append(f"{what} reads no field, so it always decides alike: name a field as its parameter")
-    return BoundRule(fn, binding)
+    return rule
 
 
-# --- settle
-
-
-@dataclass(frozen=True, slots=True)
-class SettleOptions(KindOptions):
-    """Options that make a node the last one of a turn.
-
-    Attributes:
-        submit: the tool that validates outputs.
-        outputs: the names of the outputs.
-        rules: the modes, each with what may follow it.
-        after: where a branch goes when its outputs are accepted: `END`, or the check.
-        compact: when a summary is written; None for never.
-    """
-
-    submit: Tool
-    outputs: tuple[str, ...]
-    rules: Mapping[str, ModeRules]
-    after: str = END
-    compact: Compact | None = None
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        problems: list[str] = []
-        routes: dict[str, BoundRule] = {}
-        guards: dict[str, BoundRule] = {}
-        for mode, rules in self.rules.items():
-            for what, fn, found in (("route", rules.route, routes), ("guard", rules.guard, guards)):
-                rule = None if fn is None else plan_rule(fn, f"the {what} of mode {mode!r}", options, problems)
-                if rule is not None:
-                    found[mode] = rule
-        own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-        renderings, shown = plan_renderings({mode: rules.shown for mode, rules in self.rules.items()}, options)
-        reads = _reads([*routes.values(), *guards.values()], ("messages", *own, *shown))
-        node = SettleNode(
-            name=options.name,
-            reads=reads,
-            optional=frozenset(reads or ()) - {"messages"},
-            writes={name: name for name in ("messages", *self.outputs, *(name for name in own if name == MODE))},
-            goto=(*self.rules, *((COMPACT,) if self.compact else ()), self.after),
-            submit=self.submit,
-            rules=self.rules,
-            routes=routes,
-            guards=guards,
-            entry=TurnEntry(self.compact, renderings),
-            after=self.after,
+def build_settle(
+    submit: Tool,
+    outputs: tuple[str, ...],
+    given: Mapping[str, ModeRules],
+    after: str,
+    compact: Compact | None,
+    options: NodeOptions,
+) -> Built:
+    """The last node of a turn; `after` is where a branch goes when its outputs are accepted: `END`, or the check."""
+    problems: list[str] = []
+    rules = {
+        mode: one._replace(
+            route=_plan_rule(one.route, f"the route of mode {mode!r}", options, problems),
+            guard=_plan_rule(one.guard, f"the guard of mode {mode!r}", options, problems),
         )
-        return Built(node, None, tuple(problems))
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        rules = [one for rule in self.rules.values() for one in (rule.route, rule.guard) if one is not None]
-        return f'graph.add_node("{name}", agents.end_turn_and_choose_what_follows({", ".join(map(show, rules))}))'
-
-
-class Handoff(NamedTuple):
-    """The request of a call that hands off: the mode, and the message of its tool, if it has one.
-
-    Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
-    """
-
-    target: str | None
-    message: Mapping[str, Any] = {}
+        for mode, one in given.items()
+    }
+    planned = plan_modes({mode: one.shown for mode, one in rules.items()}, options, compact)
+    bound = [rule for one in rules.values() for rule in (one.route, one.guard) if isinstance(rule, BoundFunction)]
+    reads = _reads(bound, (*planned.reads, HANDOFFS))
+    own = [name for name in (MESSAGES, *outputs, MODE) if name in options.schema.fields]
+    node = SettleNode(
+        name=options.name,
+        reads=reads,
+        optional=frozenset(reads or ()) - {MESSAGES},
+        writes={name: name for name in own},
+        goto=(*planned.goto, after),
+        submit=submit,
+        rules=rules,
+        modes=planned,
+        after=after,
+    )
+    return Built(node, None, tuple(problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -364,10 +252,8 @@ class SettleNode(Node):
 
     Attributes:
         submit: the tool that validates outputs.
-        rules: the modes, each with what may follow it.
-        routes: the bound routes, by mode.
-        guards: the bound guards, by mode.
-        entry: decides what comes before the next turn.
+        rules: the modes, each with what may follow it, and with bound functions.
+        modes: the modes as they are shown results, and when a summary comes before the next turn.
         after: where a branch goes when its outputs are accepted.
     """
 
@@ -375,15 +261,13 @@ class SettleNode(Node):
 
     submit: Tool
     rules: Mapping[str, ModeRules]
-    routes: Mapping[str, BoundRule] = field(default_factory=dict)
-    guards: Mapping[str, BoundRule] = field(default_factory=dict)
-    entry: TurnEntry
-    after: str = END
+    modes: PlannedModes
+    after: str
 
     def script(self, call: Call) -> Script[Reply]:
         """End the turn."""
         yield from ()
-        turn = last_turn(call.state.raw("messages"))
+        turn = last_turn(call.state.raw(MESSAGES))
         # A forced turn is the last one: a route could only begin a turn that the run does not have.
         routed = None if turn.forced else self._routed(turn.mode, call)
         asked, lost = _asked_for(call), _lost_updates(call)
@@ -393,28 +277,30 @@ class SettleNode(Node):
         # In the order of the calls and not of their ends: of several handoffs the first counts, however long its tool
         # took.
         for one in turn.unanswered:
-            handoff = self._handoff(turn.mode, one, asked.get(one.id))
+            handed = one.name.removeprefix(HAND_OFF)
+            by_model = handed != one.name and handed in self.rules[turn.mode].to
             if one.name in (SUBMIT, READ_RESULT):
-                how = self.entry.renderings[turn.mode].bound(call)
-                own = self.submit if one.name == SUBMIT else reader(call.state.raw("messages").raw_items(), how)
-                found = submitted(own, one.args)
-                results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
-                outputs = found.value if one.name == SUBMIT and found.cause is None else outputs
-            elif handoff is None:
+                how = self.modes.renderings[turn.mode].bound(call)
+                own = self.submit if one.name == SUBMIT else reader(call.state.raw(MESSAGES).raw_items(), how)
+                value, refused = submitted(own, one.args)
+                results.append(tool_message(one.id, one.name, value, refused is not None))
+                outputs = value if one.name == SUBMIT and refused is None else outputs
+            elif by_model or one.id in asked:
+                message, to = asked.get(one.id, ({}, handed))
+                refusal = lost.get(one.id)
+                if to is not None:
+                    refusal = refusal or self._refusal(turn.mode, to, target, routed, call)
+                    target = to if refusal is None else target
+                results.append(_handoff_message(one, message, to, refusal))
+            else:
                 known = one.name in self.rules[turn.mode].tools
                 # Of an unknown one dspy.ReActV2 says the same.
                 text = f"{one.name} ended without a result" if known else f"Unknown tool: {one.name}"
                 results.append(tool_message(one.id, one.name, text, True))
-            else:
-                refusal = lost.get(one.id)
-                if handoff.target is not None:
-                    refusal = refusal or self._refusal(turn.mode, handoff.target, target, routed, call)
-                    target = handoff.target if refusal is None else target
-                results.append(_handoff_message(one, handoff, refusal))
         # The function of the author decides before the model.
         entered = target if routed is None else routed
         said = call.context.delegate.host.records.added(ADDED.format(turn.id))
-        updates: dict[str, Any] = {"messages": [*results, *said]} if results or said else {}
+        updates: dict[str, Any] = {MESSAGES: [*results, *said]} if results or said else {}
         updates |= outputs or {}
         # A mode that stays is no write: it would be one more value in the history, and may conflict in a graph around
         # it.
@@ -422,29 +308,22 @@ class SettleNode(Node):
             updates[MODE] = entered
         # Who has written again gets an answer: outputs from before are none.
         goes_on = outputs is None or routed is not None or bool(said)
-        target = self.entry.to(entered or turn.mode, call, [*results, *said]) if goes_on else self.after
+        target = self.modes.way_to(entered or turn.mode, call, [*results, *said]) if goes_on else self.after
         return Reply(updates, (target,), True)
 
     def _routed(self, mode: str, call: Call) -> str | None:
         """The mode that the author's function names; None to let the model decide."""
-        route = self.routes.get(mode)
+        route = self.rules[mode].route
         found = None if route is None else route(call)
         if found is None:
             return None
-        allowed = tuple(dict.fromkeys((mode, *(self.rules[mode].may_follow or self.rules))))
+        allowed = tuple(dict.fromkeys((mode, *(self.rules[mode].to or self.rules))))
         if not isinstance(found, str) or found not in allowed:
             raise RouteError(
                 f"the route of mode {mode!r} returned {found!r}: return one of {list_names(allowed)}, or None to let "
                 f"the model decide.{suggestion(found, allowed) if isinstance(found, str) else ''}"
             )
         return found
-
-    def _handoff(self, mode: str, call: CallOfTurn, asked: Handoff | None) -> Handoff | None:
-        """The handoff that a call asks for, by itself or by what its tool returned; None if it asks for none."""
-        if asked is not None:
-            return asked
-        target = call.name.removeprefix(HAND_OFF)
-        return Handoff(target) if target != call.name and target in self.rules[mode].to else None
 
     def _refusal(self, mode: str, target: str, taken: str | None, routed: str | None, call: Call) -> str | None:
         """The reason why a handoff is not made; None if it is."""
@@ -456,18 +335,21 @@ class SettleNode(Node):
             return f"the next mode is {routed!r}"
         if taken is not None:
             return f"this turn has handed off to {taken!r} already"
-        guard = self.guards.get(target)
-        if guard is None or routed == target or guard(call):
+        guard = self.rules[target].guard
+        if not isinstance(guard, BoundFunction) or routed == target or guard(call):
             return None
         # The docstring of a partial is that of `functools.partial`.
         fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
 
 
-def _asked_for(call: Call) -> dict[str, Handoff]:
-    """Results that tools have left to the end of a turn in this run, by the ids of their calls."""
+def _asked_for(call: Call) -> dict[str, tuple[Mapping[str, Any], str | None]]:
+    """Results that tools have left to the end of a turn in this run, by the ids of their calls: each with a mode.
+
+    Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
+    """
     entries = thaw(call.state.raw(HANDOFFS, FrozenList()))
-    return {entry["message"]["tool_call_id"]: Handoff(entry["goto"], entry["message"]) for entry in entries}
+    return {entry["message"]["tool_call_id"]: (entry["message"], entry["goto"]) for entry in entries}
 
 
 def _lost_updates(call: Call) -> dict[str, str]:
@@ -492,25 +374,25 @@ def _lost_updates(call: Call) -> dict[str, str]:
     return {call_id: LOST.format(list_names(paths)) for call_id, paths in found.items()}
 
 
-def _handoff_message(call: CallOfTurn, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
+def _handoff_message(
+    call: CallOfTurn, message: Mapping[str, Any], target: str | None, refusal: str | None
+) -> dict[str, Any]:
     """The result of a call that was left to the end of the turn."""
-    value, error = handoff.message.get("value"), handoff.message.get("error", False)
+    value, error = message.get("value"), message.get("error", False)
     if refusal is not None:
         before = "" if value is None else f"{text_of(value)}; "
-        value = f"{before}{refusal}" if handoff.target is None else f"{before}no handoff to {handoff.target}: {refusal}"
+        value = f"{before}{refusal}" if target is None else f"{before}no handoff to {target}: {refusal}"
         error = True
-    elif value is None and handoff.target is not None:
-        value = f"The next mode is {handoff.target}."
-    message = handoff.message
+    elif value is None and target is not None:
+        value = f"The next mode is {target}."
     return tool_message(call.id, call.name, value, error, message.get(ARGS), message.get(PROBLEMS, ()))
 
 
-def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | None:
+def _reads(rules: list[BoundFunction], own: tuple[str, ...]) -> dict[str, str] | None:
     """The fields that the node and its rules read; None for the whole state."""
     reads = {name: name for name in own}
     for rule in rules:
-        names, _ = rule.binding.reading()
-        if names is None:
+        if rule.reads is None:
             return None
-        reads |= {field: field for field in names.values()}
+        reads |= {field: field for field in rule.reads.values()}
     return reads

@@ -272,11 +272,7 @@ class Recorded(NamedTuple):
 
     def call(self, call: Call) -> Any:
         """Run it in sync code."""
-
-        def effect(key: str) -> Any:
-            return run_script(self.script(key))
-
-        return call.context.delegate.once(self.key, effect)
+        return call.context.delegate.once(self.key, lambda key: run_script(self.script(key)))
 
     async def acall(self, call: Call) -> Any:
         """Run it in async code."""

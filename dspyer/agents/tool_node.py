@@ -33,7 +33,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import MESSAGES, tool_message
+from dspyer.agents.conversation import HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
 from dspyer.agents.tool_action import (
     BuiltAction,
     FunctionAction,
@@ -50,7 +50,6 @@ from dspyer.errors import (
     InputError,
     NodeOutputError,
     NodeTimeoutError,
-    RouteError,
     always_raised,
     annotate,
     brief,
@@ -59,13 +58,10 @@ from dspyer.errors import (
 )
 from dspyer.events import AskedCall
 from dspyer.extend import (
-    Binding,
     Built,
     Call,
     Flaws,
-    FrozenDict,
     FunctionSignature,
-    KindOptions,
     Look,
     Node,
     NodeOptions,
@@ -88,7 +84,7 @@ from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.callables import giving
-from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
+from dspyer.nodes.check import asks_module, build_finder, found_problems, problem_texts
 from dspyer.nodes.function import NodeModules, permitted
 from dspyer.nodes.options import OfGraph
 from dspyer.schema.fields import refusal_text
@@ -129,17 +125,15 @@ class ApprovalRule:
     """The rule that says whether a call of a tool needs approval.
 
     Attributes:
-        condition: says whether to ask; None for always.
+        condition: says whether to ask, with its parameters that get fields; None for always.
         arguments: the parameters of the condition that get arguments of the call.
         takes_all: whether it gets all arguments.
-        binding: its parameters that get fields.
         defaults: the arguments that a call may leave out, with their values.
     """
 
-    condition: Callable[..., object] | None = None
+    condition: BoundFunction | None = None
     arguments: tuple[str, ...] = ()
     takes_all: bool = False
-    binding: Binding = Binding("")  # noqa: RUF009 - frozen
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
@@ -149,7 +143,7 @@ class ApprovalRule:
         # A condition on an argument that the model left out must see what the tool will get.
         known = {**self.defaults, **args}
         given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
-        return bool(self.condition(**given, **self.binding.bind(call._replace(overlay=None))))
+        return bool(self.condition(call._replace(overlay=None), **given))
 
 
 def plan_approval(
@@ -169,23 +163,13 @@ def plan_approval(
     signature = read_signature(approve, name)
     own = tuple([one.name for one in signature.parameters if one.name in arguments])
     # What is named like an argument of the tool is one, also if a field has that name: approval is about the call.
-    fields = replace(
-        signature, parameters=tuple([one for one in signature.parameters if one.name not in own]), takes_all=False
-    )
-    found = Flaws(name)
-    binding = plan_binding(fields, options._replace(reads=None, views=FrozenDict(), computed=FrozenDict()), found)
-    problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in found.unknown]
-    problems += [*found.problems, *_refusals(approve, binding, name)]
+    parameters = tuple([one for one in signature.parameters if one.name not in own])
+    fields = replace(signature, parameters=parameters, takes_all=False)
+    hint = f" Its arguments are {', '.join(arguments) or 'none'}."
+    rule = plan_function(approve, fields, name, options, problems, whole=True, hint=hint)
+    problems += hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    return ApprovalRule(approve, own, signature.takes_all, binding, defaults)
-
-
-def _refusals(approve: Callable[..., object], binding: Binding, name: str) -> Iterator[str]:
-    if is_async(approve):
-        yield f"{name} is an async function: give one that is not"
-    if binding.contexts:
-        yield f"{name} takes ctx: it decides by arguments and fields alone, the same at each attempt"
-    yield from hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
+    return ApprovalRule(rule, own, signature.takes_all, defaults)
 
 
 def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
@@ -422,8 +406,8 @@ class ToolSpec:
     name: str
     tool: dspy.Tool
     target: Any
-    hidden: FunctionSignature
-    required: frozenset[str]
+    hidden: FunctionSignature = FunctionSignature()  # noqa: RUF009 - frozen
+    required: frozenset[str] = frozenset()
     takes_key: bool = False
     reads: Reads = None
     writes: Writes = None
@@ -445,65 +429,47 @@ class ToolSpec:
         return f"tool({self.name}: {', '.join(self.tool.args or ())})"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOptions(KindOptions):
-    """Options that make a node a tool.
-
-    Attributes:
-        spec: the tool.
-        handoffs: the field for results that are left to the end of the turn, each `{"message": the result, "goto": the
-            mode, or None}`; None if the agent has none.
-    """
-
-    spec: ToolSpec
-    handoffs: str | None = None
-
-    def build(self, options: NodeOptions) -> Built:
-        """The node, and what is wrong with it."""
-        spec, who = self.spec, f"tool {options.name!r}"
-        built = build_action(spec, options, who)
-        problems = list(built.problems)
-        approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
-        check = plan_tool_check(spec.check, options, who, problems)
-        fields = (options.writes or {}) if built.fields is None else built.fields
-        reads, optional = dict(built.reads), built.optional
-        for more, unset in _further_reads(approval, check):
-            # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
-            new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
-            reads |= {one if one not in reads else f"field {one}": one for one in new}
-            optional |= unset
-        # The result is a message, or waits among the handoffs until the turn has ended.
-        own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
-        lasting = {"approve": approval is not None, "effect": spec.effect}
-        node = ToolNode(
-            name=options.name,
-            takes=frozenset([CALL]),
-            reads=built.templates.all_reads(reads),
-            optional=built.templates.optional_fields(reads, optional),
-            writes={**fields, **own},
-            resources=built.resources,
-            templates=built.templates,
-            reports_in=(MESSAGES,),
-            programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
-            lasting=tuple([option for option, is_set in lasting.items() if is_set]),
-            spec=spec,
-            parsers=argument_parsers(spec.tool),
-            action=built.action,
-            approval=approval,
-            check=check,
-            readable=frozenset((options.reads or {}).values()),
-            fields=fields,
-            handoffs=self.handoffs,
-            contested=frozenset((options.writes or {}).values()),
-        )
-        if approval is not None:
-            node = replace(node, answer_types={options.name: answer_type(node.parsed)})
-        problems += _write_problems(fields, own, spec, options, who)
-        return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
-
-    def text(self, name: str, show: Callable[[object], str]) -> str:
-        """The line of a program's source that adds the node."""
-        return f'graph.add_node("{name}", agents.tool({show(self.spec.target)}))'
+def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
+    """The node of a tool."""
+    who = f"tool {options.name!r}"
+    built = build_action(spec, options, who)
+    problems = list(built.problems)
+    approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
+    check = plan_tool_check(spec.check, options, who, problems)
+    fields = (options.writes or {}) if built.fields is None else built.fields
+    reads, optional = dict(built.reads), built.optional
+    for more, unset in _further_reads(approval, check):
+        # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
+        new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
+        reads |= {one if one not in reads else f"field {one}": one for one in new}
+        optional |= unset
+    # The result is a message, or waits among the handoffs until the turn has ended.
+    own = {MESSAGES: MESSAGES, HANDOFFS: HANDOFFS}
+    lasting = {"approve": approval is not None, "effect": spec.effect}
+    node = ToolNode(
+        name=options.name,
+        takes=frozenset([CALL]),
+        reads=built.templates.all_reads(reads),
+        optional=built.templates.optional_fields(reads, optional),
+        writes={**fields, **own},
+        resources=built.resources,
+        templates=built.templates,
+        reports_in=(MESSAGES,),
+        programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
+        lasting=tuple([option for option, is_set in lasting.items() if is_set]),
+        spec=spec,
+        parsers=argument_parsers(spec.tool),
+        action=built.action,
+        approval=approval,
+        check=check,
+        readable=frozenset((options.reads or {}).values()),
+        fields=fields,
+        contested=frozenset((options.writes or {}).values()),
+    )
+    if approval is not None:
+        node = replace(node, answer_types={options.name: answer_type(node.parsed)})
+    problems += _write_problems(fields, own, spec, options, who)
+    return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -518,12 +484,12 @@ class ToolNode(Node):
         check: finds problems in a result; None for none.
         readable: the fields that its code may read through `ctx`.
         fields: the fields that it may write, by its own names.
-        handoffs: the field for results that are left to the end of the turn; None for none.
         contested: the fields on which calls of one turn may conflict: those that it may write, without its sessions.
     """
 
     kind: ClassVar[str] = "tool"
     bounded: bool = True
+    look = Look("tool", "tool")
 
     spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]
@@ -532,16 +498,10 @@ class ToolNode(Node):
     check: ToolCheck | None
     readable: frozenset[str]
     fields: Mapping[str, str]
-    handoffs: str | None
     contested: frozenset[str]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
-
-    @property
-    def look(self) -> Look:
-        """The look in pictures."""
-        return Look("tool", self.kind)
 
     @property
     def runs_graph(self) -> bool:
@@ -582,8 +542,8 @@ class ToolNode(Node):
         except ValueError as error:
             return self._error(call, error)
         made, verdict = yield from self._checked(call, args, parsed, self.parsed)
-        if isinstance(made, Refusal):
-            return self._result(call, made.text, True)
+        if isinstance(made, str):
+            return self._result(call, made, True)
         # An effect is made again only as another call: nothing says that the same one would do better.
         if verdict.problems and not (self.spec.effect and verdict.args is None):
             made, verdict = yield from self._repeated(call, args, made, verdict)
@@ -591,11 +551,11 @@ class ToolNode(Node):
 
     def _checked(
         self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any], validate: Validate | None
-    ) -> Script[tuple[ToolOutcome | Refusal, Verdict]]:
+    ) -> Script[tuple[ToolOutcome | str, Verdict]]:
         """Make the call, and check its result; `validate` as in `ToolCheck.script`."""
         before = 0 if self.check is None else step_count()
         made = yield from self._made(call, args, parsed)
-        if self.check is None or isinstance(made, Refusal) or made.error:
+        if self.check is None or isinstance(made, str) or made.error:
             return made, Verdict([])
         steps, edited = steps_since(before), call.context.delegate.edited
         try:
@@ -608,14 +568,15 @@ class ToolNode(Node):
             reject_steps(steps)
         return made, verdict
 
-    def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
-        """Ask, if the call needs approval, and make it."""
+    def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | str]:
+        """Ask, if the call needs approval, and make it; a text says that it was refused."""
         if self.approval is not None and self.approval.asks(call, parsed):
             asked = AskedCall(self.name, args, _call_of(call)["id"], self._schema)
             given = call.context.delegate.interrupt(self.name, asked.text(), self.answer_types[self.name], asked)
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
-                return Refusal(answer.reason)
+                reason = " ".join(answer.reason.split())
+                return f"The call was refused: {reason}" if reason else "The call was refused."
             if answer.args is not None and (edited := storable(answer.args)) != args:
                 call.context.delegate.edited, parsed = edited, self._ready(call, edited)
         # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time. The run
@@ -633,7 +594,7 @@ class ToolNode(Node):
         args = found.args or (args if outer.edited is None else outer.edited)
         parsed = self._ready(call, args)
         inner = outer.repeated()
-        made: ToolOutcome | Refusal | None = None
+        made: ToolOutcome | str | None = None
         # Arguments that a person has edited stay in the conversation as those of the call, also when it is repeated.
         inner.edited = None if outer.edited is None else args
         try:
@@ -643,7 +604,7 @@ class ToolNode(Node):
         finally:
             inner.over = True
             inner.finish()
-            outer.edited = outer.edited if isinstance(made, Refusal) else inner.edited
+            outer.edited = outer.edited if isinstance(made, str) else inner.edited
         if not isinstance(made, ToolOutcome):
             return first, found
         outer.posts = inner.posts
@@ -719,25 +680,11 @@ class ToolNode(Node):
         posted = [field for field, _ in call.context.delegate.posts or ()]
         # Only where another call of the turn may write the same field does the end of the turn decide about the result.
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])
-        if outcome.goto is None and (alone or self.handoffs is None):
+        if outcome.goto is None and alone:
             updates[MESSAGES] = message
-        elif self.handoffs is None:
-            raise RouteError(f"{self.who} returned Command(goto={outcome.goto!r}), and the agent has no other mode")
         else:
-            updates[self.handoffs] = [{"message": message, "goto": outcome.goto}]
+            updates[HANDOFFS] = [{"message": message, "goto": outcome.goto}]
         return Reply(updates, None, outcome.whole)
-
-
-class Refusal(NamedTuple):
-    """A call that was not approved."""
-
-    reason: str
-
-    @property
-    def text(self) -> str:
-        """The text that the model is shown."""
-        reason = " ".join(self.reason.split())
-        return f"The call was refused: {reason}" if reason else "The call was refused."
 
 
 def _call_of(call: Call) -> dict[str, Any]:
@@ -794,8 +741,8 @@ def _further_reads(
     rule: ApprovalRule | None, check: ToolCheck | None
 ) -> Iterator[tuple[Mapping[str, str], frozenset[str]]]:
     """The fields that the approval and the check read, and those of them that may be unset."""
-    if rule is not None:
-        reads, optional = rule.binding.reading()
+    if rule is not None and rule.condition is not None:
+        reads, optional = rule.condition.binding.reading()
         yield reads or {}, optional
     if check is not None:
         yield check.finder.reads or {}, check.finder.optional

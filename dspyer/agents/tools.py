@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import dspy
 from pydantic import TypeAdapter
@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
-from dspyer.agents.tool_node import OfAgent, ToolOptions, ToolSpec, max_result_problem
+from dspyer.agents.tool_node import OfAgent, ToolSpec, max_result_problem
 from dspyer.errors import GraphError, annotate, brief, list_names
 from dspyer.extend import (
     FunctionSignature,
@@ -99,38 +99,31 @@ def tool(
     for option, text in (("name", name), ("desc", desc)):
         if text is not None and not isinstance(text, str):
             raise GraphError(f"tool(..., {option}={brief(text)}): give a text")
-    found = _describe(target, name, desc, frozenset(reads or ()), effect is True)
+    problems: list[str] = []
+    found = _describe(target, name, desc, frozenset(reads or ()), effect is True, problems)
     options = node_options(
         found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
     )
-    raised = raises if isinstance(raises, tuple) else (raises,)
-    check = _compiled(check, f"the check of tool {found.name!r}")
-    problems = [*found.problems, *(text.replace("node ", "tool ", 1) for text in options.problems)]
-    if found.tool is None:
+    problems += [text.replace("node ", "tool ", 1) for text in options.problems]
+    if found.tool is NO_TOOL:
         raise GraphError(problems)
-    if (problem := max_result_problem(max_result)) is not None:
-        problems.append(f"tool {found.name!r}: {problem}")
-    problems += _option_problems(found.name, approve=approve, effect=effect, render=render, check=check, raises=raised)
+    found = replace(
+        found,
+        reads=reads,
+        writes=writes,
+        approve=approve,
+        effect=effect,
+        render=render,
+        check=_compiled(check, f"the check of tool {found.name!r}"),
+        raises=raises if isinstance(raises, tuple) else (raises,),
+        retry=retry,
+        timeout=timeout,
+        max_result=max_result,
+    )
+    problems += _option_problems(found)
     if problems:
         raise GraphError(problems)
-    return ToolSpec(
-        found.name,
-        found.tool,
-        found.target,
-        FunctionSignature(found.hidden),
-        found.required,
-        found.takes_key,
-        reads,
-        writes,
-        approve,
-        effect,
-        render,
-        check,
-        raised,
-        retry,
-        timeout,
-        max_result,
-    )
+    return found
 
 
 def _compiled(given: Any, what: str) -> Any:
@@ -170,35 +163,24 @@ def _level_of_user() -> int:
     return level
 
 
-def add_tool(graph: Graph, spec: ToolSpec, writes: Collection[str] = (), handoffs: str | None = None) -> None:
-    """Add the node of a tool to the graph of an agent.
-
-    `writes` are the fields that it may write by default, `handoffs` is the field for the handoffs that it asks for.
-    """
-    graph.add_node(
-        spec.name,
-        ToolOptions(spec, handoffs=handoffs),
-        reads=spec.reads,
-        writes=writes if spec.writes is None else spec.writes,
-        retry=spec.retry,
-        timeout=spec.timeout,
-    )
-
-
 # --- what is wrong with the options
 
 
-def _option_problems(
-    name: str, *, approve: Any, effect: Any, render: Any, check: Any, raises: tuple[Any, ...]
-) -> Iterator[str]:
-    who = f"tool {name!r}"
+def _option_problems(spec: ToolSpec) -> Iterator[str]:
+    who, name = f"tool {spec.name!r}", spec.name
+    approve: Any = spec.approve
+    render: Any = spec.render
+    check: Any = spec.check
+    raises: Any = spec.raises
+    if (problem := max_result_problem(spec.max_result)) is not None:
+        yield f"{who}: {problem}"
     try:
         check_name(name, ())
     except GraphError as refusal:
         yield f"{who}: {refusal}: tool(..., name='...')"
     if not isinstance(approve, bool) and (not callable(approve) or isinstance(approve, type)):
         yield f"{who}: approve={brief(approve)}: give True, or a function of its arguments that says whether to ask"
-    yield from (f"{who}: {problem}" for problem in flag_problems(effect=effect))
+    yield from (f"{who}: {problem}" for problem in flag_problems(effect=spec.effect))
     if render is not None and (not callable(render) or isinstance(render, type) or is_async(render)):
         yield f"{who}: render={brief(render)}: give a function of a call that is not async, render=lambda call: ..."
     elif render is not None and not _takes_call(render):
@@ -225,74 +207,50 @@ def _takes_call(render: Callable[..., object]) -> bool:
 # --- what the model sees of a tool, and what is hidden from it
 
 
-class Described(NamedTuple):
-    """Facts about a tool without its options.
-
-    Attributes:
-        name: its name.
-        tool: what the model is shown; None if there are problems.
-        target: what is called.
-        hidden: the parameters that the model does not see.
-        required: the arguments that a call must have.
-        takes_key: whether it takes the idempotency key of its effect.
-        problems: what is wrong with it.
-    """
-
-    name: str
-    tool: dspy.Tool | None = None
-    target: Any = None
-    hidden: tuple[Parameter, ...] = ()
-    required: frozenset[str] = frozenset()
-    takes_key: bool = False
-    problems: tuple[str, ...] = ()
+NO_TOOL: Any = None
+"""The `dspy.Tool` of what cannot be shown to a model."""
 
 
-def _describe(target: Any, name: str | None, desc: str | None, reads: Collection[str], effect: bool) -> Described:
-    """The description that the model sees of something, and what is called."""
+def _describe(
+    target: Any, name: str | None, desc: str | None, reads: Collection[str], effect: bool, problems: list[str]
+) -> ToolSpec:
+    """The tool that something becomes: what the model sees, and what is called. Adds what is wrong to `problems`."""
     if isinstance(target, dspy.Tool):
-        return _describe_tool(target, name or str(target.name), desc, reads, effect)
+        return _describe_tool(target, name or str(target.name), desc, reads, effect, problems)
     if isinstance(target, Graph) or is_program(target):
-        return _describe_program(target, name, desc, reads)
+        return _describe_program(target, name, desc, reads, problems)
     if isinstance(target, dspy.Module):
-        return _describe_module(target, name, desc, reads)
+        return _describe_module(target, name, desc, reads, problems)
     if not callable(target) or isinstance(target, type):
         what = f"the class {target.__name__}" if isinstance(target, type) else brief(target)
-        text = f"a tool is a function, a dspy.Tool, a module or a program, and this is {what}"
-        return Described(name or "?", problems=(text,))
+        problems.append(f"a tool is a function, a dspy.Tool, a module or a program, and this is {what}")
+        return ToolSpec(name or "?", NO_TOOL, target)
     source = target.func if isinstance(target, partial) else target
     name = name or str(getattr(source, "__name__", type(source).__name__))
     who = f"tool {name!r}"
     signature, own = read_signature(target, who), signature_of(target).parameters
-    problems = [text for text in signature.problems if " takes *" not in text]
+    problems += [text for text in signature.problems if " takes *" not in text]
     problems += [
         f"{who} takes *{one.name}: a model gives arguments by name, so name them"
         for one in own.values()
         if one.kind is inspect.Parameter.VAR_POSITIONAL
     ]
-    split = _split(signature, reads, effect, who)
-    problems += split.problems
+    shown, hidden, takes_key = _split(signature, reads, effect, who, problems)
     if problems:
-        return Described(name, problems=tuple(problems))
-    parameters = [own[one.name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in split.shown]
-    if signature.takes_all:  # DSPy shows them to the model as one argument
-        parameters += [one for one in own.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
-    hints = {one.name: one.annotation for one in split.shown}
-    view = _model_view(parameters, hints, name, _doc_of(target) if desc is None else desc)
-    required = frozenset(one.name for one in split.shown if not one.default)
-    return Described(name, view, target, split.hidden, required, split.takes_key)
+        return ToolSpec(name, NO_TOOL, target)
+    hints = {one.name: one.annotation for one in shown}
+    defaults = {one.name: own[one.name].default for one in shown if one.default}
+    # What `**` takes, DSPy shows to the model as one argument.
+    rest = [one for one in own.values() if signature.takes_all and one.kind is inspect.Parameter.VAR_KEYWORD]
+    view = _model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
+    return ToolSpec(name, view, target, hidden, frozenset(hints).difference(defaults), takes_key)
 
 
-class _Split(NamedTuple):
-    """The parameters of a function that the model sees, and those that it does not."""
-
-    shown: tuple[Parameter, ...]
-    hidden: tuple[Parameter, ...]
-    takes_key: bool
-    problems: tuple[str, ...]
-
-
-def _split(signature: FunctionSignature, reads: Collection[str], effect: bool, who: str) -> _Split:
-    shown, hidden, problems, takes_key = [], [], [], False
+def _split(
+    signature: FunctionSignature, reads: Collection[str], effect: bool, who: str, problems: list[str]
+) -> tuple[list[Parameter], FunctionSignature, bool]:
+    """The parameters of a function that the model sees, those that it does not, and whether it takes the key."""
+    shown, hidden, takes_key = [], [], False
     for one in signature.parameters:
         kind = class_of(one.annotation)
         if one.name in reads or one.name == "ctx" or kind is Context or one.text.rpartition(".")[2] == "Context":
@@ -318,7 +276,7 @@ def _split(signature: FunctionSignature, reads: Collection[str], effect: bool, w
                 f"{who}: no model can give its parameter {one.name!r} of type {shown_type(one.annotation)}: bind it "
                 "with functools.partial, or take it as a resource of the run"
             )
-    return _Split(tuple(shown), tuple(hidden), takes_key, tuple(problems))
+    return shown, FunctionSignature(tuple(hidden)), takes_key
 
 
 def _has_schema(annotation: Any) -> bool:
@@ -334,18 +292,21 @@ def _has_schema(annotation: Any) -> bool:
 
 
 def _model_view(
-    parameters: Iterable[inspect.Parameter],
-    hints: Mapping[str, Any],
     name: str,
+    hints: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     desc: str,
     arg_desc: dict[str, str] | None = None,
+    rest: Iterable[inspect.Parameter] = (),
 ) -> dspy.Tool:
-    """The `dspy.Tool` of a function as if it had only these parameters."""
+    """The `dspy.Tool` of a function as if it had only parameters with these types and defaults, and the `rest`."""
 
     def called_by_its_node(**_: Any) -> Any:
         raise TypeError(f"tool {name!r} is called by its node in a graph, and not through the dspy.Tool of a model")
 
-    called_by_its_node.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]  # any function
+    keyword, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    parameters = [inspect.Parameter(one, keyword, default=defaults.get(one, none)) for one in hints]
+    called_by_its_node.__signature__ = inspect.Signature([*parameters, *rest])  # type: ignore[attr-defined]  # any function
     called_by_its_node.__annotations__ = dict(hints)
     try:
         view = dspy.Tool(called_by_its_node, name=name, desc=desc, arg_desc=arg_desc)
@@ -377,7 +338,9 @@ def _doc_of(fn: Any) -> str:
     return source.__doc__ or getattr(own_call(source), "__doc__", None) or ""
 
 
-def _describe_tool(given: dspy.Tool, name: str, desc: str | None, reads: Collection[str], effect: bool) -> Described:
+def _describe_tool(
+    given: dspy.Tool, name: str, desc: str | None, reads: Collection[str], effect: bool, problems: list[str]
+) -> ToolSpec:
     """A `dspy.Tool`: without the parameters that its function names and that the model does not see.
 
     The function of an MCP tool names none: its server validates the arguments.
@@ -387,37 +350,30 @@ def _describe_tool(given: dspy.Tool, name: str, desc: str | None, reads: Collect
     named = {one.name for one in signature_of(given.func).parameters.values() if one.kind in kinds}
     found = read_signature(given.func, who)
     parameters = tuple(one for one in found.parameters if one.name in named)
-    split = _split(replace(found, parameters=parameters), reads, effect, who)
-    known = {one.name for one in split.shown}
+    shown, hidden, takes_key = _split(replace(found, parameters=parameters), reads, effect, who, problems)
+    known = {one.name for one in shown}
     args = {key: value for key, value in (given.args or {}).items() if key in known or key not in named}
     types = {key: value for key, value in (given.arg_types or {}).items() if key in args}
-    annotated = {one.name: one.annotation for one in split.shown if one.name in types}
+    annotated = {one.name: one.annotation for one in shown if one.name in types}
     plain = _without_annotated(annotated)
     types |= {key: value for key, value in annotated.items() if types[key] == plain[key]}  # not types of the caller
     update = {"args": args, "arg_types": types, "name": name, "desc": given.desc if desc is None else desc}
-    required = frozenset(one.name for one in split.shown if not one.default and one.name in args)
-    view = given.model_copy(update=update)
-    return Described(name, view, given.func, split.hidden, required, split.takes_key, split.problems)
+    required = frozenset(one.name for one in shown if not one.default and one.name in args)
+    return ToolSpec(name, given.model_copy(update=update), given.func, hidden, required, takes_key)
 
 
-def _describe_module(module: dspy.Module, name: str | None, desc: str | None, reads: Collection[str]) -> Described:
+def _describe_module(
+    module: dspy.Module, name: str | None, desc: str | None, reads: Collection[str], problems: list[str]
+) -> ToolSpec:
     """A module: its inputs are the arguments."""
     if name is None:
-        text = f"a {type(module).__name__} as a tool has no name of its own: tool(module, name='...')"
-        return Described("?", problems=(text,))
+        problems.append(f"a {type(module).__name__} as a tool has no name of its own: tool(module, name='...')")
+        return ToolSpec("?", NO_TOOL, module)
     found = module_io(module)
     inputs = [Parameter(one, kind, "", one in found.optional) for one, kind in found.inputs.items()]
-    hidden = tuple(one for one in inputs if one.name in reads)
-    shown = [one for one in inputs if one.name not in reads]
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if one.default else inspect.Parameter.empty,
-            annotation=one.annotation,
-        )
-        for one in shown
-    ]
+    hidden = FunctionSignature(tuple([one for one in inputs if one.name in reads]))
+    hints = {one.name: one.annotation for one in inputs if one.name not in reads}
+    defaults = {one: None for one in hints if one in found.optional}
     signature = signature_of_module(module)
     fields = {} if signature is None else signature.input_fields
     told = {one: info.json_schema_extra.get("desc") for one, info in fields.items()}
@@ -425,24 +381,24 @@ def _describe_module(module: dspy.Module, name: str | None, desc: str | None, re
     if desc is None:
         own = vars(type(module)).get("__doc__") if not type(module).__module__.startswith("dspy.") else None
         desc = own or (signature.instructions if signature is not None else "")
-    problems = tuple(f"tool {name!r}: {text}" for text in found.problems)
-    view = _model_view(parameters, {one.name: one.annotation for one in shown}, name, desc, arg_desc)
-    required = frozenset(one.name for one in shown if not one.default)
-    return Described(name, view, module, hidden, required, problems=problems)
+    problems += [f"tool {name!r}: {text}" for text in found.problems]
+    view = _model_view(name, hints, defaults, desc, arg_desc)
+    return ToolSpec(name, view, module, hidden, frozenset(hints).difference(defaults))
 
 
 _SESSION_DESC = "Name of the conversation to continue, or of a new one. Without a name, a new one begins."
 
 
-def _describe_program(target: Any, name: str | None, desc: str | None, reads: Collection[str]) -> Described:
+def _describe_program(
+    target: Any, name: str | None, desc: str | None, reads: Collection[str], problems: list[str]
+) -> ToolSpec:
     """A program, or a graph that becomes one: its required inputs are the arguments."""
     program = _compiled(target, "a tool")
     schema = program.graph.topology.schema
     name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", program.graph.name).lower()
-    who, keyword = f"tool {name!r}", inspect.Parameter.KEYWORD_ONLY
+    who = f"tool {name!r}"
     hints: dict[str, Any] = {}
     told: dict[str, str] = {}
-    problems = []
     for one in arguments_of(program, reads):
         field = schema.fields.get(one)
         hints[one] = Any if field is None else field.annotation
@@ -453,19 +409,16 @@ def _describe_program(target: Any, name: str | None, desc: str | None, reads: Co
                 f"{who}: no model can give its input {one!r} of type {shown_type(hints[one])}: map a field of the "
                 f"agent to it, reads={{{one!r}: 'a field'}}"
             )
-    parameters = [inspect.Parameter(one, keyword, annotation=kind) for one, kind in hints.items()]
     required = frozenset(hints)
     if has_sessions(program, reads):
         if SESSION in hints:
             problems.append(f"{who}: its input {SESSION!r} has the name of the argument for sessions: rename it")
-        else:
-            parameters.append(inspect.Parameter(SESSION, keyword, default="", annotation=str))
         hints, told = {**hints, SESSION: str}, {**told, SESSION: _SESSION_DESC}
     if problems:
-        return Described(name, problems=tuple(problems))
+        return ToolSpec(name, NO_TOOL, program)
     own = None if schema.model is None else vars(schema.model).get("__doc__")
-    view = _model_view(parameters, hints, name, (own or "") if desc is None else desc, told)
-    return Described(name, view, program, (), required)
+    view = _model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
+    return ToolSpec(name, view, program, required=required)
 
 
 # The tool by which a model asks the user.

@@ -25,7 +25,7 @@ from dspyer.lm.parameters import parameter_names, walk_parameters
 from dspyer.lm.tap import LMRecorder, current_gate, prices_here, subscriber, subscribers
 from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id, rejected_copy
 from dspyer.nodes.binding import find_resource
-from dspyer.runtime.request import FAILED_RUNS, CallOptions, Inside, Request
+from dspyer.runtime.request import CallOptions, Inside, Request
 from dspyer.runtime.run import KeptPrediction, RunLink
 from dspyer.waiting import Outcome, end_of, may_raise, result_of, task_signal
 
@@ -295,10 +295,7 @@ class ExecutorCall:
             calls = [replace(call, execution=around + call.execution) for call in returned.lm_calls]
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
-        _add_usage(self._program, returned)
-        failures = dspy.settings.get(FAILED_RUNS)
-        if failures is not None:  # of a program that is a node there are none
-            failures += returned.failures
+        _add_usage(returned)
         again = [layer.asked_again for layer in self._layers if hasattr(layer, "asked_again")]
         for known, asked in zip(again, returned.asked, strict=True):
             known.extend(asked)
@@ -336,7 +333,7 @@ class _Returning(dict[Any, Any]):
         return twin
 
 
-def _add_usage(program: dspy.Module, returned: Returned) -> None:
+def _add_usage(returned: Returned) -> None:
     """Adds what a call has used to the tracker around the caller, and its LM calls to all that count them."""
     tracker = dspy.settings.get(TRACKER)
     if tracker is not None:
@@ -344,7 +341,7 @@ def _add_usage(program: dspy.Module, returned: Returned) -> None:
             tracker.usage_data[model] += entries
     if returned.lm_calls:
         for one in subscribers():
-            one.returned(returned.lm_calls, program, returned.nodes)
+            one.returned(returned.lm_calls)
 
 
 def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCall, ...]:

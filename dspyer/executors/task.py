@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer import Failure, Run
+from dspyer import Run
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
@@ -28,7 +28,7 @@ from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import with_own_adapters
 from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing
 from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallOptions, Inside, Request
+from dspyer.runtime.request import REQUEST, CallOptions, Inside, Request
 from dspyer.waiting import DaemonLoop, Outcome, result_of
 
 KEPT_PROGRAMS = 8
@@ -93,8 +93,6 @@ class Returned(NamedTuple):
         steps: the DSPy trace.
         usage: what a usage tracker has got, by language model.
         lm_calls: the LM calls, with messages and responses if the run around the call wants them.
-        failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
-        nodes: the nodes of the graph that have made LM calls, by execution.
         asked: of each layer that asks nodes again, the executions that it has asked.
         calls: how many node calls it has made, if a budget around it bounds them.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
@@ -107,8 +105,6 @@ class Returned(NamedTuple):
     steps: Steps
     usage: Mapping[str, list[Any]]
     lm_calls: tuple[LMCall, ...]
-    failures: list[list[Failure]]
-    nodes: Mapping[str, str]
     asked: list[list[str]]
     calls: int
     lost: tuple[Steps, ...]
@@ -170,7 +166,7 @@ def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
 def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     program = sent.program
     request = Request(call.options, call.inside)
-    outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
+    outcome, steps, tracker = request.outcome, list[Any](), UsageTracker()
     prediction, error = None, None
     again = [layer.asked_again for layer in call.layers if hasattr(layer, "asked_again")]
     asked_before = [len(one) for one in again]
@@ -178,7 +174,6 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     settings = {
         **sent.settings,
         REQUEST: request,
-        FAILED_RUNS: failures,
         PRICES: call.prices,
         _CACHES_OFF: call.caches_off,
         TRACE: steps,
@@ -218,8 +213,6 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         steps,
         dict(tracker.usage_data),
         tuple([kept if call.wants_texts else usage for usage, _, kept in recorder.made]),
-        failures,
-        _nodes(run) if recorder.made and run is not None else {},
         [one[before:] for one, before in zip(again, asked_before, strict=True)],
         sum([len(layer.called) for layer in call.options.layers if isinstance(layer, NodeCalls)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
@@ -277,12 +270,6 @@ def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
     found: T = result_of(outcome)
     return found
-
-
-def _nodes(run: Run) -> dict[str, str]:
-    """The node of each execution of a run that has ended."""
-    failed = {failure.execution: failure.node for failure in run.failures}
-    return failed | {commit.id: commit.node for commit in run.commits}
 
 
 # --- the result as bytes

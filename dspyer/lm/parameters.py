@@ -11,7 +11,7 @@ import copyreg
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import dspy
 from dspy import AdapterParseError, SignatureMeta
@@ -103,22 +103,12 @@ def parts_with_paths(
 
 
 VALUES_SETTING = "dspyer_filling"
-"""The setting of DSPy with the `TemplateValues` of a node."""
+"""The setting of DSPy with the values of a node: `text(name)` is one as a prompt shows it, `plain(name)` itself."""
 
 WARNING_SETTING = "dspyer_warning"
 """The setting with the warning for a node that runs near a limit of its run."""
 
 logger = logging.getLogger("dspyer")
-
-
-class TemplateValues(Protocol):
-    """The values of one call of a node."""
-
-    def text(self, name: str) -> str | None:
-        """The form of a value in a prompt; None if there is none."""
-
-    def plain(self, name: str) -> Any:
-        """The value itself."""
 
 
 # --- preparing the predictors of a module, when a graph is compiled
@@ -233,7 +223,7 @@ class _PredictorCall:
         if turns is not None:
             demos = kwargs.get("demos", predictor.demos)
             kwargs["demos"] = [_shortened(demo, _history_fields(predictor), turns) for demo in demos]
-        values: TemplateValues | None = dspy.settings.get(VALUES_SETTING)
+        values: Any = dspy.settings.get(VALUES_SETTING)
         template: PredictorTemplate | None = vars(predictor).get("template")
         if template is not None:
             if values is None:
@@ -245,7 +235,7 @@ class _PredictorCall:
             signature = dspy.ensure_signature(kwargs.get("signature", self.signature))
             kwargs["signature"] = signature.with_instructions(f"{signature.instructions}\n\n{warning}")
 
-    def _filled(self, values: TemplateValues, template: PredictorTemplate) -> Any:
+    def _filled(self, values: Any, template: PredictorTemplate) -> Any:
         """The signature with values in its instructions."""
         signature = dspy.ensure_signature(self.signature)
         text = signature.instructions
@@ -254,7 +244,7 @@ class _PredictorCall:
         def value_of(name: str) -> str | None:
             return values.text(name) if template.allowed is None or name in template.allowed else None
 
-        filled, used, _ = fill_text(text, value_of)
+        filled, used = fill_text(text, value_of)
         # An optimizer may have dropped a name from the instructions: its value is appended, or the LM would not see it.
         lost = {name: value_of(name) for name in template.names if name not in used}
         ends = [f"{name}: {value}" for name, value in lost.items() if value is not None]

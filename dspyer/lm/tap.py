@@ -104,8 +104,8 @@ class Subscriber:
     def ended(self, call: TappedCall) -> None:
         """Hears that a call has ended."""
 
-    def returned(self, calls: Sequence[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
-        """Hears of calls that a worker of an executor has made. `nodes` of the program have run, by execution."""
+    def returned(self, calls: Sequence[LMCall]) -> None:
+        """Hears of calls that a worker of an executor has made."""
 
 
 class TappedCall:
@@ -338,9 +338,8 @@ class RequestGate(Subscriber):
         counts = [one.total for one in call.counts]
         self._add(call.lm.model, sum(counts) if all(counts) else None, call.cost, call.requests)
 
-    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+    def returned(self, calls: Iterable[LMCall]) -> None:
         """Counts what the LM calls have spent that a worker of an executor has made."""
-        del program, nodes
         for call in calls:
             tokens = None if call.requests and not call.tokens and call.failed is None else call.tokens
             self._add(call.model, tokens, call.cost, call.requests)
@@ -484,9 +483,8 @@ class LMRecorder(Subscriber):
             made = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
         self._add(made)
 
-    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+    def returned(self, calls: Iterable[LMCall]) -> None:
         """Adds the calls that a worker of an executor has made."""
-        del program, nodes
         for call in calls:
             self._add(call)
 
@@ -553,9 +551,8 @@ class LMWatcher(Subscriber):
         """Pass on what a call has used; a response from a cache costs nothing."""
         self._note((sum(one.total for one in call.counts), call.cost))
 
-    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+    def returned(self, calls: Iterable[LMCall]) -> None:
         """Pass on what the calls that a worker has made have used."""
-        del program, nodes
         for call in calls:
             self._note((call.tokens, call.cost))
 

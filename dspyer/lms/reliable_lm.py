@@ -311,21 +311,12 @@ class ReliableLM(dspy.LM):
         copied: Self = super().copy(**kwargs)
         return copied
 
-    def finetune(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise self._of_one_lm("finetune")
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
+        names = ["finetune", "reinforce", "launch", "kill"]
+        text = f"a reliable LM has no {'(), '.join(names)}(): call them on the LMs that it is made of"
+        raise LMUnsupportedFeatureError(text, model=self.model, features=names)
 
-    def reinforce(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise self._of_one_lm("reinforce")
-
-    def launch(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise self._of_one_lm("launch")
-
-    def kill(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise self._of_one_lm("kill")
-
-    def _of_one_lm(self, name: str) -> Any:
-        text = f"a reliable LM has no {name}(): call it on one of the LMs that it is made of, before reliable()"
-        return LMUnsupportedFeatureError(text, model=self.model, features=[name])
+    finetune = reinforce = launch = kill = _refuse
 
     def close(self) -> None:
         for lane in self._lanes:

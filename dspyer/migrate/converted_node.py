@@ -7,13 +7,13 @@ import builtins
 import inspect
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -41,7 +41,7 @@ from dspyer.errors import (
     list_names,
 )
 from dspyer.events import NodeFailed
-from dspyer.extend import Schema, thaw
+from dspyer.extend import Schema, arun_script, run_script, thaw
 from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
@@ -421,6 +421,9 @@ def _rebuilt(type: str, text: str, args: list[Any]) -> Exception:  # noqa: A002 
     return Exception(f"{type}: {text}")
 
 
+_Script: TypeAlias = Generator[tuple[Any, Any], Any, object]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertedNode:
     """A node of LangGraph that is called with `invoke`.
@@ -462,39 +465,35 @@ class ConvertedNode:
         return self.name
 
     def __call__(self, state: ImmutableState, ctx: Context) -> object:
-        if self.handler is None:
-            return self._called(state, ctx)
-        failed = self._failed_before(state, ctx)
+        return run_script(self._script(state, ctx))
+
+    def _script(self, state: ImmutableState, ctx: Context) -> _Script:
+        """Call the node; its error handler in its place once it has failed for good."""
+        # The last failure of the node, before a question of its handler or a crash: it is not called again.
+        failed = None if self.handler is None else earlier_error(self.name, self.label, ctx)
         if failed is None:
             try:
-                return self._called(state, ctx)
+                return (yield from self._called(state, ctx))
             except Exception as error:
-                if not self._is_last(error, ctx):
+                if self.handler is None or not self._is_last(error, ctx):
                     raise
-                failed = self._handed_over(error, ctx)
+                # The stream tells it, as it does where an error edge leads on.
+                attempt = ctx.delegate
+                attempt.host.publish(NodeFailed(attempt.node, attempt.branch, attempt.execution, error))
+                failed = NodeError(self.label, error)
                 # Kept before the handler runs: after a crash in it, the node must not be called again.
-                ctx.once(key_of(self.name), partial(noted, error))
-        with handling():
-            return self.handler._called(state, ctx, failed)
-
-    def _failed_before(self, state: ImmutableState, ctx: Context) -> NodeError | None:
-        """The last failure of the node, before a question of its handler or a crash: it is not called again."""
-        failed = earlier_error(self.name, self.label, ctx)
-        if failed is not None:
+                yield ErrorStep(ctx, key_of(self.name), error), None
+        else:
             NodeCall(self, state, ctx)  # its questions count as asked
-        return failed
+        assert self.handler is not None
+        with handling():
+            return (yield from self.handler._called(state, ctx, failed))
 
-    def _handed_over(self, error: Exception, ctx: Context) -> NodeError:
-        """The form of an error for the handler. The stream tells it, as it does where an error edge leads on."""
-        attempt = ctx.delegate
-        attempt.host.publish(NodeFailed(attempt.node, attempt.branch, attempt.execution, error))
-        return NodeError(self.label, error)
-
-    def _called(self, state: ImmutableState, ctx: Context, failed: NodeError | None = None) -> object:
+    def _called(self, state: ImmutableState, ctx: Context, failed: NodeError | None = None) -> _Script:
         call = NodeCall(self, state, ctx, failed)
         while not call.returned:
             with call.attempt() as (value, config):
-                call.take(self.runnable.invoke(value, config))
+                call.take((yield CodeStep(self, value, config), None))
         return call.reply()
 
     def _is_last(self, error: Exception, ctx: Context) -> bool:
@@ -507,44 +506,52 @@ class AsyncConvertedNode(ConvertedNode):
     """A node of LangGraph that is called with `ainvoke`."""
 
     async def __call__(self, state: ImmutableState, ctx: Context) -> object:
-        if self.handler is None:
-            return await self._acalled(state, ctx)
-        failed = self._failed_before(state, ctx)
-        if failed is None:
-            try:
-                return await self._acalled(state, ctx)
-            except Exception as error:
-                if not self._is_last(error, ctx):
-                    raise
-                failed = self._handed_over(error, ctx)
-                await ctx.once(key_of(self.name), partial(_async_noted, error))
-        with handling():
-            return await cast(AsyncConvertedNode, self.handler)._acalled(state, ctx, failed)
+        return await arun_script(self._script(state, ctx))
 
-    async def _acalled(self, state: ImmutableState, ctx: Context, failed: NodeError | None = None) -> object:
-        call = NodeCall(self, state, ctx, failed)
-        while not call.returned:
-            with call.attempt() as (value, config):
-                call.take(await self._in_time(self.runnable.ainvoke(value, config)))
-        return call.reply()
 
-    async def _in_time(self, result: Awaitable[Any]) -> Any:
-        """Await a result for as long as an attempt may take."""
-        if self.timeout is None:
+class CodeStep(NamedTuple):
+    """A step that calls LangGraph's code."""
+
+    node: ConvertedNode
+    value: object
+    config: Any
+
+    def call(self, _call: object) -> Any:
+        """In sync code."""
+        return self.node.runnable.invoke(self.value, self.config)
+
+    async def acall(self, _call: object) -> Any:
+        """In async code, for as long as an attempt may take."""
+        result, seconds = self.node.runnable.ainvoke(self.value, self.config), self.node.timeout
+        if seconds is None:
             return await result
         try:
-            async with asyncio.timeout(self.timeout) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 return await result
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise langgraph_errors.NodeTimeoutError(
-                self.label, self.timeout, kind="run", run_timeout=self.timeout
-            ) from None
+            raise langgraph_errors.NodeTimeoutError(self.node.label, seconds, kind="run", run_timeout=seconds) from None
 
 
-async def _async_noted(error: Exception) -> dict[str, Any]:
-    return noted(error)
+class ErrorStep(NamedTuple):
+    """A step that keeps the error of a node."""
+
+    ctx: Context
+    key: str
+    error: Exception
+
+    def call(self, _call: object) -> None:
+        """In sync code."""
+        self.ctx.once(self.key, partial(noted, self.error))
+
+    async def acall(self, _call: object) -> None:
+        """In async code."""
+
+        async def kept() -> dict[str, Any]:
+            return noted(self.error)
+
+        await self.ctx.once(self.key, kept)
 
 
 class NodeCall:

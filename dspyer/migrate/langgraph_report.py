@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from functools import partial
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import dspy
 from langchain_core.language_models import BaseLanguageModel
@@ -31,8 +31,6 @@ from dspyer.nodes.callables import attributes_of
 # Which nodes of a LangGraph graph call an LM, and what could be written instead so that DSPy tunes it.
 
 
-_PLAIN: Final = (bool, int, float)
-_CONTAINERS: Final = (list, dict)
 # Functions of LangChain that return a model of a name.
 _MAKERS: Final = frozenset({"init_chat_model"})
 
@@ -77,19 +75,7 @@ def _lm_node(node: FoundNode, code: NodeCode) -> LMNode | None:
         suggestion = use.name if named else f"{type(use.value).__name__}(...)"
         return LMNode(node.name, f"dspy.{type(use.value).__name__}", suggestion)
     lm = next(_models(code), "")
-    if lm:
-        return _suggest(node, lm, code)
-    for use in code.values(CompiledStateGraph):
-        inner = use.value.builder.nodes if isinstance(use.value, CompiledStateGraph) else {}
-        for spec in inner.values():
-            if lm := next(_models(read_code(spec.runnable)), ""):
-                return LMNode(
-                    node.name,
-                    f"{lm}, in the graph {use.name}",
-                    "...",
-                    remark="add that graph as a node, and convert again",
-                )
-    return None
+    return _suggest(node, lm, code) if lm else None
 
 
 def _models(code: NodeCode) -> Iterator[str]:
@@ -174,29 +160,12 @@ def _tool_text(tool: Any, functions: Collection[str]) -> str:
 
 def _type_text(channel: BaseChannel[Any, Any, Any]) -> str:
     """`: int`, empty for a text and for a type that a signature cannot name."""
-    text = _kind_of_value(getattr(channel, "typ", Any))
-    return f": {text}" if text and text != "str" else ""
-
-
-def _kind_of_value(typ: Any) -> str:
-    if typ is str or typ in _PLAIN:
-        return str(typ.__name__)
-    origin, arguments = get_origin(typ), get_args(typ)
-    if origin is Annotated:
-        return _kind_of_value(arguments[0])
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if typ in _CONTAINERS:
-        return str(typ.__name__)
-    origin = list if origin is collections.abc.Sequence else origin
-    if origin in _CONTAINERS:
-        parts = [_kind_of_value(part) for part in arguments]
-        name = origin.__name__
-        return f"{name}[{', '.join(parts)}]" if all(parts) else name
-    if origin is types.UnionType or str(origin) == "typing.Union":
-        parts = ["None" if part is type(None) else _kind_of_value(part) for part in arguments]
-        return " | ".join(parts) if all(parts) else ""
-    return ""
+    text = _type_name(channel)
+    try:
+        dspy.Signature(f"x -> y: {text}")
+    except Exception:  # noqa: BLE001 - DSPy raises many kinds
+        return ""
+    return "" if text == "str" else f": {text}"
 
 
 def node_kind(runnable: object) -> str:
@@ -225,13 +194,12 @@ def replaced_text(node: FoundNode, options: Mapping[str, Any]) -> str:
     return f"{text}; its function also wrote {', '.join(rest)}" if rest else text
 
 
-_WIDTH: Final = 120
 _UNKNOWN: Final = "?"
 
 
 @dataclass(frozen=True, slots=True)
 class LangGraphReport:
-    """The findings of `explain_langgraph`. `str(report)` is a table of at most 120 columns.
+    """The findings of `explain_langgraph`. `str(report)` is a table.
 
     Attributes:
         problems: why the graph cannot be converted, each as `what: why; what to do`; empty if it can be.
@@ -272,7 +240,7 @@ class LangGraphReport:
                     ", ".join("END" if target == END else target for target in node.targets),
                 ]
             )
-        lines = _fitted(rows)
+        lines = _table(rows)
         if any(_UNKNOWN in row for row in rows):
             lines.append(f"  {_UNKNOWN}: its code does not name fields")
         return ["Nodes", *lines]
@@ -291,20 +259,18 @@ class LangGraphReport:
             ["root" if name == "__root__" else name, _type_name(channel), _update(channel)]
             for name, channel in channels.items()
         ]
-        return ["Fields", *_fitted(rows)]
+        return ["Fields", *_table(rows)]
 
     def _lm_lines(self) -> list[str]:
         if not self.lm_calls:
             return []
-        lines = textwrap.wrap(
-            "These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them "
+        return [
+            "These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them",
             "tuned, replace them one by one, for example so:",
-            _WIDTH,
-        )
-        lines.append("  from_langgraph(graph, nodes={")
-        for call in self.lm_calls:
-            lines += [_cut(f"      {line}", _WIDTH) for text in _replacement(call) for line in _code_lines(text)]
-        return [*lines, "  })"]
+            "  from_langgraph(graph, nodes={",
+            *[f"      {line}" for call in self.lm_calls for line in _replacement(call)],
+            "  })",
+        ]
 
 
 def _replacement(call: LMNode) -> Iterator[str]:
@@ -319,16 +285,6 @@ def _replacement(call: LMNode) -> Iterator[str]:
         yield f"{call.node!r}: {{'node': {name}, 'modules': {{'predict': {call.suggestion}}}}},"
     else:
         yield f"{call.node!r}: {call.suggestion},"
-
-
-def _code_lines(code: str) -> list[str]:
-    """A line of code, its signature in several strings if it is too long."""
-    opened, _, rest = code.partition('("')
-    if len(code) <= _WIDTH - 6 or not rest:
-        return [code]
-    signature, _, end = rest.partition('"')
-    *first, last = textwrap.wrap(signature, _WIDTH - 20, break_on_hyphens=False)
-    return [f"{opened}(", *(f'    "{part} "' for part in first), f'    "{last}"', end]
 
 
 def _update(channel: BaseChannel[Any, Any, Any]) -> str:
@@ -354,34 +310,15 @@ def _type_name(channel: BaseChannel[Any, Any, Any]) -> str:
 
 
 def _listed(title: str, texts: Sequence[str]) -> list[str]:
-    lines = [
-        line
-        for number, text in enumerate(texts, 1)
-        for line in textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"{number:>3}. ",
-            subsequent_indent="     ",
-            break_long_words=True,
-            break_on_hyphens=False,
-        )
-    ]
-    return [title, *lines] if lines else []
+    """Sentences, numbered and wrapped; a table is not, since what is cut there could not be read."""
+    wrapped = partial(textwrap.fill, width=120, subsequent_indent="     ", break_on_hyphens=False)
+    return [title, *[wrapped(f"{number:>3}. {text}") for number, text in enumerate(texts, 1)]] if texts else []
 
 
-def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table, indented; the widest columns are cut until it fits, and columns without a value are left out."""
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table, indented; columns without a value are left out."""
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in kept]
-    # One character at a time from the widest: narrow columns, such as names, stay whole.
-    while sum(widths) + 2 * len(widths) > _WIDTH:
-        widths[widths.index(max(widths))] -= 1
-    cut = [[_cut(cell, width) for cell in column] for column, width in zip(kept, widths, strict=True)]
-    return [f"  {line}" for line in table_lines(list(zip(*cut, strict=True)), names=len(kept))]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return [f"  {line}" for line in table_lines(list(zip(*kept, strict=True)), names=len(kept))]
 
 
 def _in_order(nodes: Sequence[FoundNode], path: str) -> Iterator[FoundNode]:

@@ -371,6 +371,7 @@ class FewShot(dspy.BootstrapFewShot):
                 judged.append(self._judged(run, steps, full, judge))
             return False  # no demonstrations of its own
 
+        # `BootstrapFewShot` asks its metric in the middle of a run; only there the trace is whole.
         self.metric: Any = _Noting(metric, note)
         try:
             with using(*layers), dspy.context(**{REQUEST: request}):

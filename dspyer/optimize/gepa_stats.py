@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.display import count_of, table_html, table_lines
 
@@ -20,22 +20,16 @@ class NodeTuning:
         tunable: whether GEPA may edit it: not a function, a tool or a frozen node.
         culprit: in how many of the judged runs the node was a culprit.
         suspect: in how many of them it was one of several nodes that may have been the cause.
-        failed: in how many runs an exception of the node ended the run, or its response could not be parsed.
         proposed: new instructions that the reflection LM wrote for it.
         kept: those of them that are in a candidate which GEPA accepted.
-        lm_calls: its LM calls that were made, failed runs included.
-        lm_cached: further ones that DSPy's own cache served.
     """
 
     node: str
     tunable: bool = True
     culprit: int = 0
     suspect: int = 0
-    failed: int = 0
     proposed: int = 0
     kept: int = 0
-    lm_calls: int = 0
-    lm_cached: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -54,25 +48,21 @@ class GEPAStats:
         failed_runs: those runs of `metric_calls` that raised, in the program or in the metric.
         metric_errors: how often the metric raised in them.
         metric_error: what it raised last.
-        reflection_calls: calls of the reflection LM that were made.
-        reflection_cached: further ones that DSPy's cache served.
         reflection_errors: how often the reflection LM, or the metric that was asked for feedback, raised, or there was
             nothing to reflect on. Such a minibatch gives no proposal, unless a second try of gepa succeeds.
         reflection_error: what was raised last.
         repeated: proposals that had been made for the same parent and records before, and were asked for anew.
         untunable: minibatches that gave no proposal, since every culprit was a node that GEPA may not edit.
         candidates: candidates that GEPA accepted, the program that it was given included.
-        other_lm_calls: LM calls that belong to no node: of a module around the graph, of a metric.
 
     Example:
         >>> stats = GEPAStats(["search", "write"], tunable=["write"])
         >>> stats.nodes["write"].culprit = 3
         >>> print(stats)
-        node                  culprit  proposed  kept  LM calls
-        search (not tunable)        0                         0
-        write                       3         0     0         0
-        metric calls: 0
-        reflection calls: 0 made; 0 repeated proposals asked for anew
+        node                  culprit  suspect  proposed  kept
+        search (not tunable)        0        0
+        write                       3        0         0     0
+        metric calls: 0; 0 repeated proposals asked for anew
         0 candidates, the given program included
     """
 
@@ -86,14 +76,11 @@ class GEPAStats:
         self.failed_runs = 0
         self.metric_errors = 0
         self.metric_error = ""
-        self.reflection_calls = 0
-        self.reflection_cached = 0
         self.reflection_errors = 0
         self.reflection_error = ""
         self.repeated = 0
         self.untunable = 0
         self.candidates = 0
-        self.other_lm_calls = 0
 
     def node(self, name: str) -> NodeTuning:
         """The figures of a node; one that the graph does not name (a tool) gets a row as not tunable."""
@@ -123,20 +110,20 @@ class GEPAStats:
         return table_html(head, rows, self._lines())
 
     def _table(self) -> list[list[str]]:
-        columns = self._columns()
-        rows = [[column.cell(one) for column in columns] for one in self.nodes.values()]
-        return [[column.title for column in columns], *rows]
-
-    def _columns(self) -> list[_Figure]:
-        rows = self.nodes.values()
-        return [column for column in _FIGURES if column.shown is None or any(column.shown(one) for one in rows)]
+        # Functions and tools have no edits: an empty cell says that none is possible, a 0 that none was made.
+        rows = [["node", "culprit", "suspect", "proposed", "kept"]]
+        for one in self.nodes.values():
+            found = [f"{one.culprit:,}", f"{one.suspect:,}"]
+            if one.tunable:
+                rows.append([one.node, *found, f"{one.proposed:,}", f"{one.kept:,}"])
+            else:
+                rows.append([f"{one.node} (not tunable)", *found, "", ""])
+        return rows
 
     def _lines(self) -> list[str]:
-        cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
         repeated = count_of(self.repeated, "repeated proposal")
         lines = [
-            f"metric calls: {self.metric_calls:,}",
-            f"reflection calls: {self.reflection_calls:,} made{cached}; {repeated} asked for anew",
+            f"metric calls: {self.metric_calls:,}; {repeated} asked for anew",
             f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
         if self.failed_runs:
@@ -157,8 +144,6 @@ class GEPAStats:
             lines.append(f"{count_of(self.unjudged, 'run')} without known culprits: the metric of a field raised")
         if self.without_run:
             lines.append(f"{count_of(self.without_run, 'run')} without known culprits: no graph gave the prediction")
-        if self.other_lm_calls:
-            lines.append(f"{count_of(self.other_lm_calls, 'LM call')} of no node: in a metric, or around the graph")
         return lines
 
 
@@ -178,31 +163,6 @@ def noting_errors(metric: Callable[..., Any], stats: GEPAStats) -> Callable[...,
             raise
 
     return noting
-
-
-class _Figure(NamedTuple):
-    """A column of the table: its head, the text of a cell, and whether a node has something to show (None: always)."""
-
-    title: str
-    cell: Callable[[NodeTuning], str]
-    shown: Callable[[NodeTuning], object] | None = None
-
-
-def _edits(name: str) -> Callable[[NodeTuning], str]:
-    return lambda one: f"{getattr(one, name):,}" if one.tunable else ""
-
-
-_FIGURES = (
-    _Figure("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
-    _Figure("culprit", lambda one: f"{one.culprit:,}"),
-    # Columns that most tables would show empty are left out of them.
-    _Figure("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
-    _Figure("failed", lambda one: f"{one.failed:,}", lambda one: one.failed),
-    _Figure("proposed", _edits("proposed")),
-    _Figure("kept", _edits("kept")),
-    _Figure("LM calls", lambda one: f"{one.lm_calls:,}"),
-    _Figure("cached", lambda one: f"{one.lm_cached:,}", lambda one: one.lm_cached),
-)
 
 
 def edits_between(parents: Iterable[Mapping[str, str]], child: Mapping[str, str]) -> list[str]:

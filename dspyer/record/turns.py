@@ -14,18 +14,12 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Answer, Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
-from dspyer.messages import ARGS
+from dspyer.messages import ARGS, FORCED, HANDOFFS, MESSAGES, PROBLEMS
 from dspyer.patch import Replace
 from dspyer.record.making import Branches, RecordStep
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-
-MESSAGES, HANDOFFS = "messages", "handoffs"
-"""The fields of an agent with its conversation, and with results that the end of a turn decides about."""
-
-PROBLEMS, FORCED = "problems", "forced"
-"""Keys of messages: of a result what its check has found, of a turn why it had to submit."""
 
 
 class ToolCall(NamedTuple):

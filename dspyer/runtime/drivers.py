@@ -58,7 +58,7 @@ from dspyer.nodes.steps import arun_script, async_bridge, run_script
 from dspyer.patch import DELETE, diff_value, seal
 from dspyer.runtime.execution import TaskWorkers, ThreadWorkers, WorkOutcome, run_here, script, straight_paths
 from dspyer.runtime.inner_runs import check_same_inputs
-from dspyer.runtime.request import CALLED, CANCELLED, FAILED_RUNS, INTERRUPTED, REQUEST, Request, RunStart
+from dspyer.runtime.request import CALLED, CANCELLED, INTERRUPTED, REQUEST, Request, RunStart
 from dspyer.runtime.run import ATTRIBUTE as LINK
 from dspyer.runtime.run import Prediction, Run, RunLink, take_run
 from dspyer.runtime.run_log import RunLog
@@ -497,8 +497,6 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
     if not keeps_events:  # no `Run` will be made of it
         outcome.ended = None
     if ended.error is not None:
-        if request.inside is None and (taker := dspy.settings.get(FAILED_RUNS)) is not None:
-            taker.append([failed.failure for failed in ended.run.failures])
         try:
             if is_lost_work(ended.error) and not keeps_events and request.inside is None:
                 raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error

@@ -138,9 +138,6 @@ REQUEST = "dspyer_request"
 """The key of DSPy's settings under which a request travels: every wrapper of a module and every thread of DSPy passes
 settings on, so the request reaches the program however deep it is wrapped."""
 
-FAILED_RUNS = "dspyer_failed_runs"
-"""The setting with a list that gets the failures of each outermost run: `dspy.Evaluate` keeps no exception."""
-
 
 # Reasons of a stop, as the end of the sentence "the run of graph ... was stopped: ...".
 CLOSED = "its stream was closed"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast, get_type_hints
 
 import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer import DELETE, END, START, Command, Context, Failure, Graph, ImmutableState, Kept, Replace, Send
+from dspyer import DELETE, END, START, Command, Context, Graph, ImmutableState, Kept, Replace, Send
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
@@ -51,8 +51,10 @@ from dspyer.search.trial import (
     TRIALS,
     Beam,
     BestOf,
+    Bounds,
     MonteCarlo,
     Tree,
+    Trial,
     TrialOptions,
     as_float,
     change_of,
@@ -65,18 +67,18 @@ Names = Collection[str] | Mapping[str, str]
 """Names of fields: a list, or a map from a module's own names to those of the state."""
 
 
-class TrialEntry(TypedDict, total=False):
-    """An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty."""
+class SearchOptions(TypedDict, total=False):
+    """Options of all searches, as `tree` explains them."""
 
+    reads: Names | None
+    writes: Names | None
+    rollout_id: int
+    temperature: float
     name: str
-    parent: str
-    patch: dict[str, Any]
-    whole: dict[str, Any]
-    reward: float | None
-    value: float
-    visits: int
-    done: bool
-    failure: Failure | None
+
+
+TrialEntry: Any = cast(Any, TypedDict)("TrialEntry", get_type_hints(Trial), total=False)
+"""An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty."""
 
 
 # --- the public functions
@@ -137,7 +139,39 @@ def tree(
         raise GraphError(
             f"choose is {brief(choose)}: give a function of a tree, choose(tree) -> [(parent, place), ...]"
         )
-    return _search(module, reward, choose, _Options(done, reads, writes, rollout_id, temperature, name))
+    bounds = choose.bounds if isinstance(choose, BestOf | Beam | MonteCarlo) else Bounds()
+    _check_options(temperature, rollout_id, bounds)
+    module, reward = _program(module, "module"), _program(reward, REWARD)
+    _check_lasting(module)
+    fields = _fields_of(module, reward, done, reads, writes)
+    if bounds.depth != 1 and fields.given is not None:
+        lost = [field for field in fields.given if field not in fields.inputs]
+        if lost:
+            raise GraphError(
+                f"a search of more than one level continues what its module gave, and {list_names(lost)} is none of "
+                f"its inputs ({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
+                f"{(fields.inputs or ['a field'])[0]!r}}}"
+            )
+    schema = _schema(fields, name)
+    known = [field for field in fields.types if field not in (TREE, BEST)]
+    graph = Graph(
+        schema,
+        name=name,
+        inputs=fields.inputs,
+        required=fields.required,
+        outputs=fields.given,
+    )
+    folded = frozenset(field for field in fields.types if Schema.of(schema).reducer(field) is not None)
+    graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
+    trial = TrialOptions(module, reward, done, rollout_id, float(temperature))
+    graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
+    graph.add_node("grow", grow, writes=[TREE])
+    graph.add_node(FINISH, _finish_node(name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())])
+    graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
+    if bounds.rounds is not None:
+        # A graph with a loop has no bound of its own, and a long search must not end at the default of `max_steps=`.
+        graph._least_steps = 3 * bounds.rounds + 3
+    return graph
 
 
 def best_of(
@@ -147,11 +181,7 @@ def best_of(
     *,
     threshold: float | None = None,
     per_round: int = 1,
-    reads: Names | None = None,
-    writes: Names | None = None,
-    rollout_id: int = 0,
-    temperature: float = 1.0,
-    name: str = "BestOf",
+    **options: Unpack[SearchOptions],
 ) -> Graph:
     """The graph of a search that runs a module up to `n` times on the same inputs and keeps the best result.
 
@@ -165,11 +195,7 @@ def best_of(
         threshold: a reward that is good enough: the search ends after the round in which a trial reaches it. None for
             `n` trials in any case.
         per_round: how many trials run at once.
-        reads: as in `tree`.
-        writes: as in `tree`.
-        rollout_id: as in `tree`.
-        temperature: as in `tree`.
-        name: the name of the graph.
+        options: `reads`, `writes`, `rollout_id`, `temperature` and `name`, as in `tree`.
 
     Returns:
         The graph.
@@ -189,9 +215,8 @@ def best_of(
     """
     _check_counts(n=n, per_round=per_round)
     threshold = None if threshold is None else _number("threshold", threshold)
-    policy = BestOf(n, threshold, per_round)
-    options = _Options(None, reads, writes, rollout_id, temperature, name)
-    return _search(module, reward, policy, options, Bounds(1, n, math.ceil(n / per_round)))
+    options.setdefault("name", "BestOf")
+    return tree(module, reward, BestOf(n, threshold, per_round), **options)
 
 
 def beam(
@@ -203,11 +228,7 @@ def beam(
     depth: int,
     done: Callable[..., bool] | None = None,
     threshold: float | None = None,
-    reads: Names | None = None,
-    writes: Names | None = None,
-    rollout_id: int = 0,
-    temperature: float = 1.0,
-    name: str = "Beam",
+    **options: Unpack[SearchOptions],
 ) -> Graph:
     """The graph of a beam search: the `width` best trials of each level are continued `branch` times each.
 
@@ -222,11 +243,7 @@ def beam(
         depth: the number of levels.
         done: as in `tree`.
         threshold: the search ends after the round in which a trial reaches this reward; with `done=`, one that is done.
-        reads: as in `tree`.
-        writes: as in `tree`.
-        rollout_id: as in `tree`.
-        temperature: as in `tree`.
-        name: the name of the graph.
+        options: `reads`, `writes`, `rollout_id`, `temperature` and `name`, as in `tree`.
 
     Returns:
         The graph.
@@ -249,9 +266,8 @@ def beam(
     threshold = None if threshold is None else _number("threshold", threshold)
     _warn_of_depth("beam", depth, done)
     policy = Beam(width, branch, depth, threshold, done is not None)
-    options = _Options(done, reads, writes, rollout_id, temperature, name)
-    bounds = Bounds(depth, branch + (depth - 1) * width * branch, depth)
-    return _search(module, reward, policy, options, bounds)
+    options.setdefault("name", "Beam")
+    return tree(module, reward, policy, done=done, **options)
 
 
 def mcts(
@@ -265,11 +281,7 @@ def mcts(
     c: float = 1.4,
     per_round: int = 1,
     threshold: float | None = None,
-    reads: Names | None = None,
-    writes: Names | None = None,
-    rollout_id: int = 0,
-    temperature: float = 1.0,
-    name: str = "MCTS",
+    **options: Unpack[SearchOptions],
 ) -> Graph:
     """The graph of a Monte Carlo tree search by upper confidence bounds.
 
@@ -286,11 +298,7 @@ def mcts(
         c: how much the search explores: 0 follows the best mean alone.
         per_round: how many trials run at once.
         threshold: the search ends after the round in which a trial reaches this reward; with `done=`, one that is done.
-        reads: as in `tree`.
-        writes: as in `tree`.
-        rollout_id: as in `tree`.
-        temperature: as in `tree`.
-        name: the name of the graph.
+        options: `reads`, `writes`, `rollout_id`, `temperature` and `name`, as in `tree`.
 
     Returns:
         The graph.
@@ -315,36 +323,11 @@ def mcts(
     c = _number("c", c)
     _warn_of_depth("mcts", depth, done)
     policy = MonteCarlo(branch, depth, max_trials, c, per_round, threshold, done is not None)
-    options = _Options(done, reads, writes, rollout_id, temperature, name)
-    return _search(module, reward, policy, options, Bounds(depth, max_trials, max_trials))
+    options.setdefault("name", "MCTS")
+    return tree(module, reward, policy, done=done, **options)
 
 
 # --- the arguments
-
-
-class _Options(NamedTuple):
-    """The options that all searches have."""
-
-    done: Any
-    reads: Any
-    writes: Any
-    rollout_id: Any
-    temperature: Any
-    name: str
-
-
-class Bounds(NamedTuple):
-    """The bounds of the size of a search.
-
-    Attributes:
-        depth: the longest path; None for unknown.
-        trials: the most trials; None for unknown.
-        rounds: the most rounds; None for unknown.
-    """
-
-    depth: int | None = None
-    trials: int | None = None
-    rounds: int | None = None
 
 
 def _check_counts(**counts: Any) -> None:
@@ -355,7 +338,7 @@ def _check_counts(**counts: Any) -> None:
 
 def _number(name: str, given: Any) -> float:
     number = as_float(given)
-    if number is None or math.isnan(number):
+    if number is None:
         raise GraphError(f"{name}={given!r}: give a number")
     return number
 
@@ -369,8 +352,7 @@ def _warn_of_depth(kind: str, depth: int, done: object) -> None:
         )
 
 
-def _check_options(options: _Options, bounds: Bounds) -> None:
-    temperature, rollout_id = options.temperature, options.rollout_id
+def _check_options(temperature: Any, rollout_id: Any, bounds: Bounds) -> None:
     if not is_number(temperature) or not math.isfinite(temperature) or temperature < 0:
         raise GraphError(f"temperature={temperature!r}: give a number greater than 0")
     if temperature == 0 and bounds.trials != 1:
@@ -383,50 +365,6 @@ def _check_options(options: _Options, bounds: Bounds) -> None:
 
 
 # --- the graph
-
-
-def _search(
-    module: Any,
-    reward: Any,
-    choose: Choose,
-    options: _Options,
-    bounds: Bounds = Bounds(),  # noqa: B008 - immutable
-) -> Graph:
-    """The graph of a search."""
-    _check_options(options, bounds)
-    module, reward = _program(module, "module"), _program(reward, REWARD)
-    _check_lasting(module)
-    fields = _fields_of(module, reward, options)
-    if bounds.depth != 1 and fields.given is not None:
-        lost = [name for name in fields.given if name not in fields.inputs]
-        if lost:
-            raise GraphError(
-                f"a search of more than one level continues what its module gave, and {list_names(lost)} is none of "
-                f"its inputs ({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
-                f"{(fields.inputs or ['a field'])[0]!r}}}"
-            )
-    schema = _schema(fields, options.name)
-    known = [name for name in fields.types if name not in (TREE, BEST)]
-    graph = Graph(
-        schema,
-        name=options.name,
-        inputs=fields.inputs,
-        required=fields.required,
-        outputs=fields.given,
-    )
-    folded = frozenset(name for name in fields.types if Schema.of(schema).reducer(name) is not None)
-    graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
-    trial = TrialOptions(module, reward, options.done, options.rollout_id, float(options.temperature))
-    graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
-    graph.add_node("grow", grow, writes=[TREE])
-    graph.add_node(
-        FINISH, _finish_node(options.name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())]
-    )
-    graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
-    if bounds.rounds is not None:
-        # A graph with a loop has no bound of its own, and a long search must not end at the default of `max_steps=`.
-        graph._least_steps = 3 * bounds.rounds + 3
-    return graph
 
 
 def _program(given: Any, what: str) -> Any:
@@ -480,9 +418,8 @@ class _Fields(NamedTuple):
     writes: dict[str, str] | None
 
 
-def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
-    reads = _names("reads", options.reads)
-    writes = _names("writes", options.writes)
+def _fields_of(module: Any, reward: Any, done: Any, reads: Any, writes: Any) -> _Fields:
+    reads, writes = _names("reads", reads), _names("writes", writes)
     inputs, optional, outputs = _io(module)
     types: dict[str, Any] = {}
     found: list[str] = []
@@ -506,7 +443,7 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
         field = name if writes is None else writes[name]
         types.setdefault(field, (outputs or {}).get(name, (Any, Field())))
     known = frozenset(types)
-    for name in _judged_inputs(reward, options.done):
+    for name in _judged_inputs(reward, done):
         if name not in types and name not in (TREE, BEST, TRIALS):
             types[name] = (Any, Field())
             found.append(name)

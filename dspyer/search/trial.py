@@ -339,10 +339,9 @@ def _raw_items(values: Any) -> Sequence[Any]:
 def _number(found: object, who: str) -> float:
     """The reward as a number; True counts as 1."""
     value = as_float(found)
-    if value is not None and not math.isnan(value):
-        return value
-    what = brief(found) if value is None else "NaN"
-    raise NodeOutputError(f"{who}: the reward is {what}: a reward is a number, the higher the better")
+    if value is None:
+        raise NodeOutputError(f"{who}: the reward is {brief(found)}: a reward is a number, the higher the better")
+    return value
 
 
 # --- what a trial has changed
@@ -605,6 +604,20 @@ Choice = list[tuple[str, int]]
 """The trials of a round: the parent of each, and its place among the children of the parent."""
 
 
+class Bounds(NamedTuple):
+    """The bounds of the size of a search; None for unknown.
+
+    Attributes:
+        depth: the longest path.
+        trials: the most trials.
+        rounds: the most rounds.
+    """
+
+    depth: int | None = None
+    trials: int | None = None
+    rounds: int | None = None
+
+
 def _reached(trials: Sequence[Trial], threshold: float | None) -> bool:
     """Return whether one of some trials reaches a threshold."""
     if threshold is None:
@@ -619,6 +632,11 @@ class BestOf:
     n: int
     threshold: float | None
     per_round: int
+
+    @property
+    def bounds(self) -> Bounds:
+        """The size of the search."""
+        return Bounds(1, self.n, math.ceil(self.n / self.per_round))
 
     def __call__(self, tree: Tree) -> Choice:
         made = len(tree)
@@ -639,6 +657,11 @@ class Beam:
     depth: int
     threshold: float | None
     stops_when_done: bool
+
+    @property
+    def bounds(self) -> Bounds:
+        """The size of the search."""
+        return Bounds(self.depth, self.branch + (self.depth - 1) * self.width * self.branch, self.depth)
 
     def __call__(self, tree: Tree) -> Choice:
         level = tree.last
@@ -668,6 +691,11 @@ class MonteCarlo:
     per_round: int
     threshold: float | None
     stops_when_done: bool
+
+    @property
+    def bounds(self) -> Bounds:
+        """The size of the search."""
+        return Bounds(self.depth, self.max_trials, self.max_trials)
 
     def __call__(self, tree: Tree) -> Choice:
         last = [trial for trial in tree.last if trial.done or not self.stops_when_done]
@@ -712,7 +740,7 @@ class MonteCarlo:
 def as_float(value: object) -> float | None:
     """Return a real number of any class, also of numpy or of a tensor without axes, as a `float`; True is 1.
 
-    None for anything else.
+    None for anything else, and for NaN, which is no reward and no threshold.
 
     Example:
         >>> from decimal import Decimal
@@ -720,7 +748,8 @@ def as_float(value: object) -> float | None:
         (0.5, 1.0, None)
     """
     found = without_class(value)
-    return float(cast(Any, found)) if isinstance(found, Number) and not isinstance(found, complex) else None
+    number = float(cast(Any, found)) if isinstance(found, Number) and not isinstance(found, complex) else math.nan
+    return None if math.isnan(number) else number
 
 
 def without_class(value: object) -> Any:

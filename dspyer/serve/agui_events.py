@@ -79,18 +79,10 @@ def encoded(event: BaseEvent) -> bytes:
         return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
 
 
-class ProtocolError(HTTPException):
-    """A request that the protocol answers by `RUN_ERROR`."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(400, message)
-        self.code = code
-
-
 def refusal(error: BaseException) -> RunErrorEvent:
     """The event that tells the client why a run could not begin or go on."""
     if isinstance(error, HTTPException):  # what the application, or this route, says itself
-        return RunErrorEvent(message=str(error.detail), code=getattr(error, "code", "invalid"))
+        return RunErrorEvent(message=str(error.detail), code="invalid")
     return _told(last_of_refusal(error, hides=True))
 
 
@@ -148,7 +140,6 @@ class EventTranslator:
         self._seen: set[str] = set()  # ids of messages
         self._calls: dict[str, tuple[str, ToolUse]] = {}  # by id in the state: the id of the client, the call
         self._said: dict[str, str] = {}  # by the id of a message in the state: that of its text
-        self._asked: set[str | None] = set()  # ids of calls to which a question refers
         self._committed = False
 
     def translate(self, event: Event, session: Session | None) -> Iterator[BaseEvent]:
@@ -411,11 +402,8 @@ class EventTranslator:
     # --- questions
 
     def _interrupt(self, question: Question) -> Interrupt:
-        """A question; that of a tool refers to the call."""
-        calls = {name: call_id for name, (call_id, call) in self._calls.items() if call.name == question.key}
-        call_id = None if question.call is None else calls.get(question.call.id)
-        call_id = call_id or next((one for one in calls.values() if one not in self._asked), None)
-        self._asked.add(call_id)
+        """A question; one about a call refers to it."""
+        call_id, _ = self._calls.get(question.call.id if question.call else "", (None, None))
         schema = None if question.answer is None else dict(question.answer)
         reason = "confirmation" if schema and schema.get("type") == "boolean" else "input_required"
         return Interrupt(

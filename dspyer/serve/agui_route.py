@@ -29,7 +29,7 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.hints import without_none
 from dspyer.runtime.streams import AsyncEvents
-from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
+from dspyer.serve.agui_events import EventTranslator, encoded, refusal
 from dspyer.serve.http_request import RunResponse, asked, asked_thread, check_program, json_content
 from dspyer.server_sent import HEARTBEAT
 from dspyer.threads.playing import stop_waiting
@@ -93,14 +93,11 @@ def text_fields(graph: GraphSpec, text: str | Collection[str] | None, of_message
 
 
 def _returned(graph: GraphSpec) -> set[str]:
-    """The returned fields of type str; of a graph without a schema, all that its nodes are known to write."""
-    fields = graph.topology.schema.fields
-    if not graph.topology.schema.accepts_any_key:
-        texts = {name for name, field in fields.items() if without_none(field.annotation) is str}
-        return texts.intersection(graph.outputs or ())
-    if graph.outputs is not None:
-        return set(graph.outputs)
-    return {name for node in graph.nodes.values() for name in node.writes or ()} - set(graph.inputs)
+    """The returned fields of type str; without a schema all, or all that its nodes are known to write."""
+    fields, names = graph.topology.schema.fields, set(graph.outputs or ())
+    if graph.outputs is None:
+        names = {name for node in graph.nodes.values() for name in node.writes or ()}.difference(graph.inputs)
+    return {name for name in names if name not in fields or without_none(fields[name].annotation) is str}
 
 
 def default_inputs(graph: GraphSpec, of_messages: frozenset[str]) -> Inputs:
@@ -117,12 +114,12 @@ def default_inputs(graph: GraphSpec, of_messages: frozenset[str]) -> Inputs:
     def last_message(body: RunAgentInput) -> dict[str, Any]:
         last = body.messages[-1] if body.messages else None
         if not isinstance(last, UserMessage):
-            raise ProtocolError("invalid", "the last message of the request is not the user's")
+            raise HTTPException(422, "the last message of the request is not the user's")
         parts = last.content if isinstance(last.content, list) else [TextPart(text=last.content)]
         others = sorted({part.type for part in parts if not isinstance(part, TextPart)})
         if others:
             found = f"the message has parts of the type {list_names(others)}: this program takes text alone"
-            raise ProtocolError("invalid", found)
+            raise HTTPException(422, found)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         message_id = OF_CLIENT + last.id.removeprefix(OF_CLIENT)
         return {name: [{"role": "user", "content": text, "id": message_id}] if name in of_messages else text}
@@ -183,7 +180,7 @@ class Served(NamedTuple):
                 await anyio.to_thread.run_sync(stop_waiting, thread)
                 status = await anyio.to_thread.run_sync(lambda: thread.status)
             if status in ("new", "running", "completed"):  # else the run does not go on, which is what was asked for
-                raise ProtocolError("invalid_resume", f"there is no open interrupt {body.resume[0].interrupt_id!r}")
+                raise HTTPException(422, f"there is no open interrupt {body.resume[0].interrupt_id!r}")
             return None
         given = await asked(self.inputs, body)
         # A run that its client has left, or that failed, is given up for a new message.
@@ -207,7 +204,7 @@ def _answers(resume: list[ResumeEntry], questions: tuple[Question, ...]) -> dict
         problem = f"`resume` lacks {list_names(missing)}: a run goes on when all its interrupts have answers"
     else:
         return answers
-    raise ProtocolError("invalid_resume", problem)
+    raise HTTPException(422, problem)
 
 
 def _cancelled(body: RunAgentInput) -> Iterator[BaseEvent]:

@@ -75,6 +75,7 @@ class FakeClock(Clock):
             self._ahead += seconds
             due = {alarm for alarm in self._alarms if alarm.until <= self.now()}
             self._alarms -= due
+        # Outside of the lock: what is woken may ask for the time, or wait again, before `ring` returns.
         for alarm in sorted(due, key=lambda one: one.until):
             alarm.ring()
 
@@ -109,6 +110,7 @@ class FakeClock(Clock):
             return len(left) >= count
 
         with self._changed:
+            # By the real clock: this one stands, and a test that waits for nothing must end.
             if self._changed.wait_for(waiting, patience):
                 return left
             others = ", ".join(sorted(repr(alarm.kind) for alarm in self._alarms)) or "nothing"

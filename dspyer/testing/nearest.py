@@ -149,6 +149,7 @@ class _Answer:
         return match.group() if match else ""
 
     def structure(self, field: PromptField) -> object:
+        # A value that was demonstrated for nearly the same inputs is better than one that only fits the schema.
         given = self.given(field)
         if given and self.similarity[self.nearest] >= _COPY_FROM:
             return given
@@ -596,6 +597,7 @@ def features(text: str) -> Mapping[str, float]:
         padded = f"^{each}$"
         for start in range(max(1, len(padded) - _NGRAM + 1)):
             counts["~" + padded[start : start + _NGRAM]] += _NGRAM_WEIGHT
+    # Pairs tell "not good" from "good": single words have no order.
     for left, right in pairwise(stems):
         counts[f"{left} {right}"] += _BIGRAM_WEIGHT
     return MappingProxyType({name: math.sqrt(count) for name, count in counts.items()})

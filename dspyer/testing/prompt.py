@@ -438,6 +438,7 @@ class AsyncTextEngine:
 
     async def stream(self, request: Request) -> AsyncIterator[Any]:
         """The response to a request, word by word."""
+        # The whole response is there at once: nothing has to be awaited.
         for event in self.engine.stream(request):
             yield event
 

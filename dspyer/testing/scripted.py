@@ -349,6 +349,7 @@ def rules_of(script: Any) -> list[AnswerRule]:
 
 
 def _written(answer: Any, prompt: Prompt) -> LMAnswer:
+    # Before `callable`: a class of exceptions is callable, too.
     if isinstance(answer, type) and issubclass(answer, BaseException):
         raise answer
     if isinstance(answer, BaseException):

@@ -137,6 +137,7 @@ class StoreConformance:
         """Each value is equal afterwards, in a row and in a snapshot, also after opening the store again."""
         store.write(begin("t", "r", 0))
         frozen = {name: freeze(value) for name, value in self.values.items()}
+        # A row for each value: one of a thousand values that is read back wrong is named by its row.
         for seq, value in enumerate(frozen.values()):
             at = Point("r", seq)
             snapshot = Snapshot(at, Content(value))
@@ -158,6 +159,7 @@ class StoreConformance:
     def test_row_ranges_include_both_ends(self, store: Store) -> None:
         """The bounds of a range may lie outside the run."""
         store.write(begin("t", "r", 5))
+        # Rows of another run: a range that forgets the run would find them.
         store.write(begin("u", "other", 9))
         for first, last, seqs in [
             (0, None, [0, 1, 2, 3, 4]),
@@ -220,6 +222,8 @@ class StoreConformance:
         stored = Content.stored(b'{"v":1}', tuple(blobs), blobs)
         given = [Row(0, "commit", {"id": nested}, stored)]
         store.write(begin("t", "r", 1)._replace(run=RunRow("r", "t", (), header), rows=given))
+        # All that can be read, and not only what was written: a list that the store gives out may be shared with
+        # another one.
         before = dump(store)
         nested.append("spoilt")
         header["nodes"].append("spoilt")
@@ -274,6 +278,7 @@ class StoreConformance:
 
     def test_a_repeated_write_changes_nothing(self, store: Store) -> None:
         """A caller that lost the answer may send the same change again."""
+        # One of every kind, each twice in a row: the answer to the first may have been lost on the way.
         changes = [
             begin("t", "r", 2),
             append("t", "r", 2, 2),
@@ -295,6 +300,7 @@ class StoreConformance:
 
     def test_a_repeat_that_cannot_be_recognized_is_refused(self, store: Store) -> None:
         """A change of the epoch alone could come from another owner."""
+        # Neither has rows by which the store could know that it is the same change.
         twice = Change("t", 1, 2), copy_thread("copy", Point("r", 0))
         play(store, begin("t", "r", 1), *twice, *twice)
 
@@ -353,6 +359,7 @@ class StoreConformance:
             Change("t", 1, 2, owner("third"), 30.0),
             begin("t", "x", 1, epoch=1),
         ]
+        # The lease of the first owner has not ended: fencing must not depend on clocks.
         claim = Change("t", 1, 2, owner("second"), 1_000.0)
         play(store, begin("t", "r", 2), claim, *late, append("t", "r", 2, epoch=2))
 
@@ -374,6 +381,7 @@ class StoreConformance:
             assert epoch not in known, f"epoch {epoch} of a deleted thread is given again"
             known.add(epoch)
             store.write(begin("other", f"other {turn}", 1))
+            # Rows of the deleted thread stay in the store, so that a late writer would find its run.
             store.write(copy_thread("keeps the rows", Point(f"r{turn}", 1)))
             for _ in range(turn):
                 epoch = store.write(Change("t", epoch, epoch + 1, owner(f"{turn}"), 30.0))
@@ -510,6 +518,7 @@ class StoreConformance:
             thread = thread_of(store, "t")
             assert (thread.epoch, thread.head, thread.owner) == (epoch + 1, Point(winner, 1), owner(winner))
             assert thread.runs == epoch + 1
+            # A change is one transaction: the runs of those that lost must not be there either.
             there = [n for n in range(THREADS) if store.run(f"{epoch}-{n}") is not None]
             assert there == [won.index(True)], "a run that lost was begun"
 
@@ -549,6 +558,7 @@ class StoreConformance:
 
         def work(number: int) -> None:
             for turn in range(4):
+                # Locks that two writers take in opposite orders deadlock, unless the store orders them.
                 values = [f"{turn} {text}" for text in (texts if number % 2 else reversed(texts))]
                 store.write(begin(f"t{turn}-{number}", f"r{turn}-{number}", 1)._replace(rows=[row(0, values)]))
 
@@ -562,6 +572,7 @@ class StoreConformance:
         def work(number: int) -> list[int]:
             if number:
                 return [len(store.rows("r")) for _ in range(60)]
+            # Two rows at a time: a reader that counts an odd number has seen the half of a change.
             for seq in range(2, 62, 2):
                 store.write(append("t", "r", seq, 2))
             return []
@@ -659,6 +670,7 @@ class StoreConformance:
         with child_processes(opener, job, [(f"t{number}", number) for number in numbers]) as children:
             for number, (pipe, child) in zip(numbers, children, strict=True):
                 assert pipe.recv() == number
+                # Before the store is read: until the process has ended, its transaction may still be committed.
                 child.kill()
                 child.join()
         with opener() as again:

@@ -125,6 +125,7 @@ def check_pages(store: Store) -> None:
                 pages += page
                 after = page[-1].place
             assert [one.place for one in pages] == [one.place for one in whole]
+    # A page begins behind the place of a run, and not at a number: a new run would shift all of them.
     first = store.list_runs(RunQuery(limit=2))
     store.write(Change("new", run=RunRow("91", "new", (), {"started": 10_000.0})))
     rest = store.list_runs(RunQuery(after=first[-1].place))
@@ -135,6 +136,7 @@ def check_pages(store: Store) -> None:
 def check_names(store: Store, names: Iterable[str]) -> None:
     """Check the pages of the names of threads, in a store that has threads of exactly these names."""
     ordered = sorted(names)
+    # Names that no thread has: a page may begin after one that was deleted since.
     between = [name[:-1] for name in ordered] + [f"{name}\x00" for name in ordered] + ["\U0010ffff" * 3]
     for after in ["", *ordered, *between]:
         follow = [name for name in ordered if name > after]

@@ -121,6 +121,7 @@ def read_back(store: Store, name: str) -> dict[str, Any]:
 
 def run_in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     """Run `work(0)`, `work(1)`, ... in threads that start together; the first exception is raised here."""
+    # Without it the first thread has often ended before the last one begins, and nothing is concurrent.
     barrier = Barrier(count)
 
     def start(number: int) -> Any:
@@ -148,6 +149,7 @@ def child_processes(
         yield children
     finally:
         for pipe, child in children:
+            # A child that has sent its result may still close its store; one that hangs is killed.
             child.join(0 if child.exitcode is None else None)
             child.kill()
             child.join()

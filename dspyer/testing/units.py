@@ -162,6 +162,7 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
             nodes[name] = built.node
     if problems:
         raise GraphError(problems)
+    # A copy of the modules, too: a test may set their demos or LM without changing the program.
     twin: CompiledGraph = program.deepcopy()
     # The fake gives what it gives: a condenser would call its LM.
     condensers = {name: found for name, found in graph.condensers.items() if name not in fakes}

@@ -305,8 +305,8 @@ def test_an_error_of_the_context_is_no_response_that_cannot_be_read() -> None:
 
 @pytest.mark.slow("takes more steps than the default of max_steps")
 def test_turns_are_bounded_by_max_turns_alone_unless_max_steps_is_given() -> None:
-    script = [turn(("nothing", {}))] * 520 + [SUBMIT]  # two steps each
-    graph = loop(max_turns=520, context=lambda messages: messages[-2:])
+    script = [turn(("nothing", {}))] * 335 + [SUBMIT]  # three steps each
+    graph = loop(max_turns=335, context=lambda messages: messages[-2:])
     with ScriptedLM(script):
         assert graph.compile().run({"question": "1 + 2?"}).status == "completed"
     with ScriptedLM(script[:2]):

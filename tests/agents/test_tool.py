@@ -571,7 +571,7 @@ BUILD: dict[str, tuple[Any, str]] = {
         "approve of tool 'look_up'.*'amount' is no field.*Its arguments are word, times",
     ),
     "an async approval": (agents.tool(look_up, approve=alook_up), "is an async function"),
-    "an approval with ctx": (agents.tool(look_up, approve=lambda ctx: True), "takes ctx"),
+    "an approval with ctx": (agents.tool(look_up, approve=lambda ctx: True), "gets values only"),
     "an approval under a reserved key": (agents.tool(look_up, name="before", approve=True), "Breakpoints"),
     "a check of unknown values": (agents.tool(look_up, check=lambda output: []), "'output' is no field.*'result'"),
     "a check without problems": (agents.tool(look_up, check=dspy.Predict("result -> ok: bool")), "problems: list"),

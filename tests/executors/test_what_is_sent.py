@@ -373,21 +373,6 @@ def test_what_a_check_in_a_worker_has_refused_is_known_outside(pool: BytesExecut
     assert len(found[0]) > len(found[1])
 
 
-def test_gepa_counts_the_failures_of_runs_in_workers(pool: BytesExecutor) -> None:
-    graph = Graph().add_node("ask", dspy.Predict("q -> a")).add_node("odd", refuse, writes=["b"])
-    program = graph.add_path(START, "ask", "odd", END).compile().with_executor(pool)
-    examples = [dspy.Example(q=str(number), a="x").with_inputs("q") for number in range(2)]
-    metric = optimize.by_field({"a": is_word}, goal="a")
-    gepa = optimize.GEPA(metric, max_metric_calls=2, reflection_lm=WordLM(), num_threads=1)
-    with dspy.context(lm=WordLM()):
-        gepa.compile(program, trainset=examples, valset=examples)
-    assert gepa.stats.nodes["odd"].failed == 2
-
-
-def refuse(a: str) -> dict[str, Any]:
-    raise ValueError(f"refused {a}")
-
-
 # --- the store
 
 

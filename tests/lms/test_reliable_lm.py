@@ -498,7 +498,7 @@ def test_wrong_arguments_are_refused(
 
 @pytest.mark.parametrize("name", ["finetune", "reinforce", "launch", "kill"])
 def test_what_only_one_lm_can_do_is_refused_before_anything_is_paid(name: str) -> None:
-    with pytest.raises(LMUnsupportedFeatureError, match=rf"a reliable LM has no {name}\(\): call it on one of the LMs"):
+    with pytest.raises(LMUnsupportedFeatureError, match=rf"a reliable LM has no .*{name}\(\)"):
         getattr(reliable(PLAIN), name)([], "chat")
 
 

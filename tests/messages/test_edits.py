@@ -200,6 +200,21 @@ def test_the_values_of_a_turn_are_asked_for() -> None:
     assert thread.state["messages"][0]["turn"] == {"question": "Q"}
 
 
+@pytest.mark.parametrize("place", range(3), ids=["inputs", "turn", "result"])
+def test_a_new_content_is_shown_without_the_values_of_the_old_one(place: int) -> None:
+    """A message that is given as it was, but for its content, is what a person writes to take words out of it."""
+    thread = agents.tool_loop("question -> answer", [look]).compile(store=":memory:").thread("t")
+    calls = {**turn(("look", {"tag": "x"})), "next_thought": "think secret 1"}
+    with ScriptedLM([calls, SUBMIT, SUBMIT]) as lm:
+        thread.run({"question": "ask secret 0"})
+        old = thread.state["messages"][place]
+        thread.update({"messages": {**old, "content": "taken out"}})
+        thread.run({"question": "again"})
+    shown = str(lm.calls[-1].messages)
+    assert "taken out" in shown
+    assert [text in shown for text in ("secret 0", "secret 1", "seen x")] == [place != each for each in range(3)]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_call_that_waits_stays_as_it_is(mode: str) -> None:
     """Its tool is called when the run is resumed; what came before it may be edited, and the model is shown that."""

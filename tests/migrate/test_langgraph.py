@@ -56,7 +56,7 @@ def test_a_graph_that_is_refused(build: Callable[[], Any], sentence: str) -> Non
 def test_a_graph_that_converts_is_explained(case: Case) -> None:
     report = explain_langgraph(case.build(Seen()))
     assert not report.problems
-    assert max(map(len, str(report).splitlines())) <= 120
+    assert str(report).startswith("This graph can be converted")
 
 
 def test_all_problems_are_reported_at_once() -> None:

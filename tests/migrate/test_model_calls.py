@@ -328,14 +328,6 @@ def test_calls_of_a_chat_model_of_langchain_have_no_tokens_and_no_place_in_a_bud
 
 
 def test_nodes_of_graphs_inside_are_listed() -> None:
-    inner = one_node(chats).compile()
-
-    def calls(state: State) -> Any:
-        return inner.invoke(state)
-
-    builder = StateGraph(State).add_node("inner", inner).add_node("calls", calls).add_node("far", chats)
-    builder.add_edge(START, "inner").add_edge("inner", "calls")
-    assert [(call.node, call.lm, call.remark) for call in explain_langgraph(builder).lm_calls] == [
-        ("inner.x", M1, ""),
-        ("calls", f"{M1}, in the graph inner", "add that graph as a node, and convert again"),
-    ]
+    builder = StateGraph(State).add_node("inner", one_node(chats).compile()).add_node("far", chats)
+    builder.add_edge(START, "inner")
+    assert [(call.node, call.lm) for call in explain_langgraph(builder).lm_calls] == [("inner.x", M1)]

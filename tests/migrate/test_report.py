@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -81,8 +79,8 @@ Fields
   desk      Literal['support', 'billing']  replaces the value
   notes     list[str]                      is folded in by add
 
-These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them tuned, replace
-them one by one, for example so:
+These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them
+tuned, replace them one by one, for example so:
   from_langgraph(graph, nodes={
       'classify': dspy.Predict("letter -> desk: Literal['support', 'billing'], notes: list[str]"),
       # def support(messages, predict): ... return {'messages': [('ai', predict(conversation=...).reply)]}
@@ -158,27 +156,6 @@ def test_what_nodes_use_is_not_asked_for_anything() -> None:
     builder = StateGraph(Named).add_node("x", lambda state: proxy.items()).add_edge(START, "x")
     assert explain_langgraph(builder).problems == ()
     from_langgraph(builder).compile()
-
-
-# Without what LangGraph reserves.
-NAMES = st.text(
-    st.characters(codec="ascii", categories=["L", "P", "Z"], exclude_characters="|:"), min_size=1, max_size=200
-)
-NAMES = NAMES.filter(lambda name: not name.startswith("__"))
-
-
-@settings(max_examples=8)
-@given(st.lists(NAMES, min_size=1, max_size=4, unique=True), st.lists(NAMES, max_size=3))
-@example(["n" * 200, "two words " * 20], ["c" * 150])
-@example(["n"], ["no identifier " * 20])
-def test_it_fits_120_columns(names: list[str], fields: list[str]) -> None:
-    make: Any = TypedDict
-    builder: Any = StateGraph(make("Fields", {**State.__annotations__, **dict.fromkeys(fields, str)}))
-    for name in names:
-        builder.add_node(name, classify).add_edge(START, name)
-    lines = str(explain_langgraph(builder)).splitlines()
-    assert max(map(len, lines)) <= 120
-    assert "Nodes" in lines
 
 
 # --- nodes=

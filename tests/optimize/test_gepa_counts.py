@@ -1,4 +1,4 @@
-"""What `gepa.stats` counts, compared with calls that are counted where they are made; and what went wrong is in it."""
+"""Figures of `gepa.stats`, and what went wrong is in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dspyer import END, START, Graph, optimize
 from dspyer.errors import StoreError
 from dspyer.testing import ScriptedLM
 from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
-from tests.rows import in_turn
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -28,73 +27,10 @@ def tune(program: Any, lm: Any = None, metric: Any = BY_FIELD, **options: Any) -
     return tuned, gepa.stats
 
 
-def made(stats: Any) -> int:
-    return sum(one.lm_calls for one in stats.nodes.values())
-
-
-# --- LM calls
-
-
-@pytest.mark.parametrize(
-    ("settings", "threads"), in_turn([{}, {"disable_history": True}, {"max_history_size": 0}], [3, 1])
-)
-def test_calls_that_the_cache_of_dspy_answers_are_told_from_those_that_are_made(
-    settings: dict[str, Any], threads: int
-) -> None:
-    dspy.cache.enable_memory_cache = True
-    dspy.cache.reset_memory_cache()
-    lm = SkillLM(hard=ONE_EACH, cache=True)
-    with dspy.context(**settings):
-        _, stats = tune(chain(), lm, num_threads=threads)
-
-    cached = sum(one.lm_cached for one in stats.nodes.values())
-    assert made(stats) == len(lm.tasks)
-    assert cached == 3 * stats.metric_calls - len(lm.tasks) > 0
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_an_lm_that_the_metric_asks_is_no_node(plain: bool) -> None:
-    judge, ask = SkillLM({"c": RULES["c"]}), dspy.Predict(step("b", "c"))
-
-    def asked(b: int) -> None:
-        with dspy.context(lm=judge):
-            ask(b=b)
-
-    def judged(example: Any, b: int) -> bool:
-        asked(b)
-        return bool(b == example.b)
-
-    def whole(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
-        asked(pred.b)
-        return stepwise(example, pred, trace, pred_name, pred_trace)
-
-    lm = SkillLM(hard=ONE_EACH)
-    fields = {"a": optimize.equals("a"), "b": judged, "c": optimize.equals("c")}
-    _, stats = tune(chain(), lm, whole if plain else optimize.by_field(fields, goal="c"))
-
-    assert list(stats.nodes) == ["write_a", "write_b", "write_c"]
-    assert made(stats) == len(lm.tasks)
-    assert stats.other_lm_calls == len(judge.asked) > 0, "also of those for feedback and for culprits"
-
-
-def test_an_lm_that_a_function_asks_is_of_its_node() -> None:
-    def write(n: int) -> dict[str, Any]:
-        return {"a": dspy.Predict(step("n", "a"))(n=n).a}
-
-    graph = Graph(ChainState, name="Asking").add_node("write_a", write, writes=["a"])
-    graph.add_node("write_b", dspy.Predict(step("a", "b")))
-    metric = optimize.by_field({"b": optimize.equals("b")}, goal="b")
-    lm = SkillLM()
-    _, stats = tune(graph.add_path(START, "write_a", "write_b", END).compile(), lm, metric)
-
-    assert stats.nodes["write_a"].lm_calls == stats.nodes["write_b"].lm_calls == len(lm.tasks) / 2
-    assert not stats.other_lm_calls
-
-
 # --- a predictor that two nodes share
 
 
-def test_a_shared_predictor_is_selected_for_each_of_its_nodes_and_its_calls_are_of_the_node_that_made_them() -> None:
+def test_a_shared_predictor_is_selected_for_each_of_its_nodes() -> None:
     shared = dspy.Predict(step("n", "a"))
     graph = Graph(ChainState, name="Shared").add_node("first", shared)
     graph.add_node("second", shared, reads={"n": "a"}, writes={"a": "b"})
@@ -109,9 +45,8 @@ def test_a_shared_predictor_is_selected_for_each_of_its_nodes_and_its_calls_are_
     assert not stats.nodes["first"].culprit
     assert not stats.untunable
     assert tuned.second.signature.instructions == "Give a. RULE a"
-    rows = [(one.lm_calls, one.proposed, one.kept) for one in stats.nodes.values()]
+    rows = [(one.proposed, one.kept) for one in stats.nodes.values()]
     assert rows[0] == rows[1]
-    assert rows[0][0] == stats.metric_calls
 
 
 # --- what went wrong is visible, and does not end it

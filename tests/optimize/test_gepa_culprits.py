@@ -72,7 +72,6 @@ def test_all_culprits_of_a_minibatch_are_selected_and_nothing_else(threads: int)
     assert tuned.detailed_results.val_aggregate_scores[tuned.detailed_results.best_idx] == 1
     rows = gepa.stats.nodes
     assert [(rows[name].proposed, rows[name].kept) for name in rows] == [(1, 1), (1, 1), (1, 1)]
-    assert gepa.stats.reflection_calls == 3
 
 
 def test_a_culprit_that_is_no_predictor_or_frozen_is_never_selected_and_is_in_the_stats() -> None:
@@ -92,7 +91,6 @@ def test_a_culprit_that_is_no_predictor_or_frozen_is_never_selected_and_is_in_th
     assert [one.tunable for one in rows.values()] == [False, False, True]
     assert gepa.stats.untunable
     assert "write_b (not tunable)" in str(gepa.stats)
-    assert rows["write_b"].lm_calls == rows["write_c"].lm_calls == gepa.stats.metric_calls
 
 
 @pytest.mark.slow("two optimizations are compared")
@@ -152,7 +150,6 @@ def test_the_predictors_of_a_program_inside_a_node_are_selected_together() -> No
     assert both.components[0] == names[:2]
     rows = gepa.stats.nodes
     assert list(rows) == ["begin", "write_c"]
-    assert rows["begin"].lm_calls == 2 * rows["write_c"].lm_calls == 2 * gepa.stats.metric_calls
     assert other.stats.nodes["begin"].proposed >= 2
 
 
@@ -189,8 +186,6 @@ def test_a_module_without_a_graph_is_tuned_in_turn() -> None:
     _, gepa, selected = tune(ByHand(), metric=metric)
 
     assert selected.components[:2] == [["one"], ["two"]]
-    rows = gepa.stats.nodes
-    assert rows["one"].lm_calls == rows["two"].lm_calls == gepa.stats.metric_calls
     assert gepa.stats.judged == 0
 
 
@@ -210,7 +205,7 @@ def test_a_failed_example_does_not_stop_the_selector() -> None:
     tuned, gepa, selected = tune(program, SkillLM(), FIRST)
 
     assert selected.components
-    assert gepa.stats.nodes["fetch"].failed >= 5 + 3
+    assert gepa.stats.failed_runs >= 5 + 3
     assert tuned.write_a.signature.instructions == "Give a. RULE a"
     assert "failed" in str(gepa.stats)
 
@@ -222,7 +217,7 @@ def test_responses_that_do_not_parse_do_not_stop_the_selector(shown: bool) -> No
 
     _, gepa, selected = tune(program, add_format_failure_as_feedback=shown, max_metric_calls=20)
 
-    assert gepa.stats.nodes["write_b"].failed == gepa.stats.metric_calls
+    assert gepa.stats.failed_runs == gepa.stats.metric_calls
     assert all(components == ["write_b"] for components in selected.components) or not shown
     assert bool(selected.components) is shown
 
@@ -234,7 +229,7 @@ def test_responses_that_do_not_parse_do_not_stop_the_selector(shown: bool) -> No
 def test_stats_are_those_of_the_last_compile_and_do_not_depend_on_threads() -> None:
     program, lm = chain(), SkillLM(hard=ONE_EACH)
     _, gepa, selected = tune(program, lm)
-    first, calls = gepa.stats, len(lm.tasks)
+    first = gepa.stats
     figures = first.to_dict()
     with dspy.context(lm=lm):
         gepa.compile(program, trainset=examples(9), valset=examples(3, 100))
@@ -242,7 +237,6 @@ def test_stats_are_those_of_the_last_compile_and_do_not_depend_on_threads() -> N
 
     assert gepa.stats is not first
     assert first.to_dict() == gepa.stats.to_dict() == threaded.stats.to_dict() == figures
-    assert sum(one.lm_calls for one in first.nodes.values()) == calls == len(lm.tasks) / 2
     assert first.candidates == selected.kept / 2 + 1
 
 
@@ -259,8 +253,7 @@ def test_a_router_with_a_predictor_has_a_row_of_its_own_for_all_that_is_counted(
     rows = gepa.stats.nodes
     assert list(rows) == ["begin", "write_b", "choose"]
     assert {name for names in selected.components for name in names} == {"choose"}
-    assert rows["choose"].lm_calls == gepa.stats.metric_calls > rows["write_b"].lm_calls > 0
-    assert not rows["begin"].lm_calls + rows["begin"].culprit
+    assert not rows["begin"].culprit
 
 
 def test_an_edit_that_a_merge_brings_together_is_kept_once() -> None:
@@ -278,12 +271,11 @@ def test_the_table_and_its_forms() -> None:
     stats = gepa.stats
 
     assert str(stats).splitlines() == [
-        "node     culprit  proposed  kept  LM calls",
-        f"write_a        {stats.nodes['write_a'].culprit}         1     1        30",
-        f"write_b        {stats.nodes['write_b'].culprit}         1     1        30",
-        f"write_c        {stats.nodes['write_c'].culprit}         1     1        30",
-        "metric calls: 30",
-        "reflection calls: 3 made; 0 repeated proposals asked for anew",
+        "node     culprit  suspect  proposed  kept",
+        f"write_a        {stats.nodes['write_a'].culprit}        0         1     1",
+        f"write_b        {stats.nodes['write_b'].culprit}        0         1     1",
+        f"write_c        {stats.nodes['write_c'].culprit}        0         1     1",
+        "metric calls: 30; 0 repeated proposals asked for anew",
         "3 candidates, the given program included",
     ]
     assert stats.to_dict()["nodes"][0]["node"] == "write_a"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import dspy
 import pytest
 
 from dspyer import END, START, Graph, optimize
-from tests.optimize.skills import ChainState, SkillLM, chain, examples, step, stepwise
+from tests.optimize.skills import ChainState, SkillLM, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -47,35 +46,6 @@ def tune(program: Any, lm: Any = None, metric: Any = stepwise, **options: Any) -
     return tuned, gepa.stats, strong
 
 
-def test_the_node_of_a_run_that_failed_is_named() -> None:
-    seen: Counter[int] = Counter()
-
-    def fetch(n: int) -> dict[str, Any]:
-        seen[n] += 1
-        if n == 2 and seen[n] < 3:
-            raise ConnectionError("no route")
-        return {"b": n}
-
-    graph = Graph(ChainState, name="Fetching").add_node("fetch", fetch, writes=["b"])
-    graph.add_node("write", dspy.Predict(step("n", "a")))
-    program = graph.add_path(START, "fetch", "write", END).compile()
-    train = examples(3)
-    _, stats, _ = tune(program, metric=first_step, train=train, val=train, max_metric_calls=30)
-
-    assert stats.nodes["fetch"].failed == 2
-    assert not stats.nodes["fetch"].tunable
-    assert "fetch (not tunable)" in str(stats)
-
-
-def test_a_response_that_cannot_be_parsed_is_a_failure_of_its_node() -> None:
-    program = chain()
-    program.write_b.signature = program.write_b.signature.with_instructions("BREAK")
-
-    _, stats, _ = tune(program, component_selector=only("write_c"), max_metric_calls=10)
-
-    assert stats.nodes["write_b"].failed == stats.metric_calls
-
-
 def test_a_module_around_the_graph_counts_as_run() -> None:
     class Around(dspy.Module):
         def __init__(self) -> None:
@@ -87,11 +57,9 @@ def test_a_module_around_the_graph_counts_as_run() -> None:
             return self.graph(n=self.shift(n=n).a % 2)
 
     lm = SkillLM()
-    _, stats, _ = tune(Around(), lm, lambda *args: 0.5, component_selector=only("shift"))
+    tune(Around(), lm, lambda *args: 0.5, component_selector=only("shift"))
 
     assert len({one.text for one in lm.tasks if "RULE" in one.text}) > 3, "an edit of `shift` runs the program again"
-    assert stats.nodes["shift"].lm_calls
-    assert stats.nodes["left"].lm_calls + stats.nodes["right"].lm_calls + stats.nodes["shift"].lm_calls == len(lm.asked)
 
 
 # --- proposals
@@ -107,7 +75,7 @@ def test_a_repeated_proposal_is_asked_for_with_another_rollout_id() -> None:
     rollouts = [one.rollout for one in strong.asked if one.rollout is not None]
     assert 0 < stats.repeated <= len(rollouts)
     assert set(rollouts) == {10**6 * number for number in range(1, len(set(rollouts)) + 1)}
-    assert len({(one.text, one.rollout) for one in strong.asked}) == len(strong.asked) == stats.reflection_calls
+    assert len({(one.text, one.rollout) for one in strong.asked}) == len(strong.asked)
 
 
 def test_an_unusable_proposal_is_asked_for_anew() -> None:

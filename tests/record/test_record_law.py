@@ -28,6 +28,7 @@ from dspyer import (
     CompiledGraph,
     Context,
     Graph,
+    Kept,
     Retry,
     Run,
     Send,
@@ -52,7 +53,7 @@ class Board(BaseModel):
     count: Annotated[int, reducers.increment] = 0
     note: Annotated[str, live()] = ""
     said: Annotated[list[str], reducers.append, live] = []
-    value: Any = None
+    value: Kept[Any] = None
     rows: list[int] = []
     out: list[int] = []
     lost: list[Any] = []

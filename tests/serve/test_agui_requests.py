@@ -118,13 +118,13 @@ OK, COPIES = "ada/t.1/0:0/ok", "ada/t.1/1:0/copies"
         ([], "waiting", "waits for an answer"),
         (
             [resolved(OK, True), resolved(OK, False), resolved(COPIES, 1)],
-            "invalid_resume",
+            "invalid",
             "an interrupt has two answers",
         ),
-        ([resolved(OK, True)], "invalid_resume", f"`resume` lacks '{COPIES}'"),
-        ([resolved(OK, True), cancelled(COPIES)], "invalid_resume", "answer all interrupts or cancel all"),
-        ([cancelled(OK), cancelled("other")], "invalid_resume", "there is no open interrupt 'other'"),
-        ([cancelled(OK)], "invalid_resume", f"`resume` lacks '{COPIES}'"),
+        ([resolved(OK, True)], "invalid", f"`resume` lacks '{COPIES}'"),
+        ([resolved(OK, True), cancelled(COPIES)], "invalid", "answer all interrupts or cancel all"),
+        ([cancelled(OK), cancelled("other")], "invalid", "there is no open interrupt 'other'"),
+        ([cancelled(OK)], "invalid", f"`resume` lacks '{COPIES}'"),
         ([resolved(OK, True), resolved(COPIES, 1), resolved("other", 1)], "conflict", ""),
         ([resolved(OK, True), resolved(COPIES, "many")], "invalid", "not valid"),
         ([resolved(OK, None), resolved(COPIES, 1)], "invalid", "not valid"),
@@ -160,11 +160,11 @@ def test_questions_that_are_cancelled_end_their_run_and_the_next_message_starts_
 def test_questions_that_were_answered_cannot_be_cancelled_any_more() -> None:
     app = app_of(letter("ok", "copies"))
     (refused,) = send(app, body(resume=[cancelled("bob/t.1/0:0/ok")]))  # of another user, and nothing has begun
-    assert (refused["code"], refused["message"]) == ("invalid_resume", "there is no open interrupt 'bob/t.1/0:0/ok'")
+    assert (refused["code"], refused["message"]) == ("invalid", "there is no open interrupt 'bob/t.1/0:0/ok'")
     send(app, body("it"))
     send(app, body(run="r2", resume=[resolved(OK, True), resolved(COPIES, 1)]))
     (refused,) = send(app, body(run="r3", resume=[cancelled(OK), cancelled(COPIES)]))
-    assert refused["code"] == "invalid_resume"
+    assert refused["code"] == "invalid"
 
 
 def test_a_message_that_is_sent_again_is_asked_the_same_question() -> None:
