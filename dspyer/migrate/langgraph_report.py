@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Command
 
-from dspyer.display import table_lines
+from dspyer.display import count_of, table_lines
 from dspyer.migrate.code_reading import NodeCode, is_a, main_function, read_code
 from dspyer.migrate.unsupported import FoundNode
 from dspyer.nodes.callables import attributes_of
@@ -171,8 +171,7 @@ def _type_text(channel: BaseChannel[Any, Any, Any]) -> str:
 def node_kind(runnable: object) -> str:
     """The kind of a node, in a few words."""
     if isinstance(runnable, CompiledStateGraph):
-        number = len(runnable.builder.nodes)
-        return f"graph of {number} node{'s' * (number != 1)}"
+        return f"graph of {count_of(len(runnable.builder.nodes), 'node')}"
     if isinstance(runnable, (PregelProtocol, ToolNode)):
         return type(runnable).__name__
     fn = main_function(runnable)
@@ -220,8 +219,7 @@ class LangGraphReport:
     def _verdict(self) -> str:
         if not self.problems:
             return "This graph can be converted: from_langgraph(graph)."
-        number = len(self.problems)
-        return f"This graph cannot be converted as it is: {number} problem{'s' * (number != 1)}."
+        return f"This graph cannot be converted as it is: {count_of(len(self.problems), 'problem')}."
 
     def _node_lines(self) -> list[str]:
         if not self._nodes:

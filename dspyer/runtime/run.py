@@ -38,7 +38,7 @@ from dspyer.redaction import Redactor
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Count, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import START
@@ -249,8 +249,7 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
-        # Its own index: that of the session goes on with the log of the session.
-        self._fields = Fields(session.fields.origin)
+        self._fields = session.fields
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
