@@ -41,6 +41,7 @@ RECORD: Places = {
 }
 """Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
+# What an HTML parser takes for markup, and the line ends that only JSON allows inside of a text.
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
@@ -61,6 +62,8 @@ class SharedValues:
         if isinstance(value, (list, tuple)):
             items = tuple(map(self.place, value))
             return self._enter(("list", items), list(items))
+        # The type is a part of the key, since 1, 1.0 and True are equal in Python and three values in JSON; and NaN is
+        # not equal to itself.
         return self._enter((type(value), value if value == value else None, str(value)), value)
 
     def place_once(self, value: Any) -> int:
@@ -121,6 +124,7 @@ def write_file(data: Any, path: str | os.PathLike[str]) -> Path:
 def fill_page(data: Any) -> str:
     """The page with its script, its styles and its data inside; a policy lets nothing else run or be loaded."""
     script, styles = ((PAGE / name).read_text(encoding="utf-8") for name in ("app.js", "app.css"))
+    # In the file itself: it is opened from a disk, where no server sends headers.
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -134,6 +138,7 @@ def fill_page(data: Any) -> str:
         '<script src="app.js"></script>': f"{embedded}\n<script>{script}</script>",
     }
     for mark, inside in parts.items():
+        # The first place alone: the script and the data behind it may hold the same text.
         before, found, after = page.partition(mark)
         assert found, f"the page lacks {mark}"
         page = f"{before}{inside}{after}"

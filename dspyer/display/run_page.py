@@ -130,6 +130,7 @@ class RunAnswers:
         is_readable = step.status != "unreadable"
         before = self._values(step.after[0]) if step.after and is_readable else None
         after = self._values(step.id) if is_readable else None
+        # From what may be shown: the difference of the states themselves would tell what is hidden in them.
         differing = ImmutableState(before or {}).diff(ImmutableState(after or {}))
         return {
             "commit": changed(step.commit, reason=step.reason).to_dict(),
@@ -261,6 +262,7 @@ def write_page(
     answers, values = RunAnswers(record), SharedValues()
     said: dict[str, list[Any]] = {}
     for event in events:
+        # What the built-in ones say is in the steps.
         inside = () if is_built_in(event) else path_of_event(event)[depth:]
         if inside:
             said.setdefault(outermost_execution(inside[0]), []).append({"text": told(event), "event": event.to_dict()})

@@ -310,16 +310,14 @@ class Submitted(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
 class Visit:
     """One visit of a node: how it ended, as far as the commits up to now show it."""
 
-    __slots__ = ("duration", "node", "outcome", "refused")
-
-    def __init__(self, node: str, outcome: str, duration: float = 0.0) -> None:
-        self.node = node
-        self.outcome = outcome
-        self.duration = duration
-        self.refused = False
+    node: str
+    outcome: str
+    duration: float
+    refused: bool = False
 
 
 class VisitCounter:
@@ -459,6 +457,7 @@ class VisitCounter:
         stats.lm_cached = (stats.lm_cached or 0) + call.cached
         stats.fallbacks = (stats.fallbacks or 0) + call.fallback
         stats.tokens = (stats.tokens or 0) + call.tokens
+        # One call without a price makes the cost unknown: the sum of the others would look like all of it.
         stats.cost = None if cost is None or stats.cost is None else stats.cost + cost
         if visit.refused:
             stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
@@ -472,6 +471,8 @@ class VisitCounter:
     def ended(self) -> list[NodeStats]:
         """The figures of the nodes that ran."""
         for visit in self._visits.values():
+            # A visit whose output is still refused when the run ends counts in none of these: its correction may yet
+            # come.
             if visit.outcome in ("first_try", "retried", "corrected", "accepted", "failed"):
                 stats = self._stats[visit.node]
                 setattr(stats, visit.outcome, getattr(stats, visit.outcome) + 1)

@@ -148,7 +148,7 @@ class Actions:
 
 
 def _each(given: Mapping[str, Any], read: Callable[[str, Any], Any], refusal: str) -> dict[str, Any]:
-    """What is read by name, each for itself: the page shows each problem beside its field."""
+    """Values read by name, each for itself: the page shows each problem beside its field."""
     found, problems = {}, {}
     for name, one in given.items():
         try:
