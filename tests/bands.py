@@ -15,7 +15,8 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "InsideRun ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
+        "InsideRun SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "

@@ -223,10 +223,7 @@ def _router_writes(ways: Iterable[Exit]) -> Iterator[list[str]]:
 
 
 def _policy_facts(policies: Policies) -> list[list[str]]:
-    found = [[".".join(map(str, rule.pattern.segments)), rule.policy.name] for rule in policies.rules]
-    if policies.otherwise is not None:
-        return found + _policy_facts(policies.otherwise)
-    return [*found, ["**", policies.default.name]] if policies.given else found
+    return [[".".join(map(str, rule.pattern.segments)), rule.policy.name] for rule in policies.rules]
 
 
 # --- may the graph continue the thread?
