@@ -39,7 +39,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import InsideRun, ProgramStep
+from dspyer.nodes.steps import InsideRun, program_step
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -364,7 +364,7 @@ class ProgramAction(ToolAction):
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[Command[Any]]:
         """Run the program; returns its outputs and what it writes."""
         program, inputs, session = self._begun(call, args)
-        return self._ended(program, inputs, session, (yield ProgramStep(program, inputs), call))
+        return self._ended(program, inputs, session, (yield program_step(program, inputs, call)))
 
     def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[Any, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""

@@ -63,7 +63,7 @@ from dspyer.log.rows import (
     first_version,
     frozen_conflicts,
 )
-from dspyer.log.time_travel import HistoryCache, Moment
+from dspyer.log.time_travel import Moment
 from dspyer.message_list import EMPTY, Remove, edited
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import run_script
@@ -172,11 +172,11 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     records.resumes = 0  # what follows is done anew: its resumes without progress are counted from here
     thread.count_before(records, prefix.run, head.row.root)
     thread.compatibility.check_graph(prefix.run)
-    _, names = thread.compatibility.allowed(prefix.run, True)  # a rerun is one of the graph as it is now
-    run_start, migration = thread.rebuild_adapted(prefix.run, records, adapt=names is not None)
-    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
+    changed = thread.compatibility.changed(prefix.run)  # a rerun is one of the graph as it is now
+    run_start, migration = thread.rebuild_adapted(prefix.run, records, changed)
+    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
-    blobs = NO_BLOBS if names is None else thread.compatibility.fingerprint.blobs
+    blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS
     rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
@@ -375,7 +375,7 @@ def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> tuple[RunState,
     if len(branches) != 1:
         raise ThreadError(
             f"{len(branches)} branches of thread {thread.name!r} are active there, and a manual change must be one "
-            f"that all of them share. {_nearest_single_branch(thread.history.cache.listed(), prefix.number)}"
+            f"that all of them share. {_nearest_single_branch(thread.history.listed(), prefix.number)}"
         )
     (branch,) = branches
     if branch.head < 0:
@@ -541,7 +541,15 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         return False
     if head.row.head is None:
         raise ThreadError(f"thread {thread.name!r} has no run yet: make it with other.copy(to={thread.name!r})")
-    history, left, right = _histories(thread.history.cache, head.row, other_head.row)
+    history = thread.history.extended(head.row, other_head.row)
+    root = other_head.row.root
+    if root != head.row.root and root in history.roots.intersection(history.runs_behind([other_head.row.head])):
+        raise ThreadError(
+            f"history of thread {other.name!r} was pruned, and thread {thread.name!r} has no commit where it begins: "
+            f"merge {thread.name!r} into {other.name!r}, or a copy of it"
+        )
+    # The last commit of each that all its branches shared.
+    left, right = (history.runs[at].trunk_index for at in (head.row.head, other_head.row.head))
     ours = set(ancestry(history.log, [] if left is None else [left]))
     if right is None or right in ours:
         return False
@@ -553,7 +561,14 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     if base is not None:
         merged = _merge_states(thread.history.state_of(base), topology.schema, head.state, other_head.state, policies)
     elif related and left is not None:
-        merged = _merge_lineages(history, left, right, other.name, _deciding(thread, policies))
+
+        def deciding(path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
+            # Fields that last for one run only take the other thread's value.
+            return (
+                policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
+            )
+
+        merged = _merge_lineages(history, left, right, other.name, deciding)
     else:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have no commit in common, so that no common state "
@@ -572,28 +587,6 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=merged.winners)
     _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row.row(), "completed"))
     return True
-
-
-def _deciding(thread: StoredThread, policies: Policies) -> PolicyLookup:
-    """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
-
-    def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-        return policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
-
-    return deciding
-
-
-def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:
-    """The history of two threads, and the last commit of each that all its branches shared."""
-    assert left.head is not None
-    assert right.head is not None
-    history = cache.extended(left, right)
-    if right.root != left.root and right.root in history.roots.intersection(history.runs_behind([right.head])):
-        raise ThreadError(
-            f"history of thread {right.name!r} was pruned, and thread {left.name!r} has no commit where it begins: "
-            f"merge {left.name!r} into {right.name!r}, or a copy of it"
-        )
-    return history, history.runs[left.head].trunk_index, history.runs[right.head].trunk_index
 
 
 def _merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
@@ -621,17 +614,12 @@ def _merge_states(
         value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
-    patch = _patch_between(schema, left, merged)
-    return MergeResult(patch, merged)
-
-
-def _patch_between(schema: Schema, left: ImmutableState, merged: ImmutableState) -> dict[str, Any]:
-    """A patch from one state to another. What reducers fold is replaced: no update of either side leads there."""
     patch = diff(left, merged)
     for field in patch:
+        # What reducers fold is replaced: no update of either side leads there.
         if schema.reducer(field) is not None and patch[field] is not DELETE:
             patch[field] = Replace(merged.raw(field))
-    return patch
+    return MergeResult(patch, merged)
 
 
 # --- delete: what other threads still reach stays
@@ -660,7 +648,7 @@ def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> De
     check_flags(take_over=take_over)
     store, reader, name = thread.store, thread.reader, thread.name
     row = thread.existing_row(take_over)
-    listed = thread.history.cache.listed()
+    listed = thread.history.listed()
     history, run_end = listed.history, listed.runs[listed.index_of(before)]
     parents = history.runs[run_end].parents
     if len(parents) > 1:
