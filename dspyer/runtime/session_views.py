@@ -8,6 +8,8 @@ the reads of views are recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import field as made
 from functools import partial
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,6 +114,7 @@ class RunViews(ViewSource):
         return f"{left} left of {topology.max_steps}: come to an end."
 
 
+@dataclass(slots=True, eq=False)
 class Fields:
     """The parts of each field of a run at each of its commits, computed when asked for.
 
@@ -123,32 +126,26 @@ class Fields:
         id_prefixes: what the ids of the commits of earlier processes begin with (see `RunStart`).
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        whole_values: bool,
-        prefix: str = "",
-        earlier: EarlierCommits | None = None,
-        id_prefixes: tuple[tuple[int, str], ...] = (),
-    ) -> None:
-        self.schema = schema
-        self._earlier = earlier
-        self._of = whole_values, prefix, id_prefixes
-        self._indexes: dict[str, FieldIndexes] = {}
-        self._lock = Lock()  # nodes that run at once read views, and so extend one index
+    schema: Schema
+    whole_values: bool
+    prefix: str = ""
+    earlier: EarlierCommits | None = None
+    id_prefixes: tuple[tuple[int, str], ...] = ()
+    _indexes: dict[str, FieldIndexes] = made(init=False, default_factory=dict)
+    _lock: Any = made(init=False, default_factory=Lock)  # nodes that run at once extend one index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        whole, prefix, prefixes = self._of
         # A copy in another process is without the earlier runs of a thread, which are in its store.
-        return Fields, (self.schema, whole, prefix, self._earlier and _not_copied, prefixes)
+        earlier = self.earlier and _not_copied
+        return Fields, (self.schema, self.whole_values, self.prefix, earlier, self.id_prefixes)
 
     def indexed(self, field: str) -> IndexedField | None:
         """The rule by which the parts of a field follow from its updates; None if it has no parts."""
-        return IndexedField.of(self.schema.fields.get(field), *self._of)
+        return IndexedField.of(self.schema.fields.get(field), self.whole_values, self.prefix, self.id_prefixes)
 
     def log(self, log: Log, field: str) -> Log:
         """The log of a run after the commits of earlier runs, as far as they concern `field` ("" for none)."""
-        earlier = self._earlier
+        earlier = self.earlier
         return log if earlier is None else ThreadLog(log, lambda: earlier(field))
 
     def index(self, field: str, log: Log, log_index: int) -> FieldIndex | None:
@@ -161,7 +158,7 @@ class Fields:
         with self._lock:
             found = self._indexes.get(field)
             if found is None:
-                of, earlier = self.indexed(field), self._earlier
+                of, earlier = self.indexed(field), self.earlier
                 if of is None:
                     return None
                 found = self._indexes[field] = FieldIndexes(of)
