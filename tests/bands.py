@@ -51,8 +51,8 @@ NOT_YET: dict[str, str] = {
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps call_async "
-        "executing record_lm_calls subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps "
+        "call_async executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
@@ -88,9 +88,9 @@ NOT_YET: dict[str, str] = {
     "testing.store_processes": "blob_id",
     "testing.store_samples": "Content MAX_INLINE",
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Fields PersistentMap PriorHistory Router RunViews "
-        "answer_source build_node check_resources check_send condensed executing_here first_of given giving "
-        "node_options plain_patch resources_of signature_of"
+        "Answers Attempt AttemptHost Branch Fields PersistentMap PriorHistory Router RunViews answer_source "
+        "build_node check_resources check_send condensed executing_here first_of given giving node_options "
+        "plain_patch resources_of signature_of"
     ),
     "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
 }

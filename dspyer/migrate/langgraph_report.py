@@ -57,16 +57,6 @@ class LMNode:
     remark: str = ""
 
 
-def lm_nodes(nodes: Iterable[FoundNode]) -> list[LMNode]:
-    """The nodes that call an LM, in the order of the graph, without those that are graphs."""
-    found = []
-    for node in nodes:
-        # A graph has rows of its own for its nodes.
-        if not isinstance(node.runnable, PregelProtocol):
-            found += [made for made in [_lm_node(node, read_code(node.runnable))] if made]
-    return found
-
-
 def _lm_node(node: FoundNode, code: NodeCode) -> LMNode | None:
     modules = code.values(dspy.Module)
     if modules:
@@ -330,4 +320,8 @@ def _in_order(nodes: Sequence[FoundNode], path: str) -> Iterator[FoundNode]:
 def make_report(problems: Iterable[str], notes: Iterable[str], nodes: Iterable[FoundNode] = ()) -> LangGraphReport:
     """The report of what a conversion has found."""
     found = tuple(_in_order(list(nodes), ""))
-    return LangGraphReport(tuple(problems), tuple(notes), tuple(lm_nodes(found)), found)
+    # A graph has rows of its own for its nodes.
+    calls = [
+        _lm_node(node, read_code(node.runnable)) for node in found if not isinstance(node.runnable, PregelProtocol)
+    ]
+    return LangGraphReport(tuple(problems), tuple(notes), tuple([one for one in calls if one is not None]), found)

@@ -217,6 +217,7 @@ def _call(
     # A view may ask who wrote a value: the test did.
     log = PriorHistory.of_state(current, START).log
     views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
+    # The answers of the test first: those of the program would hide what it asks.
     host = AttemptHost(first_of(answer_source(answers), program.graph.answer), program, given, views)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
     return Call(current, Context("test", node, delegate=attempt), program, None, given)
