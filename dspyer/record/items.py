@@ -58,14 +58,14 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
     stop = next((one for one in reversed(list(steps.stops(ending))) if one.node == node), None)
     if stop is not None:
         parents = tuple([steps.places[head.id] for head in stop.heads.values()])
-        known = (*ending.failed, *ending.failures)
-        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, known)
+        attempts = (*ending.failed, *ending.failures)
+        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, attempts)
     results, failures = dict[int, Any](), dict[int, Failure]()
     entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
     if entry is not None and entry.commit.failure is not None:  # an error edge took it, and closed its questions
         commit = entry.commit
-        known = (*commit.failed_attempts, entry.commit.failure)
-        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, known)
+        attempts = (*commit.failed_attempts, entry.commit.failure)
+        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, attempts)
         return left._replace(waiting=0)
     if entry is not None:
         for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
@@ -87,7 +87,7 @@ def _items_left(
     branch: tuple[int, ...],
     parents: tuple[int, ...],
     failure: Failure | None,
-    known: Iterable[Failure],
+    attempts: Iterable[Failure],
 ) -> Items:
     """The items of a map that has not ended, or that has failed: its execution has committed none of them."""
     mapped, facts = steps.graph.maps[node], steps.facts.get(local)
@@ -102,7 +102,7 @@ def _items_left(
         results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
         open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
         waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
-    failed = [one for one in known if is_within(one.execution, local)]
+    failed = [one for one in attempts if is_within(one.execution, local)]
     failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
     if failure is not None and (found := _NOTE.search(failure.traceback)) and not failures:
         failures[int(found[1])] = failure
