@@ -146,7 +146,13 @@ class ModeNode(Node):
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""
         warning = warning_of(call)
-        return with_warning((yield from self._turn(call, warning)), warning)
+        reply = yield from self._turn(call, warning)
+        # The warning comes before the turn that it was shown to.
+        return (
+            reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
+            if warning
+            else reply
+        )
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw(MESSAGES)
@@ -203,11 +209,12 @@ class ModeNode(Node):
                     raise
         # A demo with tools would hold functions, which no file can save.
         without_tools(before)
-        calls = _tool_calls(found)
+        given = getattr(found, "tool_calls", None)
+        calls = [] if given is None else ToolCalls.model_validate(given).tool_calls
         if not calls:  # no turn, and so no example of one
             # Steps that are set apart stay in the trace of the run, and become no demos.
             set_steps_apart(before)
-        return found, calls
+        return found, [one.model_copy(update=with_valid_text(dict(one))) for one in calls]
 
     def _tools(self, call: Call, prompt: TurnPrompt) -> list[Tool]:
         """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
@@ -269,13 +276,6 @@ def is_retried(call: Call, error: Exception) -> bool:
     return policy is not None and policy.pause(call.attempt, error) is not None
 
 
-def with_warning(reply: Reply, warning: str) -> Reply:
-    """The reply with the warning as a message before its own."""
-    if not warning:
-        return reply
-    return reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
-
-
 def without_tools(count: int) -> None:
     """Take the tools out of the steps of the recording around the caller, but for the first `count`."""
     trace = dspy.settings.get(TRACE)
@@ -283,9 +283,3 @@ def without_tools(count: int) -> None:
         predictor, inputs, outputs = trace[index]
         if "tools" in inputs:
             trace[index] = predictor, {name: value for name, value in inputs.items() if name != "tools"}, outputs
-
-
-def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
-    found = getattr(prediction, "tool_calls", None)
-    calls = [] if found is None else ToolCalls.model_validate(found).tool_calls
-    return [one.model_copy(update=with_valid_text(dict(one))) for one in calls]

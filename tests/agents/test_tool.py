@@ -545,10 +545,10 @@ def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
 
 
 def test_an_error_of_a_graph_says_where_it_was_given() -> None:
-    for given, check, place in ((look_up, Graph(), "the check of tool 'look_up'"), (Graph(), None, "a tool")):
+    for given, check, place in ((look_up, Graph(), "look_up.check"), (Graph(), None, "tool")):
         with pytest.raises(GraphError, match="nothing starts") as refusal:
             agents.tool(given, check=check)
-        assert refusal.value.__notes__ == [f"in the graph that was given as {place}"]
+        assert refusal.value.__notes__ == [f"in the graph 'Graph' that was given for node {place!r}"]
 
 
 def test_all_problems_of_a_tool_are_reported_together() -> None:
