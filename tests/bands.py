@@ -10,8 +10,7 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (

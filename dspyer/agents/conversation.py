@@ -599,9 +599,6 @@ class AgentPart(KindOptions):
 # Which messages of a conversation a mode shows: the plan of `context=`, and the rendering of one call.
 
 
-ContextFunction = Callable[..., Any]
-"""A pure function of the conversation and other fields that returns the messages to show."""
-
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""
 
@@ -790,7 +787,7 @@ READ_ON = "Reads on in the result of a call that is shown cut: gives the text fr
 
 
 def plan_rendering(
-    context: View | ContextFunction | None, how: Shown, options: NodeOptions, problems: list[str]
+    context: View | Callable[..., Any] | None, how: Shown, options: NodeOptions, problems: list[str]
 ) -> tuple[Rendering, Mapping[str, str], frozenset[str]]:
     """Decide which messages a mode with these options shows, and how; adds what is wrong to `problems`.
 

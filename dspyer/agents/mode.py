@@ -7,7 +7,7 @@ state: the node passes them at each call, and takes them out of the trace, from 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +22,6 @@ from dspyer.agents.conversation import (
     SUBMIT,
     THOUGHT,
     TURN,
-    ContextFunction,
     Rendering,
     Shown,
     TurnPrompt,
@@ -69,7 +68,7 @@ def build_mode(
     nodes: frozenset[str],
     max_turns: int,
     how: Shown,
-    context: ContextFunction | None,
+    context: Callable[..., Any] | None,
     handoffs: frozenset[str],
     options: NodeOptions,
 ) -> Built:

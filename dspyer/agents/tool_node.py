@@ -32,7 +32,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
+from dspyer.agents.conversation import ARGS, HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
 from dspyer.agents.tool_action import (
     BuiltAction,
     FunctionAction,
@@ -190,7 +190,6 @@ def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
 CHECK = "check"
 """The attribute of a check's module in what the program holds for the tool: `program.mail.check`."""
 
-ARGS = "args"
 SEEN = ("tool", ARGS, "result")
 """What a check reads besides fields."""
 
