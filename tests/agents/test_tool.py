@@ -487,7 +487,7 @@ def test_a_module_is_tuned_under_the_name_of_its_tool() -> None:
 
     module = dspy.ChainOfThought("text, style -> summary")
     tool = agents.tool(module, name="summarize", reads=["style"], writes={"summary": "best"})
-    assert tool.desc == "Given the fields `text`, `style`, produce the fields `summary`."
+    assert tool.tool.desc == "Given the fields `text`, `style`, produce the fields `summary`."
     program = agent(tool, schema=Inputs)
     assert [name for name, _ in program.named_predictors()] == ["react", "summarize.predict"]
     script = [turn(("summarize", {"text": "long"})), {"reasoning": "r", "summary": "a tide"}, SUBMIT]
