@@ -142,10 +142,9 @@ def assemble(plan: AgentPlan) -> Graph:
         rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
-        handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
-        predictor, callable_tools = predictors[name], tuple(reacts[name].tools.values())
-        build = partial(build_mode, predictor, callable_tools, own, given.max_turns, shown[name], fn, handoffs)
-        graph.add_node(name, AgentPart(build, "take_turn", (predictor,)), reads=reads)
+        react = reacts[name]
+        build = partial(build_mode, react.react, tuple(react.tools.values()), own, given.max_turns, shown[name], fn)
+        graph.add_node(name, AgentPart(build, "take_turn", (react.react,)), reads=reads)
     for tool in tools.values():
         fields = () if given.schema is None else tuple(given.schema.model_fields)
         graph.add_node(
@@ -158,8 +157,8 @@ def assemble(plan: AgentPlan) -> Graph:
         )
         graph.add_edge(tool.name, SETTLE)
     after = END if given.check is None else CHECK
-    # Each mode has the same `submit`.
-    settle = partial(build_settle, reacts[name].tools[SUBMIT], tuple(task.output_fields), rules, after, compact)
+    submit = next(iter(reacts.values())).tools[SUBMIT]  # each mode has the same one
+    settle = partial(build_settle, submit, tuple(task.output_fields), rules, after, compact)
     decides = tuple([fn for rule in rules.values() for fn in (rule.route, rule.guard) if fn is not None])
     graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
     if compact is not None:

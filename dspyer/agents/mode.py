@@ -69,7 +69,6 @@ def build_mode(
     max_turns: int,
     how: Shown,
     context: Callable[..., Any] | None,
-    handoffs: frozenset[str],
     options: NodeOptions,
 ) -> Built:
     """The node of a mode.
@@ -77,11 +76,10 @@ def build_mode(
     Args:
         predictor: takes the turns; made by `dspy.ReActV2`.
         tools: what the model may call, in the order in which it is shown: with `submit`.
-        nodes: the tools among them that are nodes.
+        nodes: the tools among them that are nodes. By others, but for `submit`, the model hands off.
         max_turns: the most ordinary turns of a run.
         how: how messages are shown.
         context: selects the messages to show, unless the node reads a view of them.
-        handoffs: the tools by which the model hands off; their descriptions are instructions of other modes.
         options: those of the node.
     """
     found = Flaws(options.who)
@@ -89,7 +87,8 @@ def build_mode(
     templates = plan_templates([predictor], options, reads, found)
     # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
     # are templates.
-    told = {tool.name: tool.desc or "" for tool in tools if tool.name in handoffs and is_template(tool.desc or "")}
+    told = {tool.name: tool.desc or "" for tool in tools if tool.name not in (*nodes, SUBMIT)}
+    told = {name: text for name, text in told.items() if is_template(text)}
     named = [name for text in told.values() for name in names_in(text) if name in options.schema.fields]
     templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
     node = ModeNode(
