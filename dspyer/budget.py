@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from dspyer import clock
 from dspyer.errors import BudgetError, InputError, with_article
+from dspyer.values.frozen import FrozenDict
 from dspyer.values.scalars import is_number, is_whole_number
 from dspyer.waiting import StopSignal
 
@@ -66,7 +65,7 @@ class Budget:
         if all(getattr(self, name) is None for name in _LIMITS):
             raise ValueError("Budget() has no limit: give tokens, cost (USD), requests, seconds or node_calls")
         # A frozen dataclass that holds a dict could still be changed through it, also by the caller who gave the dict.
-        object.__setattr__(self, "prices", MappingProxyType(_checked_prices(self.prices)))
+        object.__setattr__(self, "prices", FrozenDict(_checked_prices(self.prices)))
 
     @classmethod
     def of(cls, given: Self | None) -> Self | None:
@@ -82,11 +81,6 @@ class Budget:
         if given is None or isinstance(given, cls):
             return given
         raise TypeError(f"budget={given!r}: give a dspyer.Budget, for example Budget(cost=0.50), or None")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A mapping proxy cannot be pickled, and a program that is pickled holds its budget.
-        limits = {name: getattr(self, name) for name in _LIMITS}
-        return partial(type(self), **limits, prices=dict(self.prices)), ()
 
 
 def _check_limit(name: str, limit: object) -> None:

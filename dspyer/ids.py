@@ -195,7 +195,8 @@ def whole_execution(execution: str) -> str:
         >>> whole_execution("trunk:2[0]"), whole_execution("trunk:2")
         ('trunk:2', 'trunk:2')
     """
-    return execution.removesuffix(Address.parse(execution).part) if execution.endswith("]") else execution
+    # Keys have no brackets of their own, and the name of a thread, which may have some, ends before the last slash.
+    return execution[: execution.find("[", execution.rfind("/") + 1)] if execution.endswith("]") else execution
 
 
 def outermost_execution(execution: str) -> str:

@@ -199,15 +199,12 @@ def seal(patch: Mapping[Any, Any]) -> SealedPatch:
 _MAPPINGS = (dict, FrozenDict, SealedPatch)
 
 
-def apply(
-    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: KeyPath = (), net: dict[Any, Any] | None = None
-) -> Any:
+def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], net: dict[Any, Any] | None = None) -> Any:
     """Apply a patch: mappings merge deeply, `None` and `DELETE` delete, everything else replaces.
 
     Args:
         value: the frozen mapping to patch.
         patch: the patch, with the markers `DELETE` and `Replace`.
-        path: the path of `value`, for error messages.
         net: a dict that receives the net change, as `diff` would give it, without comparing keys that the patch does
             not name.
 
@@ -231,9 +228,9 @@ def apply(
             f"such as {{'key': value}} (for a model: model.model_dump())"
         )
     try:
-        return _apply(value, patch, path, MAX_DEPTH, net)
+        return _apply(value, patch, (), MAX_DEPTH, net)
     except TooDeepError:
-        refuse_depth(path, PatchError)
+        refuse_depth((), PatchError)
 
 
 def _apply(

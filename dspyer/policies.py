@@ -13,8 +13,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -41,11 +41,19 @@ __all__ = [
     "resolve_conflict",
 ]
 
+ShowPath = Callable[[KeyPath, Any], str]
+"""Returns a value as errors show it; the path says whether it must be hidden."""
+
 Resolve = Callable[[KeyPath, Any, Any, Any], Any]
 """Decides a conflict in `merge_values`: `(path, base, left, right) -> value to keep`, all frozen, or `DELETE`."""
 
 
 # --- conflicts
+
+
+def show_brief(_path: KeyPath, value: Any) -> str:
+    """Return a value as errors show it if nothing is hidden."""
+    return brief(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class Conflict:
         right: the value of the other side, `DELETE` if that side removed it.
         left_author: the node that wrote the left value; `"left"` in `ImmutableState.merge`, which knows no nodes.
         right_author: the node that wrote the right value, or `"right"`.
+        show_value: how an error shows a value of it.
 
     Example:
         >>> def longest(conflict):
@@ -73,22 +82,23 @@ class Conflict:
     right: Any
     left_author: str = "left"
     right_author: str = "right"
+    show_value: ShowPath = field(default=show_brief, repr=False, compare=False)
 
 
 def _conflict_text(conflict: Conflict) -> str:
     """The text of a `MergeConflictError`: the path, both sides, and how to avoid or decide the conflict."""
     name = ".".join(str(key) for key in conflict.path)
     pattern = repr(name) if not any("." in str(key) for key in conflict.path) else repr(conflict.path)
+    base, left, right = [
+        "nothing" if value is DELETE else conflict.show_value(conflict.path, value)
+        for value in (conflict.base, conflict.left, conflict.right)
+    ]
     return (
-        f"Conflict detected at key {name!r}: {conflict.left_author} has {_side_text(conflict.left)}, "
-        f"{conflict.right_author} has {_side_text(conflict.right)}; both started from {_side_text(conflict.base)}. "
+        f"Conflict detected at key {name!r}: {conflict.left_author} has {left}, "
+        f"{conflict.right_author} has {right}; both started from {base}. "
         "Let one node alone write it, give the field a reducer that keeps both, or choose a merge policy for this "
         f'path, for example {{{pattern}: "last_write_wins"}}.'
     )
-
-
-def _side_text(value: Any) -> str:
-    return "nothing" if value is DELETE else brief(value)
 
 
 # --- the three-way merge
@@ -186,6 +196,7 @@ def _raise(conflict: Conflict) -> Any:
     raise MergeConflictError(_conflict_text(conflict), conflict.path, (conflict.left_author, conflict.right_author))
 
 
+# Functions of this module: two objects of `attrgetter` would not be equal, and a graph is compared after it was copied.
 def _last(conflict: Conflict) -> Any:
     return conflict.right
 
@@ -203,31 +214,22 @@ def _combine(conflict: Conflict) -> Any:
     if not (isinstance(left, (list, FrozenList)) and isinstance(right, (list, FrozenList))):
         return right
     base = conflict.base if isinstance(conflict.base, (list, FrozenList)) else []
-    in_base, in_left, in_right = _count(base), _count(left), _count(right)
-    kept: list[Any] = []
-    seen: Counter[Hashable] = Counter()
-    for item in base:
-        key = _ItemKey(item)
-        seen[key] += 1
-        if seen[key] <= min(in_base[key], in_left[key], in_right[key]):
-            kept.append(item)
-    return [*kept, *_additions(left, in_base), *_additions(right, in_base)]
+    in_base, in_left, in_right = [Counter(map(_ItemKey, items)) for items in (base, left, right)]
+    kept = _chosen(base, lambda key, number: number <= min(in_left[key], in_right[key]))
+    added = [_chosen(side, lambda key, number: number > in_base[key]) for side in (left, right)]
+    return [*kept, *added[0], *added[1]]
 
 
-def _count(items: Iterable[Any]) -> Counter[Hashable]:
-    return Counter(_ItemKey(item) for item in items)
-
-
-def _additions(items: Iterable[Any], in_base: Counter[Hashable]) -> list[Any]:
-    """The items of a side that exceed their count in the base."""
-    seen: Counter[Hashable] = Counter()
-    added: list[Any] = []
+def _chosen(items: Iterable[Any], is_kept: Callable[[_ItemKey, int], bool]) -> list[Any]:
+    """The items of a list that are kept, each decided by its key and by how many of this key there were so far."""
+    seen: Counter[_ItemKey] = Counter()
+    found: list[Any] = []
     for item in items:
         key = _ItemKey(item)
         seen[key] += 1
-        if seen[key] > in_base[key]:
-            added.append(item)
-    return added
+        if is_kept(key, seen[key]):
+            found.append(item)
+    return found
 
 
 class _ItemKey:
@@ -276,15 +278,12 @@ def prefer(*nodes: str) -> Policy:
         >>> prefer("editor", "writer")(Conflict(("title",), "-", "A", "B", "writer", "editor"))
         'B'
     """
-    if not nodes or not all(map(_is_name, nodes)):
+    given: tuple[object, ...] = nodes
+    if not given or not all(isinstance(node, str) and node for node in given):
         raise ValueError(
             "prefer() needs names of nodes, the most trusted first, for example prefer('editor', 'writer')"
         )
     return Policy(f"prefer({', '.join(map(repr, nodes))})", _Prefer(nodes), built_in=True)
-
-
-def _is_name(node: object) -> bool:
-    return isinstance(node, str) and node != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,12 +353,13 @@ def _check_arity(function: Callable[..., Any]) -> None:
         return
 
 
-def resolve_conflict(policy: Policy, conflict: Conflict) -> Any:
+def resolve_conflict(policy: Policy, conflict: Conflict, show_value: ShowPath = show_brief) -> Any:
     """Decides a conflict of frozen values by a policy.
 
     Args:
         policy: the policy. A user's function gets plain copies of the values.
         conflict: the conflict, with frozen values.
+        show_value: how the error shows them if the policy raises.
 
     Returns:
         The value to keep, frozen, or `DELETE`. An answer that equals a side is that side's value itself.
@@ -372,10 +372,9 @@ def resolve_conflict(policy: Policy, conflict: Conflict) -> Any:
         >>> resolve_conflict(combine_lists, Conflict(("tags",), freeze(["a"]), freeze(["a", "b"]), freeze(["a", "c"])))
         FrozenList(['a', 'b', 'c'])
     """
-    argument = conflict
-    if not policy.built_in:
-        plain = (thaw(conflict.base), thaw(conflict.left), thaw(conflict.right))
-        argument = Conflict(conflict.path, *plain, conflict.left_author, conflict.right_author)
+    given = [conflict.base, conflict.left, conflict.right]
+    base, left, right = given if policy.built_in else map(thaw, given)
+    argument = Conflict(conflict.path, base, left, right, conflict.left_author, conflict.right_author, show_value)
     answer = policy(argument)
     answer = answer if answer is DELETE else freeze(answer, conflict.path)
     # A side's own value keeps what it shares with other states, and lets records say which side won.
@@ -397,10 +396,9 @@ class Policies:
     """The merge policies by path. Make one with `Policies.of`.
 
     Attributes:
-        rules: the patterns with their policies; the first that holds at a path decides there.
-        default: the policy at paths that no pattern matches, if there is no `otherwise`.
-        given: whether a user chose the default.
-        otherwise: the table that decides at paths that no pattern matches.
+        rules: the patterns with their policies; the first that holds at a path decides there. A user chose each.
+        default: the policy at paths that no pattern matches.
+        show_value: how errors show the values of a conflict.
 
     Example:
         >>> policies = Policies.of({"draft.*": "first_write_wins", "tags": "combine_lists"})
@@ -408,13 +406,12 @@ class Policies:
         (first_write_wins, combine_lists, raise)
     """
 
-    rules: tuple[_Rule, ...]
-    default: Policy
-    given: bool = True
-    otherwise: Policies | None = None
+    rules: tuple[_Rule, ...] = ()
+    default: Policy = raise_
+    show_value: ShowPath = field(default=show_brief, repr=False, compare=False)
 
     @classmethod
-    def of(cls, spec: object = None, otherwise: object = "raise") -> Policies:
+    def of(cls, spec: object = None, otherwise: Policies | None = None) -> Policies:
         """Reads the value of `merge=` or `policy=`.
 
         Args:
@@ -422,7 +419,7 @@ class Policies:
                 pattern dots separate segments, `*` is any one segment, `**` any number; a tuple is a literal
                 path. One that ends with a key holds below that key too. Of several, the one with the longest literal
                 prefix holds.
-            otherwise: the policy at paths that no pattern matches, or the `Policies` that decide there.
+            otherwise: the table that decides at paths that no pattern matches; None for one that raises.
 
         Returns:
             The table.
@@ -436,17 +433,18 @@ class Policies:
         """
         if isinstance(spec, Policies):
             return spec
-        rest = otherwise if isinstance(otherwise, Policies) else cls((), policy_of(otherwise), given=False)
+        rest = otherwise or cls()
         if spec is None:
             return rest
-        if not isinstance(spec, Mapping):
-            return cls((), policy_of(spec))
-        rules = [_Rule(Pattern.of(pattern), policy_of(policy)) for pattern, policy in spec.items()]
+        given = spec if isinstance(spec, Mapping) else {MANY: spec}
+        rules = [_Rule(Pattern.of(pattern), policy_of(policy)) for pattern, policy in given.items()]
         rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)  # stable: of equal ranks the first declared holds
-        return cls(tuple(rules), rest.default, rest.given, rest)
+        # Behind a policy for every path the rules of the other table would never be asked.
+        below = rest.rules if given is spec else ()
+        return cls((*rules, *below), rest.default, rest.show_value)
 
     def preferred(self) -> tuple[str, ...]:
-        """The nodes that `prefer` policies of the table name, without those of `otherwise`.
+        """The nodes that `prefer` policies of the table name.
 
         Example:
             >>> Policies.of({"title": prefer("editor", "writer"), "tags": "combine_lists"}).preferred()
@@ -471,7 +469,7 @@ class Policies:
         for rule in self.rules:
             if rule.pattern.holds_at(path):
                 return rule.policy
-        return self.default if self.otherwise is None else self.otherwise.policy_for(path)
+        return self.default
 
     def decider_for(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
         """The name of the policy that holds at a path, and the function that decides a conflict of frozen values.
@@ -485,7 +483,7 @@ class Policies:
             ('last_write_wins', 2)
         """
         policy = self.policy_for(path)
-        return policy.name, partial(resolve_conflict, policy)
+        return policy.name, partial(resolve_conflict, policy, show_value=self.show_value)
 
     def covers(self, field: str) -> bool:
         """Return whether a user chose the policy of a field, or of a path below it.
@@ -498,30 +496,16 @@ class Policies:
             >>> policies.covers("draft"), policies.covers("tags")
             (True, False)
         """
-        if any(rule.pattern.covers((field,)) for rule in self.rules):
-            return True
-        return self.given if self.otherwise is None else self.otherwise.covers(field)
+        return any(rule.pattern.covers((field,)) for rule in self.rules)
 
-    def resolver(self, left_author: str = "left", right_author: str = "right") -> Resolve:
-        """The `resolve` function of a `merge_values` of two named sides.
-
-        Args:
-            left_author: who wrote the left side.
-            right_author: who wrote the right side.
-
-        Returns:
-            A function that decides each conflict by the policy of its path, see `resolve_conflict`.
+    def resolve(self, path: KeyPath, base: Any, left: Any, right: Any) -> Any:
+        """The value to keep of two sides that have no names, as `merge_values` asks.
 
         Example:
-            >>> resolve = Policies.of(prefer("editor")).resolver("writer", "editor")
-            >>> resolve(("title",), "-", "A", "B")
+            >>> Policies.of("last_write_wins").resolve(("title",), "-", "A", "B")
             'B'
         """
-
-        def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
-            return resolve_conflict(self.policy_for(path), Conflict(path, base, left, right, left_author, right_author))
-
-        return resolve
+        return self.decider_for(path)[1](Conflict(path, base, left, right))
 
 
 # --- patterns of paths

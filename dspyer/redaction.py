@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
@@ -25,7 +24,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
+from dspyer.errors import DspyerError, brief, error_text
 from dspyer.events import (
     Answer,
     Asked,
@@ -40,11 +39,11 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
+from dspyer.policies import MANY, ONE, Pattern
 from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import Container, FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import KeyPath
 
 HIDDEN = "[redacted]"
@@ -242,26 +241,6 @@ def _reports_error(update: Any) -> bool:
     return any(isinstance(one, dict) and one.get("role") == "tool" and one.get("error") is True for one in messages)
 
 
-def redacted_policies(policies: Policies, redaction: Redaction) -> Policies:
-    """The same policies, whose own errors are redacted: a `MergeConflictError` quotes the values of its conflict."""
-
-    def hiding(policy: Policy) -> Policy:
-        decide = partial(_decide_redacted, policy, redaction)
-        return Policy(policy.name, decide, built_in=True) if policy.built_in else policy
-
-    rest = None if policies.otherwise is None else redacted_policies(policies.otherwise, redaction)
-    rules = tuple([rule._replace(policy=hiding(rule.policy)) for rule in policies.rules])
-    return Policies(rules, hiding(policies.default), policies.given, rest)
-
-
-def _decide_redacted(policy: Policy, redaction: Redaction, conflict: Conflict) -> Any:
-    try:
-        return policy.decide(conflict)
-    except MergeConflictError:
-        sides = {name: redaction.at(conflict.path, getattr(conflict, name)) for name in ("base", "left", "right")}
-        return raise_(replace(conflict, **sides))
-
-
 # --- texts without a path
 
 SHORTEST = 4
@@ -352,15 +331,11 @@ class Redactor:
                 return
             # Also its forms in JSON, in a `repr` and in the `repr` of bytes: logs and errors show these.
             for form in (text, repr(text)[1:-1], json.dumps(text)[1:-1], repr(text.encode(errors="replace"))[2:-1]):
-                self._remember(form)
-
-    def _remember(self, text: str) -> None:
-        if text not in self._texts:
-            self._texts.add(text)
-            start = text[:SHORTEST]
-            insort(self._sorted, text)  # at once: no other thread comes between
-            lengths = {*self._starts.get(start, ()), len(text)}
-            self._starts[start] = tuple(sorted(lengths, reverse=True))
+                if form not in self._texts:
+                    self._texts.add(form)
+                    start = form[:SHORTEST]
+                    insort(self._sorted, form)  # at once: no other thread comes between
+                    self._starts[start] = tuple(sorted({*self._starts.get(start, ()), len(form)}, reverse=True))
 
     # --- where it is hidden
 
@@ -576,8 +551,7 @@ def _plain(update: Any) -> Any:
     """The content of an update, to be compared with what is shown of it."""
     if isinstance(update, Updates):
         return list(update.updates)
-    value = update.frozen if isinstance(update, Replace) else update
-    return thaw(value) if isinstance(value, Container) else value
+    return thaw(update.frozen if isinstance(update, Replace) else update)
 
 
 def _repr_of(value: Any) -> str:

@@ -14,6 +14,7 @@ Any function of two arguments is a reducer. It gets frozen values, and must not 
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import operator
 import types
@@ -230,13 +231,8 @@ def _as_one_part(update: Any) -> Iterable[tuple[Any, Any]]:
 # --- patch, replace: what a field without a reducer does, and the plain assignment
 
 
-def _replace(current: Any, update: Any) -> Any:
-    del current
-    return update
-
-
 patch = Reducer("patch", apply_value, folds=False)
-replace = Reducer("replace", _replace, folds=False)
+replace = Reducer("replace", lambda _current, update: update, folds=False)
 
 
 # --- append, log, extend: lists
@@ -265,10 +261,6 @@ def _item_type(name: str) -> Callable[[Any], Any]:
     return update_type
 
 
-def _extend_type(annotation: Any) -> Any:
-    return list[_type_arguments(annotation, "extend", list)[0]]  # type: ignore[misc]  # a type made at run time
-
-
 def _items(update: Any) -> Iterable[tuple[Any, Any]]:
     return [(None, item) for item in (update.raw_items() if isinstance(update, FrozenList) else update)]
 
@@ -294,7 +286,15 @@ log = Reducer(
     append_only=True,
     appends=True,
 )
-extend = Reducer("extend", _extend, _EMPTY_LIST, _check_extend, _extend_type, parts=_items, appends=True)
+extend = Reducer(
+    "extend",
+    _extend,
+    _EMPTY_LIST,
+    _check_extend,
+    lambda annotation: list[_type_arguments(annotation, "extend", list)[0]],  # type: ignore[misc]  # made at run time
+    parts=_items,
+    appends=True,
+)
 
 
 # --- update: mappings
@@ -319,10 +319,6 @@ def _update_type(annotation: Any) -> Any:
     return dict[key, value]  # type: ignore[valid-type]  # a type made at run time
 
 
-def _find_key(value: FrozenDict[Any, Any], key: Any) -> Any:
-    return value.raw(key, DELETE)
-
-
 update = Reducer(
     "update",
     _update,
@@ -331,7 +327,7 @@ update = Reducer(
     _update_type,
     parts=FrozenDict.raw_items,
     kind="keys",
-    keyed=Keyed(_find_key, FrozenDict, FrozenDict.discard),
+    keyed=Keyed(lambda value, key: value.raw(key, DELETE), FrozenDict, FrozenDict.discard),
 )
 
 
@@ -368,10 +364,6 @@ def _check_union(update: Any) -> None:
         raise _refused("union", "a set of items", update, f"return {{{brief(update)}}}")
 
 
-def _union_type(annotation: Any) -> Any:
-    return set[_type_arguments(annotation, "union", set, frozenset)[0]]  # type: ignore[misc]  # a type made at run time
-
-
 def _members(members: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Members of a set, each its own key; sorted by their text, since the order of a set differs between processes."""
     return [(item, item) for item in sorted(members, key=repr)]
@@ -382,7 +374,7 @@ union = Reducer(
     _union,
     freeze(set()),
     _check_union,
-    _union_type,
+    lambda annotation: set[_type_arguments(annotation, "union", set, frozenset)[0]],  # type: ignore[misc]  # as above
     parts=_members,
     parts_of_value=_members,
     kind="members",
@@ -427,16 +419,8 @@ conversation = Reducer(
 # --- min, max: whatever can be compared
 
 
-def _lesser(current: Any, update: Any) -> Any:
-    return update if update < current else current  # noqa: FURB136  # `min` is a reducer here
-
-
-def _greater(current: Any, update: Any) -> Any:
-    return update if update > current else current  # noqa: FURB136  # `max` is a reducer here
-
-
-min = Reducer("min", _lesser, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.min`
-max = Reducer("max", _greater, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.max`
+min = Reducer("min", builtins.min, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.min`
+max = Reducer("max", builtins.max, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.max`
 
 
 # --- each: mappings whose values have a reducer

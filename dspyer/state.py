@@ -128,9 +128,8 @@ class ImmutableState(FrozenDict[str, Any]):
             >>> a.merge(b, policy="combine_lists").to_dict()
             {'user_id': 123, 'tags': ['active', 'premium'], 'score': 95}
         """
-        resolve = Policies.of(policy).resolver("left", "right")
         start = _EMPTY if base is None else freeze(base)
-        merged: ImmutableState = merge_values(start, self, freeze(other), (), resolve)
+        merged: ImmutableState = merge_values(start, self, freeze(other), (), Policies.of(policy).resolve)
         return merged
 
     def to_dict(self) -> dict[str, Any]:

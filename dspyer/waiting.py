@@ -405,6 +405,15 @@ class DaemonLoop:
                 self.token = asyncio.run_coroutine_threadsafe(_token(), loop).result()
             return self.token
 
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """A block in which async code that this thread calls runs on the loop."""
+        join_loop(self.start())
+        try:
+            yield
+        finally:
+            leave_loop()
+
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

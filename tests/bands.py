@@ -14,7 +14,7 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "ProgramStep SubgraphNode plan_inputs selected to_json values_of values_of_prediction with_valid_text"
+        "SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
@@ -50,8 +50,8 @@ NOT_YET: dict[str, str] = {
     ),
     "executors.pickling": "HOLDING RECORDS reduce_program",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes Outcome PRICES Prices REJECTED REQUEST Request Steps "
-        "executing record_lm_calls result_of subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps "
+        "call_async executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
@@ -87,9 +87,9 @@ NOT_YET: dict[str, str] = {
     "testing.store_processes": "blob_id",
     "testing.store_samples": "Content MAX_INLINE",
     "testing.units": (
-        "Answers Attempt AttemptHost Branch Fields FieldsOrigin PersistentMap PriorHistory Router RunViews "
-        "answer_source build_node check_resources check_send condensed executing_here first_of given giving "
-        "node_options plain_patch resources_of signature_of"
+        "Answers Attempt AttemptHost Branch Fields PersistentMap PriorHistory Router RunViews answer_source "
+        "build_node check_resources check_send condensed executing_here first_of given giving node_options "
+        "plain_patch resources_of signature_of"
     ),
     "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
 }

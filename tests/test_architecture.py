@@ -392,7 +392,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.serving", "':' in host"): "an address of IPv6",
     ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
-    ("log.reader", "header.node.rpartition(':')"): "join:node",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
     ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",

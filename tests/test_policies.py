@@ -60,7 +60,7 @@ keyed = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | items, max_s
 
 
 def merge(base: Any, left: Any, right: Any, spec: Any) -> Any:
-    resolve = Policies.of(spec).resolver("left", "right")
+    resolve = Policies.of(spec).resolve
     result = merge_values(freeze(base), freeze(left), freeze(right), (), resolve)
     return result if result is DELETE else plain(result)
 
@@ -225,7 +225,6 @@ def test_order_of_declaration_decides_between_equal_patterns() -> None:
 def test_the_default_and_the_fallback_table() -> None:
     assert Policies.of(None).policy_for(("a",)) is raise_
     assert Policies.of({"b": "combine_lists"}).policy_for(("a",)) is raise_
-    assert Policies.of({"b": "combine_lists"}, "last_write_wins").policy_for(("a",)) is last_write_wins
     graph = Policies.of({"a": "first_write_wins"})
     join = Policies.of({"b": "combine_lists"}, otherwise=graph)
     assert [join.policy_for((key,)).name for key in "abc"] == ["first_write_wins", "combine_lists", "raise"]

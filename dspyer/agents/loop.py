@@ -169,7 +169,7 @@ def assemble(plan: AgentPlan) -> Graph:
         check = compiled(given.check, CHECK)
         build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept)
         graph.add_node(CHECK, AgentPart(build, "check_outputs", () if isinstance(check, str) else (check,)))
-    graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
+    graph._settle_policies[SETTLE] = Policies((), FIRST_CALL)
     return graph.add_edge(START, BEGIN)
 
 

@@ -39,7 +39,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import ProgramStep
+from dspyer.nodes.steps import program_step
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -371,7 +371,7 @@ class ProgramAction(ToolAction):
                 inputs[MESSAGES] = known
                 if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
                     inputs[MODE] = last_turn(known).mode
-        inside = yield ProgramStep(program, inputs), call
+        inside = yield program_step(program, inputs, call)
         changes = inside.changes()
         updates: dict[str, object] = {
             # A value that the program has computed is meant whole; only a reducer is given what was added.

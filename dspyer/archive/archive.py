@@ -120,8 +120,8 @@ class Archive:
             >>> page[0].thread, [info.thread for info in Archive(store).runs(after=page.next)]
             ('b', ['a'])
         """
-        query = _query(status, graph, thread, since, until, after, limit, last=False)
-        return self._page(query, status, text)
+        times = _seconds("since", since), _seconds("until", until)
+        return self._page(RunQuery(thread, graph, None, *times, _place(after), limit, last=False), status, text)
 
     def threads(
         self,
@@ -157,8 +157,8 @@ class Archive:
             >>> len(Archive(store).runs()), [(info.thread, info.status) for info in Archive(store).threads()]
             (2, [('a', 'completed')])
         """
-        query = _query(status, graph, thread, since, until, after, limit, last=True)
-        return self._page(query, status, text)
+        times = _seconds("since", since), _seconds("until", until)
+        return self._page(RunQuery(thread, graph, None, *times, _place(after), limit, last=True), status, text)
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.
@@ -209,6 +209,17 @@ class Archive:
         return f"<archive {self.address!r}>"
 
     def _page(self, query: RunQuery, status: str | None, text: str | None) -> Page[RunInfo]:
+        if status is not None and status not in (*ENDED, *OPEN):
+            raise ValueError(
+                f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
+            )
+        if int(query.limit) != query.limit or query.limit < 1:
+            raise ValueError(f"limit={query.limit!r}: a page has at least one run")
+        for option, name in (("graph", query.graph), ("thread", query.thread)):
+            if not isinstance(name, str | None):
+                raise TypeError(f"{option}={name!r}: give a name")
+        # No store holds more runs than an index of SQLite or PostgreSQL can count.
+        query = query._replace(limit=min(query.limit, 2**31))
         found: list[tuple[RunPlace, RunInfo]] = []
         for listed in self._listed(query, status, text):
             info = run_info(self._reader, listed)
@@ -246,31 +257,6 @@ class Archive:
         except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
             failures = (unreadable(error),)
         return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
-
-
-def _query(
-    status: str | None,
-    graph: str | None,
-    thread: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    after: str | None,
-    limit: int,
-    last: bool,
-) -> RunQuery:
-    """The query of a list, checked; the status is left to the caller."""
-    if status is not None and status not in (*ENDED, *OPEN):
-        raise ValueError(
-            f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
-        )
-    if int(limit) != limit or limit < 1:
-        raise ValueError(f"limit={limit!r}: a page has at least one run")
-    for option, name in (("graph", graph), ("thread", thread)):
-        if not isinstance(name, str | None):
-            raise TypeError(f"{option}={name!r}: give a name")
-    # No store holds more runs than an index of SQLite or PostgreSQL can count.
-    count = min(limit, 2**31)
-    return RunQuery(thread, graph, None, _seconds("since", since), _seconds("until", until), _place(after), count, last)
 
 
 def _seconds(option: str, time: datetime | None) -> float | None:

@@ -377,6 +377,7 @@ def resume(
     answers = parse_answers(answer or (), types) or None
     again = lambda: t.resume(  # noqa: E731
         answers,
+        # Who types the command is who answers: without a name it could not be told from the answer of a program.
         by=login() if by is None else by,
         comment=comment,
         budget=budget,

@@ -179,6 +179,7 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         if isinstance(run.error, StoreError):
             raise run.error
         note(f"dspyer: this process has lost the run: {error_text(run.error)}")
+    # As this process has seen it: in the store another one may have taken the run over by now.
     status = "stopped" if run is None else run.status
     if thread is not None and thread.status != "new":  # a signal may have ended it before it began
         info = RunInfo.of(thread.record(None if run is None else run.run_id)).to_dict()

@@ -203,6 +203,7 @@ def note(text: str) -> None:
 def paint(cell: Cell, text: str | None = None) -> str:
     """A cell as stdout shows it, in its style if there are colours; `text` is what is shown of it."""
     plain = cell if isinstance(cell, str) else cell.text
+    # Asked for each cell, and not kept: stdout is another stream while a run prints.
     shown = plain if text is None else text
     style = "" if isinstance(cell, str) else cell.style
     return f"\x1b[{STYLES[style]}m{shown}\x1b[0m" if style and shows_colours(sys.stdout) else shown
@@ -231,6 +232,7 @@ def write_table(columns: Sequence[Column], records: Sequence[Any], remark: Calla
     remarks = [visible(remark(record)) if remark is not None else "" for record in records]
     room = columns_of_terminal()
     widths = _fitted(columns, body, room)
+    # Blocks have no heads: each of their lines begins with the name of its column.
     if widths is not None:
         write(_line([Styled(column.title, "bold") for column in columns], columns, widths))
     for number, (row, below) in enumerate(zip(body, remarks, strict=True)):

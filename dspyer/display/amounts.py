@@ -23,6 +23,7 @@ def duration_text(seconds: float | None) -> str:
     if seconds is None:
         return ""
     seconds = max(0.0, seconds)
+    # Each limit is where rounding would write the next unit: 999.5 µs is 1 ms, and 59.95 s is 1 min.
     if seconds < 0.0009995:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:

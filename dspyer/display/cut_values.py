@@ -97,6 +97,7 @@ class _Cutter:
         if kind is None:
             return value
         most = TEXT if kind == "text" else ITEMS
+        # A mapping with a tag is the form of one value: it would mean another one without some of its keys.
         if self._left <= 0 and not (kind == "mapping" and TAG in value):
             most = FEW
         shown = self.part(value, path, 0, most)

@@ -23,6 +23,7 @@ class GraphPicture:
 
     def __init__(self, graph: DrawnGraph) -> None:
         self.labels, self._looks = graph.labels, graph.looks
+        # `END` is given in any case: every edge needs both of its ends there, and a node without edges is in no loop.
         self._rounds = Rounds((START, *graph.looks, END), graph.edges)
         ends = (END,) if any(edge.target == END for edge in graph.edges) else ()
         self.nodes = (START, *graph.looks, *ends)

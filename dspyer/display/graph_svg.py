@@ -131,6 +131,7 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
     ahead = [edge[:2] for edge in picture.edges if not picture.goes_back(edge)]
     back = [edge[:2] for edge in picture.edges if picture.goes_back(edge)]
     sizes = {node: _size(picture, node) for node in picture.nodes}
+    # The width of what is shown, not of the whole label: labels take part in the layout of the rows.
     widths = {key: _label_width(label) for key, label in labels.items()}
     layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
     nodes = [
@@ -193,6 +194,7 @@ def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     The same graph and path give the same text in every process.
     """
     drawing = drawing_of(graph)
+    # Later parts cover earlier ones: labels lie on edges, nodes on both, and the marks of choices on the nodes.
     parts = [_edge(edge, path) for edge in drawing.edges]
     for edge in drawing.edges:
         if edge.at is not None:
@@ -221,6 +223,7 @@ def _edge(edge: DrawnEdge, path: RunPath | None) -> str:
     facts = ["after a failure"] if edge.on_error else []
     facts += ["the next round"] if edge.back else []
     meaning = ", ".join([f"{edge.source} to {edge.target}", *facts])
+    # An error edge that goes back, too, is dotted: that it follows a failure says more than that it repeats.
     classes = "line error" if edge.on_error else "line back" if edge.back else "line"
     if path is not None:
         times = path.taken.get((edge.source, edge.target), 0)
@@ -604,6 +607,7 @@ def lay_out(
         extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
     ]
     edges += [lane.x + lane.side * _room(labels.get(lane.key)) for lane in lanes]
+    # The leftmost part may be a node, a label or a lane: all is moved by what keeps the margin free of it.
     shift = MARGIN - min(edges)
     x = {cell: at + shift for cell, at in x.items()}
     for lane in lanes:

@@ -345,11 +345,8 @@ def _place(graph: RunningGraph, execution: str) -> tuple[RunningNode | None, str
 
 def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
     """A graph inside of a node has started or ended."""
-    around = run.graph
-    for execution in event.scope[:-1]:
-        node, key = _place(around, execution)
-        assert node is not None  # `_graph_at` has found it
-        around = node.inside[key]
+    around = _graph_at(run, event.scope[:-1])
+    assert around is not None  # since the caller has found the graph inside of it
     node, key = _place(around, event.scope[-1])
     assert node is not None
     if isinstance(event, RunStarted):

@@ -76,6 +76,7 @@ def describe_run(record: Record, error: ErrorText | None = None, events: Iterabl
             lines += _row_lines(row, active, lanes, labels, questions.get(row.id, ()), last)
         elif number == ROWS // 2:
             lines.append(f"... {len(rows) - 2 * (ROWS // 2)} more: run.commits has them all")
+        # The bars of the branches that came here end; those that go on from it begin again.
         for path in row.came:
             active.pop(path, None)
         if row.commit:

@@ -41,6 +41,7 @@ RECORD: Places = {
 }
 """Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
+# What an HTML parser takes for markup, and the line ends that only JSON allows inside of a text.
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
@@ -61,6 +62,8 @@ class SharedValues:
         if isinstance(value, (list, tuple)):
             items = tuple(map(self.place, value))
             return self._enter(("list", items), list(items))
+        # The type is a part of the key, since 1, 1.0 and True are equal in Python and three values in JSON; and NaN is
+        # not equal to itself.
         return self._enter((type(value), value if value == value else None, str(value)), value)
 
     def place_once(self, value: Any) -> int:
@@ -69,6 +72,19 @@ class SharedValues:
         if known is None:
             known = self._passed[id(value)] = self.place(cut_within(value, VALUE)), value
         return known[0]
+
+    def place_step(self, step: Mapping[str, Any]) -> int:
+        """The place of the answer about a commit. Of its patch the states before and after are left."""
+        states = {}
+        for name in ("before", "after"):
+            fields = step[name]
+            states[name] = None if fields is None else {key: self.place_once(fields[key]) for key in fields}
+        before, after = states["before"] or {}, states["after"] or {}
+        changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
+        commit = {name: value for name, value in step["commit"].items() if name != "patch"}
+        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent", "events") if name in step}
+        answer = cut_within({"commit": commit, **rest}, RECORD) | {"diff": changed}
+        return self.place({**answer, "states": states})
 
     def _enter(self, key: Any, entry: Any) -> int:
         place = self._places.setdefault(key, len(self.entries))
@@ -90,76 +106,25 @@ def shown_places(count: int) -> Sequence[int]:
     return [*range(half), *range(count - half, count)]
 
 
-class RunFile:
-    """The answers of one run, collected for a file.
-
-    Args:
-        run: the answer to `api/run`, with the `stats`.
-        count: the number of commits of the run, of which those of `shown_places` are added.
-    """
-
-    def __init__(self, run: Mapping[str, Any], count: int) -> None:
-        self._values = SharedValues()
-        self._rows: list[Mapping[str, Any]] = []
-        self._steps: dict[str, int] = {}
-        self._lists: dict[str, Any] = {}
-        self._about = {"store": "", "version": "", "program": None, "acts": False}
-        self._run = {**run, "count": len(shown_places(count))}
-        self._between = count - len(shown_places(count))
-
-    def add_step(self, row: Mapping[str, Any], step: Mapping[str, Any]) -> None:
-        """Add a commit: its row, and the answer to `api/commit`. Of its patch the states before and after are left."""
-        states = {}
-        for name in ("before", "after"):
-            fields = step[name]
-            states[name] = None if fields is None else {key: self._values.place_once(fields[key]) for key in fields}
-        before, after = states["before"] or {}, states["after"] or {}
-        changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
-        commit = {name: value for name, value in step["commit"].items() if name != "patch"}
-        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent", "events") if name in step}
-        answer = cut_within({"commit": commit, **rest}, RECORD) | {"diff": changed}
-        self._rows.append(row)
-        self._steps[row["id"]] = self._values.place({**answer, "states": states})
-
-    def add_lists(self, **lists: Any) -> None:
-        """Add other answers by name: `posts`, `conflicts`, `repairs`, and `executions` by id."""
-        for name, items in lists.items():
-            places = [[VALUE]] if name == "repairs" else [RECORD]
-            self._lists[name] = self._values.place(cut_within(items, places))
-
-    def html(self) -> str:
-        """The file."""
-        data = {
-            "about": self._about,
-            "run": self._run,
-            "rows": self._rows,
-            "steps": self._steps,
-            "lists": self._lists,
-            "between": self._between,
-            "values": self._values.entries,
-        }
-        return fill_page(data)
-
-    def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the file; it is written beside its place first, so that no half of it is ever there."""
-        target = Path(path)
-        if target.is_dir():
-            raise IsADirectoryError(
-                f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}"
-            )
-        # Its own name for each process: two that write at once do not mix, and the last one stays.
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            part.write_text(self.html(), encoding="utf-8", newline="\n")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        return target
+def write_file(data: Any, path: str | os.PathLike[str]) -> Path:
+    """Write the page with its data; it is written beside its place first, so that no half of it is ever there."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}")
+    # Its own name for each process: two that write at once do not mix, and the last one stays.
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(fill_page(data), encoding="utf-8", newline="\n")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def fill_page(data: Any) -> str:
     """The page with its script, its styles and its data inside; a policy lets nothing else run or be loaded."""
     script, styles = ((PAGE / name).read_text(encoding="utf-8") for name in ("app.js", "app.css"))
+    # In the file itself: it is opened from a disk, where no server sends headers.
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -173,6 +138,7 @@ def fill_page(data: Any) -> str:
         '<script src="app.js"></script>': f"{embedded}\n<script>{script}</script>",
     }
     for mark, inside in parts.items():
+        # The first place alone: the script and the data behind it may hold the same text.
         before, found, after = page.partition(mark)
         assert found, f"the page lacks {mark}"
         page = f"{before}{inside}{after}"

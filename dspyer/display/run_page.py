@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspyer import ImmutableState
+from dspyer.display.cut_values import VALUE, cut_within
 from dspyer.display.graph_svg import drawing_of
-from dspyer.display.run_file import RunFile, shown_places
+from dspyer.display.run_file import RECORD, SharedValues, shown_places, write_file
 from dspyer.errors import StoreError
 from dspyer.events import Question, is_built_in, path_of_event, told
 from dspyer.extend import Event, freeze, outermost_execution
@@ -129,6 +130,7 @@ class RunAnswers:
         is_readable = step.status != "unreadable"
         before = self._values(step.after[0]) if step.after and is_readable else None
         after = self._values(step.id) if is_readable else None
+        # From what may be shown: the difference of the states themselves would tell what is hidden in them.
         differing = ImmutableState(before or {}).diff(ImmutableState(after or {}))
         return {
             "commit": changed(step.commit, reason=step.reason).to_dict(),
@@ -257,28 +259,34 @@ def write_page(
         repairs: its corrections.
         depth: the length of the run's own scope.
     """
-    answers = RunAnswers(record)
+    answers, values = RunAnswers(record), SharedValues()
     said: dict[str, list[Any]] = {}
     for event in events:
+        # What the built-in ones say is in the steps.
         inside = () if is_built_in(event) else path_of_event(event)[depth:]
         if inside:
             said.setdefault(outermost_execution(inside[0]), []).append({"text": told(event), "event": event.to_dict()})
-    file = RunFile({**answers.run(), "stats": stats}, len(answers.commits))
-    for place in shown_places(len(answers.commits)):
-        step = answers.commits[place]
-        answer = answers.commit(step)
-        if of_step := said.get(step.id):
-            answer["events"] = of_step
-        file.add_step(answers.row(step), answer)
-    stops = {name: answers.execution(step) for name, step in answers.stops.items()}
-    for name, stop in stops.items():
-        if of_step := said.get(name):
-            stop["events"] = of_step
-    file.add_lists(
-        executions=stops,
-        conflicts=answers.conflicts(),
-        items=answers.items(),
-        posts=answers.posts(),
-        repairs=[encoding.encode(freeze(dict(repair.items()))) for repair in repairs],
-    )
-    return file.write(path)
+
+    def with_events(name: str, answer: dict[str, Any]) -> dict[str, Any]:
+        return {**answer, "events": said[name]} if name in said else answer
+
+    count = len(answers.commits)
+    shown = [answers.commits[place] for place in shown_places(count)]
+    lists: dict[str, Any] = {
+        "executions": {name: with_events(name, answers.execution(step)) for name, step in answers.stops.items()},
+        "conflicts": answers.conflicts(),
+        "items": answers.items(),
+        "posts": answers.posts(),
+    }
+    examples = [encoding.encode(freeze(dict(repair.items()))) for repair in repairs]
+    places = {name: values.place(cut_within(one, [RECORD])) for name, one in lists.items()}
+    data = {
+        "about": {"store": "", "version": "", "program": None, "acts": False},
+        "run": {**answers.run(), "stats": stats, "count": len(shown)},
+        "rows": list(map(answers.row, shown)),
+        "steps": {step.id: values.place_step(with_events(step.id, answers.commit(step))) for step in shown},
+        "lists": {**places, "repairs": values.place(cut_within(examples, [[VALUE]]))},
+        "between": count - len(shown),
+        "values": values.entries,
+    }
+    return write_file(data, path)

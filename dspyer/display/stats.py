@@ -310,16 +310,14 @@ class Submitted(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
 class Visit:
     """One visit of a node: how it ended, as far as the commits up to now show it."""
 
-    __slots__ = ("duration", "node", "outcome", "refused")
-
-    def __init__(self, node: str, outcome: str, duration: float = 0.0) -> None:
-        self.node = node
-        self.outcome = outcome
-        self.duration = duration
-        self.refused = False
+    node: str
+    outcome: str
+    duration: float
+    refused: bool = False
 
 
 class VisitCounter:
@@ -387,14 +385,12 @@ class VisitCounter:
         outcome = "failed" if step.failure is not None else "retried" if attempt > 1 else "first_try"
         self._visits[step.id] = Visit(step.node, outcome, duration)
         check = self._record.graph.checks.get(step.node)
-        if check is not None and check.modes:
-            self._check_agent(step, check)
-        elif check is not None:
+        if check is not None:
             self._check(step, check, before)
         elif step.node in self._fixes:
-            self._origins[step.id] = self._origins.get(before, "")
-            if step.failure is not None:
-                self._end(before, "failed")
+            origin = self._origins[step.id] = self._origins.get(before, "")
+            if step.failure is not None and origin in self._visits:
+                self._visits[origin].outcome = "failed"
 
     def _follow_agent(self, step: RecordStep) -> None:
         """Notes which turn was the last one after a step; a run begins without one."""
@@ -412,62 +408,29 @@ class VisitCounter:
         return texts
 
     def _check(self, step: RecordStep, check: Checked, before: str) -> None:
-        """Follows a check: whether it has refused what its parent gave, and what it has found."""
-        origin = self._origins.get(before, before)
-        self._origins[step.id] = origin
-        problems = self._problems(step, check)
-        if step.failure is not None:
-            self._refuse(before, "failed")
-        elif check.fix is not None and step.to == (check.fix,):
-            self._refuse(before, "refused")
-        elif origin in self._visits:
-            visit = self._visits[origin]
-            visit.outcome = "accepted" if problems else "corrected" if visit.refused else visit.outcome
+        """Follows a check: whether it has refused what it was given, what it has found, and how visits end by that.
 
-    def _check_agent(self, step: RecordStep, check: Checked) -> None:
-        """Follows the check of an agent: whether it has refused what the last turn gave, and what it has found."""
-        submitted = self._submitted[step.id]
-        problems = self._problems(step, check)
-        if step.failure is None and step.to and step.to[0] in check.modes:
-            submitted = self._refuse_turn(submitted)
-            self._end_turns(submitted, "refused")
-            self._submitted[step.id] = submitted
-            return
-        if step.failure is not None:
-            self._end_turns(self._refuse_turn(submitted), "failed")
-        elif problems:
-            self._end_turns(submitted._replace(refused=(*submitted.refused, submitted.turn)), "accepted")
+        It judges the last output. So end the visit of the node that it checks, and, of an agent, the turns of all
+        outputs that it has refused since it last accepted one: all as the correction of the last one.
+        """
+        if check.modes:
+            output, refused = self._submitted[step.id]
+            judged = (*refused, output)
         else:
-            self._end_turns(submitted, "corrected")
-        self._submitted[step.id] = Submitted(submitted.turn)
-
-    def _refuse_turn(self, submitted: Submitted) -> Submitted:
-        """Notes that a check has refused the outputs of the last turn."""
-        self._mark_refused(submitted.turn)
-        return submitted._replace(refused=(*submitted.refused, submitted.turn))
-
-    def _end_turns(self, submitted: Submitted, outcome: str) -> None:
-        """Notes how the visits end whose outputs were refused: all as the correction of the last one."""
-        for execution in submitted.refused:
-            if execution in self._visits:
-                self._visits[execution].outcome = outcome
-
-    def _refuse(self, execution: str, outcome: str) -> None:
-        """Notes that a check has refused the output of an execution, and how the visit of the checked node ends."""
-        self._mark_refused(execution)
-        self._end(execution, outcome)
-
-    def _mark_refused(self, execution: str) -> None:
-        visit = self._visits.get(execution)
-        if visit is not None:
+            output, origin = before, self._origins.get(before, before)
+            self._origins[step.id], judged = origin, (origin,)
+        problems = self._problems(step, check)
+        refuses = step.failure is None and bool(step.to) and step.to[0] in (check.modes or (check.fix,))
+        if (refuses or step.failure is not None) and (visit := self._visits.get(output)) is not None:
             visit.refused = True
             self._stats[visit.node].rejected_seconds += visit.duration
-
-    def _end(self, execution: str, outcome: str) -> None:
-        """Notes how the visit ends that an execution, a check or a correction, belongs to."""
-        origin = self._visits.get(self._origins.get(execution, execution))
-        if origin is not None:
-            origin.outcome = outcome
+        for visit in filter(None, map(self._visits.get, judged)):
+            if step.failure is not None or refuses:
+                visit.outcome = "refused" if refuses else "failed"
+            elif problems or visit.refused:
+                visit.outcome = "accepted" if problems else "corrected"
+        if check.modes:
+            self._submitted[step.id] = Submitted(output, judged if refuses else ())
 
     def _count_items(self, stats: NodeStats, items: Sequence[RecordStep], *, as_whole: bool) -> None:
         """Counts the items of a visit; of one that failed as a whole, those that are known to have ended."""
@@ -494,6 +457,7 @@ class VisitCounter:
         stats.lm_cached = (stats.lm_cached or 0) + call.cached
         stats.fallbacks = (stats.fallbacks or 0) + call.fallback
         stats.tokens = (stats.tokens or 0) + call.tokens
+        # One call without a price makes the cost unknown: the sum of the others would look like all of it.
         stats.cost = None if cost is None or stats.cost is None else stats.cost + cost
         if visit.refused:
             stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
@@ -507,6 +471,8 @@ class VisitCounter:
     def ended(self) -> list[NodeStats]:
         """The figures of the nodes that ran."""
         for visit in self._visits.values():
+            # A visit whose output is still refused when the run ends counts in none of these: its correction may yet
+            # come.
             if visit.outcome in ("first_try", "retried", "corrected", "accepted", "failed"):
                 stats = self._stats[visit.node]
                 setattr(stats, visit.outcome, getattr(stats, visit.outcome) + 1)

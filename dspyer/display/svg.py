@@ -111,6 +111,7 @@ def document(title: str, width: float, height: float, parts: Iterable[str]) -> s
     """A whole SVG document of `parts` in drawing order, sized in pixels; `title` describes it for screen readers."""
     w, h = fmt(width), fmt(height)
     body = "\n".join(f"  {part}" for part in parts)
+    # A page with several pictures has this id several times: they are all the same, so it may take any.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" class="dspyer" '
         f'role="img" aria-label="{escape(title)}">\n'
@@ -128,6 +129,7 @@ def _style() -> str:
     day += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (colour, _) in _TEXTS.items()]
     night = [f".dspyer .{name} {{ fill: {fill}; stroke: {stroke} }}" for name, (_, (fill, stroke)) in _COLOURS.items()]
     night += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (_, colour) in _TEXTS.items()]
+    # Those of the night come last: they weigh as much as those of the day, and the last one counts.
     lines = [f"    {rule}" for rule in (*_RULES, *day)]
     lines += ["    @media (prefers-color-scheme: dark) {", *(f"      {rule}" for rule in night), "    }"]
     return "\n".join(lines)

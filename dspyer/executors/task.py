@@ -7,15 +7,14 @@ for the loss of the call.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import CancelledError as FutureCancelledError
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from contextvars import Context
+from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import dspy
 
@@ -28,12 +27,11 @@ from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import with_own_adapters
 from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing
 from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
+from dspyer.nodes.steps import call_async
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Request
-from dspyer.waiting import DaemonLoop, Outcome, result_of
+from dspyer.waiting import DaemonLoop
 
 KEPT_PROGRAMS = 8
-
-T = TypeVar("T")
 
 
 class NodeCalls(Layer):
@@ -195,7 +193,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             executing.set(Executing(execution, node, program, attempt))
         try:
             if call.is_async:
-                prediction = _on_loop(lambda: kind.aforward(program, **call.inputs))
+                stack.enter_context(_loop.joined())
+                prediction = call_async(partial(kind.aforward, program), call.inputs)
             else:
                 prediction = kind.forward(program, **call.inputs)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it
@@ -246,30 +245,6 @@ def _limit_cache() -> None:
 
 
 _loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs keep their connections per loop
-
-
-def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The result of an async call on the loop of the worker."""
-
-    async def ended() -> Outcome:
-        try:
-            return await call(), None
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
-            return None, error
-
-    loop: Any = _loop.start().native_token
-    future = asyncio.run_coroutine_threadsafe(ended(), loop)
-    try:
-        outcome = future.result()
-    except FutureCancelledError:
-        raise asyncio.CancelledError from None
-    except BaseException:  # Ctrl-C
-        future.cancel()
-        raise
-    found: T = result_of(outcome)
-    return found
 
 
 # --- the result as bytes

@@ -116,6 +116,7 @@ class Graph:
         self._nodes: dict[str, NodeOptions] = {}
         self._edges: list[AnyEdge] = []
         self._join_policies: dict[str, Policies] = {}
+        self._settle_policies: dict[str, Policies] = {}  # of joins of an agent, where no edge has one
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
         self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
 
@@ -389,13 +390,11 @@ class Graph:
         if policy is not None:
             given = {}  # all are checked before one is kept: a graph that raises here is as it was
             for node in targets:
-                known = self._join_policies.get(node)
-                of_edge = known is not None and (known.given or bool(known.rules))  # else an agent's, of its `settle`
                 # Laid over what joins there do without the policy of an edge: a second edge with the same one gives the
                 # same table.
-                below = known.otherwise if known is not None and of_edge else known
-                given[node] = checked_policies("policy", policy, self._options.schema, below or self._options.policies)
-                if of_edge and given[node] != known:
+                below = self._settle_policies.get(node, self._options.policies)
+                given[node] = checked_policies("policy", policy, self._options.schema, below)
+                if self._join_policies.get(node, given[node]) != given[node]:
                     raise GraphError(f"joins at {target!r} have another policy already: give it to one of the edges")
             self._join_policies |= given
         self._edges.append(EdgeDeclaration(sources, targets))
@@ -571,7 +570,10 @@ class Graph:
         of_graph = [one for one in self._layers if type(one) not in map(type, given)]
         # With copies of the collections: the graph may be changed before an optimizer asks for its text.
         declared = Declarations(
-            self._options, tuple(self._nodes.values()), tuple(self._edges), dict(self._join_policies)
+            self._options,
+            tuple(self._nodes.values()),
+            tuple(self._edges),
+            self._settle_policies | self._join_policies,
         )
         graph, modules = compile_graph(
             declared,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
@@ -21,7 +21,7 @@ from dspyer.layers.attempts import check_on
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
-from dspyer.nodes.callables import members
+from dspyer.nodes.callables import members, names_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.interrupt import InterruptOptions
@@ -394,14 +394,6 @@ def error_edges(source: object, target: object, on: object, into: object) -> lis
     return [ErrorEdge(name, targets[0], accepted, into) for name in sources]
 
 
-def by_source(edges: Sequence[ErrorEdge]) -> dict[str, tuple[ErrorEdge, ...]]:
-    """The error edges of each node, in the order of declaration, in which the first match wins."""
-    found: dict[str, list[ErrorEdge]] = {}
-    for edge in edges:
-        found.setdefault(edge.source, []).append(edge)
-    return {source: tuple(ways) for source, ways in found.items()}
-
-
 def error_edge_problems(
     edges: Sequence[ErrorEdge], schema: Schema, sent: Collection[str], joins: Callable[[str], bool]
 ) -> Iterator[str]:
@@ -430,15 +422,11 @@ def unfilled_problems(
         if edge.into is not None or edge.target not in nodes:
             continue
         for name in dict.fromkeys((nodes[edge.target].reads or {}).values()):
-            if name in schema.fields and name not in given and _holds_failures(schema.fields[name].annotation):
+            if name in schema.fields and name not in given and names_class(schema.fields[name].annotation, Failure):
                 yield (
                     f"{edge.who} gives the failure to no field, and {edge.target!r} reads {name!r}, which nothing "
                     f"writes: add_error_edge({edge.source!r}, {edge.target!r}, into={name!r})"
                 )
-
-
-def _holds_failures(annotation: Any) -> bool:
-    return annotation is Failure or any(map(_holds_failures, get_args(annotation)))
 
 
 def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:

@@ -7,18 +7,16 @@ node that was not built may write any field, and a router without known targets 
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Union, cast, get_args, get_origin
+from typing import Any, cast, get_origin
 
 import dspy
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import (
     build_checks,
-    by_source,
     error_edge_problems,
     follow_checks,
     handler_problems,
@@ -46,6 +44,7 @@ from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, 
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
 from dspyer.nodes.build import build_node
+from dspyer.nodes.callables import members
 from dspyer.nodes.check import CheckOptions, checks_of
 from dspyer.nodes.field_access import author_problems
 from dspyer.nodes.function import may_return_command
@@ -149,7 +148,8 @@ def compile_graph(
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
         attempts=_attempts(parts, given),
-        error_edges=by_source(parts.errors),
+        # In the order of declaration, in which the first match wins.
+        error_edges={one.source: tuple([e for e in parts.errors if e.source == one.source]) for one in parts.errors},
         inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
         **settings,
     )
@@ -227,14 +227,6 @@ class GraphParts:
                 found.setdefault((source, target), Edge(source, target, True))
         caught = [Edge(one.source, one.target, True, True, one.into) for one in self.errors]
         return [*found.values(), *dict.fromkeys(caught)]
-
-    def lost_edges(self) -> list[Edge]:
-        """The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself."""
-        return [
-            Edge(router.source, target, True)
-            for router in self.lost
-            for target in router.known_targets or (*self.names, END)
-        ]
 
     @cached_property
     def writers(self) -> list[Collection[str] | None]:
@@ -358,7 +350,9 @@ def _check(parts: GraphParts, topology: Topology) -> None:
     """Find the inputs of a run, and what is wrong with the graph."""
     options, names, problems = parts.graph, parts.names, parts.problems
     schema = options.schema
-    lost = [edge for edge in parts.lost_edges() if edge not in topology.edges]
+    # The edges that a lost router may have: nothing is unreachable because of a router that is wrong itself.
+    ways = [(router.source, target) for router in parts.lost for target in router.known_targets or (*names, END)]
+    lost = [edge for edge in (Edge(source, target, True) for source, target in ways) if edge not in topology.edges]
     # Without exits they look like dead ends, and what they lack is a `goto=`.
     commands = [
         name
@@ -433,14 +427,8 @@ def _merges(topology: Topology, name: str) -> bool:
     if schema.reducer(name) is not None or name in schema.live_fields or topology.has_policy(name):
         return True
     field = schema.fields.get(name)
-    return field is not None and _is_mapping(field.annotation)
-
-
-def _is_mapping(annotation: Any) -> bool:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return any(_is_mapping(part) for part in get_args(annotation))
-    kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Mapping)
+    kinds = [] if field is None else [get_origin(member) or member for member in members(field.annotation)]
+    return any(isinstance(kind, type) and issubclass(kind, Mapping) for kind in kinds)
 
 
 def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer]) -> dict[str, tuple[Layer, ...]]:

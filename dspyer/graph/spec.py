@@ -32,7 +32,7 @@ from dspyer.nodes.steps import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record_codec import decode
-from dspyer.redaction import Redact, Redaction, redacted_policies
+from dspyer.redaction import Redact, Redaction
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
@@ -117,7 +117,7 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
+def checked_policies(option: str, spec: object, schema: Schema, otherwise: Policies | None = None) -> Policies:
     """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
     policies = Policies.of(spec, otherwise)
     check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
@@ -127,12 +127,6 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
         if field and (problem := merge_problem(pattern, fold or field.annotation)):
             raise GraphError(f"{option}: {problem}")
     return policies
-
-
-def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
-    """The schemas of the graphs among the modules of a graph."""
-    parts: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
-    return [part.graph.topology.schema for part in parts.values() if is_program(part)]
 
 
 def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
@@ -253,9 +247,11 @@ def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
 def warn_of_lasting_answers(graph: GraphSpec) -> None:
     """Warn of answers that the next run of a thread would begin with. To be called by `Graph.compile` itself."""
     for name, node in graph.nodes.items():
-        if isinstance(node, InterruptNode) and node.into and graph.lasts(node.into):
+        for into in (node.writes or ()) if isinstance(node, InterruptNode) else ():
+            if not graph.lasts(into):
+                continue
             warnings.warn(
-                f"add_interrupt({name!r}, into={node.into!r}) of graph {graph.name!r}: the field lasts over the runs "
+                f"add_interrupt({name!r}, into={into!r}) of graph {graph.name!r}: the field lasts over the runs "
                 "of a thread, so each run begins with the answer to the question of an earlier one. Take a field that "
                 "lives for one run",
                 stacklevel=4,  # as above
@@ -639,14 +635,16 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     """The same graph, whose errors and merge policies show values only as far as `redact` allows."""
     old = graph.topology
     # Graphs inside have schemas of their own, and a pattern may name a field of theirs alone.
-    schemas = [old.schema, *inner_schemas(modules)]
+    inside: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
+    schemas = [old.schema, *(part.graph.topology.schema for part in inside.values() if is_program(part))]
     redaction = Redaction.of(redact, fields_of_items(schemas))
     if redaction is None:
         return graph
     check_redacted_paths(redaction.patterns, schemas)
-    joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
-    schema = old.schema.with_show_value(redaction.brief)
-    topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)
+    shown = redaction.brief
+    joins = {node: replace(policies, show_value=shown) for node, policies in old.join_policies.items()}
+    own, schema = replace(old.policies, show_value=shown), old.schema.with_show_value(shown)
+    topology = replace(old, schema=schema, policies=own, join_policies=joins)
     return replace(graph, topology=topology, redaction=redaction, of_runs=(Redacted(),))
 
 

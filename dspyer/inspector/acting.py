@@ -100,14 +100,7 @@ class Actions:
         self, thread: str, answers: Mapping[str, Any], by: str | None = None, comment: str | None = None
     ) -> dict[str, Any]:
         existing = self._existing(thread)
-        given, problems = {}, {}
-        for key, answer in answers.items():
-            try:
-                given[key] = self._decode(answer)
-            except MALFORMED as error:
-                problems[key] = error_text(error)
-        if problems:
-            raise RefusedError(422, "an answer is not in the JSON form of a value", problems)
+        given = _each(answers, lambda _, answer: self._decode(answer), "an answer is not in the JSON form of a value")
         try:
             return self._begin(existing.stream_resume(given, by=by, comment=comment))
         except (InputError, ThreadError) as error:
@@ -127,17 +120,13 @@ class Actions:
     def _checked_patch(self, thread: Thread, at: str | int | None, patch: Mapping[str, Any]) -> dict[str, Any]:
         """A patch read from its JSON form, each field checked by the schema; raises with all problems by field."""
         state = thread.state if at is None else thread.at(at)
-        found, problems = {}, {}
-        for field, update in patch.items():
-            try:
-                found[field] = decode_update(update, self._decode)
-                # Field by field, so that the page can show each problem beside its field.
-                self._schema.commit(state, {field: found[field]}, node="update", commit_id="copy")
-            except (NodeOutputError, *MALFORMED) as error:
-                problems[field] = error_text(error)
-        if problems:
-            raise RefusedError(422, "the change does not fit the schema; nothing was copied", problems)
-        return found
+
+        def checked(field: str, update: Any) -> Any:
+            found = decode_update(update, self._decode)
+            self._schema.commit(state, {field: found}, node="update", commit_id="copy")
+            return found
+
+        return _each(patch, checked, "the change does not fit the schema; nothing was copied")
 
     def _begin(self, events: Events) -> dict[str, Any]:
         """Begin a run, and return when it owns its thread; the rest of it goes on in a thread of its own."""
@@ -156,6 +145,19 @@ class Actions:
                 logger.error("a run that the inspector has begun broke off: resume it", exc_info=error)
         finally:
             del self._open[events]
+
+
+def _each(given: Mapping[str, Any], read: Callable[[str, Any], Any], refusal: str) -> dict[str, Any]:
+    """Values read by name, each for itself: the page shows each problem beside its field."""
+    found, problems = {}, {}
+    for name, one in given.items():
+        try:
+            found[name] = read(name, one)
+        except (NodeOutputError, *MALFORMED) as error:
+            problems[name] = error_text(error)
+    if problems:
+        raise RefusedError(422, refusal, problems)
+    return found
 
 
 def _action(

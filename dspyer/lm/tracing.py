@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
@@ -171,6 +172,7 @@ def count_calls(steps: Steps) -> tuple[int, int]:
 # --- which execution runs here: what is known of an LM call when DSPy reports it
 
 
+@dataclass(slots=True, eq=False)
 class Executing:
     """The execution that runs in a context.
 
@@ -184,13 +186,10 @@ class Executing:
         attempt: the number of the attempt.
     """
 
-    __slots__ = ("attempt", "id", "node", "program")
-
-    def __init__(self, execution: str = "", node: str = "", program: Any = None, attempt: int = 1) -> None:
-        self.id = execution
-        self.node = node
-        self.program = program
-        self.attempt = attempt
+    id: str = ""
+    node: str = ""
+    program: Any = None
+    attempt: int = 1
 
     def enter(self, execution: str, node: str) -> None:
         """Name the execution that runs here next, in its first attempt."""

@@ -66,8 +66,8 @@ _T = TypeVar("_T")
 # execution that has no commit, or not yet (it failed, it waits for an answer, an item of a map), are in rows of the
 # kind `lm_call`.
 #
-# Long texts of messages and responses are blobs: a system prompt is stored once. They are read only when calls are
-# asked for: the content names them in another form than `Content.value` looks for.
+# Long messages and responses are blobs: a system prompt is stored once. They are read only when calls are asked for:
+# the content names them in another form than `Content.value` looks for.
 
 
 # --- Calls on their way to a row
@@ -196,7 +196,7 @@ def _checked(chosen: Any, call: LMCall) -> LMCall | None:
 
 
 INLINE = 256
-"""The longest text of a message that stays in its row; longer ones become blobs."""
+"""Bytes of a message, or of a response, up to which it stays in its row; longer ones become blobs."""
 
 # --- The form of a call
 
@@ -221,8 +221,8 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         found["cost"] = round(call.cost, 12)
     for name in _TEXTS:
         if (said := getattr(call, name)) is not None:
-            plain = json.loads(json.dumps(said, ensure_ascii=False, default=str))  # of an object its text
-            found[name] = _mapped(plain, lambda text: _stored_text(text, blobs))
+            listed = isinstance(said, list | tuple)
+            found[name] = [_stored(part, blobs) for part in said] if listed else _stored(said, blobs)
     if hidden and found.keys() & {*_TEXTS, "failed"}:
         found["hidden"] = True
     return found
@@ -231,43 +231,21 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
 _TEXTS = ("messages", "response")
 """The attributes of a call that hold what was said."""
 
-_MARK = "$"
-"""What the reference to a long text begins with, before the id of the blob; any other such text has it twice."""
+_LONG = "$"
+"""The key of what stands for a long message: its value is the id of the blob."""
 
-_REFERENCE = re.compile(r'"\$([0-9A-F]{32})"(?!:)')  # no key
-
-
-def _mapped(value: Any, of: Callable[[str], str]) -> Any:
-    """Return JSON values with other texts."""
-    if isinstance(value, str):
-        return of(value)
-    if isinstance(value, dict):
-        return {_encodable(key): _mapped(item, of) for key, item in value.items()}
-    return [_mapped(item, of) for item in value] if isinstance(value, list) else value
+_REFERENCE = re.compile(r'{"\$": "([0-9A-F]{32})"}')
 
 
-def _encodable(text: str) -> str:
-    """Return a text; half a surrogate pair, which no file can hold, is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _stored_text(text: str, blobs: dict[str, bytes]) -> str:
-    """Return a text, or a reference to a long one, which is added to `blobs`."""
-    text = _encodable(text)
-    data = text.encode()
-    if len(data) <= INLINE:
-        return _MARK + text if text.startswith(_MARK) else text
-    name = blob_id(data)
-    blobs[name] = data
+def _stored(said: Any, blobs: dict[str, bytes]) -> Any:
+    """Return a message, or a part of a response, as JSON; a long one is added to `blobs`."""
+    plain = with_valid_text(json.loads(json.dumps(said, default=str)))  # of an object its text
+    data = json.dumps(plain, ensure_ascii=False).encode()
+    if len(data) <= INLINE and b'"$"' not in data:  # whatever has that key itself is no reference
+        return plain
+    blobs[name := blob_id(data)] = data
     # In capitals: `Content.value` looks for the ids of blobs in the bytes, and reads those that it finds.
-    return _MARK + name.upper()
-
-
-def _said_text(stored: str, blobs: Mapping[str, bytes]) -> str:
-    if not stored.startswith(_MARK):
-        return stored
-    text = stored[1:]
-    return text if text.startswith(_MARK) else blobs[text.lower()].decode()
+    return {_LONG: name.upper()}
 
 
 def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fetch | None = None) -> LMCall:
@@ -283,10 +261,15 @@ def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fet
         call = decode(LMCall, plain)
         if hidden:
             return usage_alone(call)
-        if fetch is not None and texts:
-            names = {name.lower() for name in _REFERENCE.findall(json.dumps(texts))}
+        if fetch is not None:
+            data = json.dumps(texts)
+            names = {name.lower() for name in _REFERENCE.findall(data)}
             blobs = fetch(names) if names else {}
-            call = replace(call, **_mapped(texts, lambda text: _said_text(text, blobs)))
+
+            def said(part: dict[str, Any]) -> Any:
+                return json.loads(blobs[part[_LONG].lower()]) if _LONG in part else part
+
+            call = replace(call, **json.loads(data, object_hook=said))
     except MALFORMED as error:
         raise StoreError(
             f"an LM call of execution {execution!r} is stored as {brief(stored)}, which cannot be read ({error}): "

@@ -25,6 +25,7 @@ from dspyer.log.reader import (
     HistoryReader,
     LoadedSnapshot,
     OwnCommit,
+    RecoveredState,
     RunAncestry,
     RunRows,
     SinceSnapshot,
@@ -329,18 +330,21 @@ class History:
         return tuple([self.log[index].commit.id for index in indexes])
 
     def _append(self, entry: LogEntry, at: Point, settled: bool) -> int:
-        """Add an entry, with the step of its commit in the whole log, and return its index."""
-        step = 1 + max([self.log[parent].commit.step for parent in entry.parents], default=-1)
+        """Add an entry, and return its index."""
         self._index_of[at] = index = len(self.log)
-        self.log.append(entry._replace(commit=changed(entry.commit, step=step)))
+        self.log.append(entry._replace(commit=changed(entry.commit, step=self._step(entry))))
         self.points.append(at)
         self.steps.append(entry.commit.step)
         self.settled.append(settled)
         return index
 
+    def _step(self, entry: LogEntry) -> int:
+        """Return the step of a commit in the whole log."""
+        return 1 + max([self.log[parent].commit.step for parent in entry.parents], default=-1)
 
-class FoldedRun:
-    """The commits of one run, folded alone, in the order of writing, with ids and indexes within the run.
+
+class FoldedRun(History):
+    """The commits of one run, folded alone, in the order of writing, with ids, indexes and steps within the run.
 
     Args:
         reader: folds rows.
@@ -350,41 +354,30 @@ class FoldedRun:
 
     Attributes:
         run: the run as a log has it.
-        entries: the commits.
-        settled: whether no other branch was active after it, for each.
-        points: the row of each.
     """
 
     def __init__(self, reader: HistoryReader, run_rows: RunRows, state: ImmutableState, broken: str = "") -> None:
-        self._history = History(reader)
+        super().__init__(reader)
         self._rows = run_rows._replace(labels=dict.fromkeys(run_rows.labels, ""))
-        self.run = self._history.add(self._rows, before=(state, broken))
-        self.entries: list[LogEntry] = []
-        self.settled, self.points = self._history.settled, self._history.points
-        self._take()
+        self.run = self.add(self._rows, before=(state, broken))
 
     @property
     def trunk_state(self) -> ImmutableState:
         """The last state at which a single branch was active."""
         at = self.run.trunk_index
-        return self.run.state if at is None else self.entries[at].state
+        return self.run.state if at is None else self.log[at].state
 
-    @property
-    def ends_open(self) -> bool:
-        """Return whether its only commit is in its open row: then rows written later say what becomes of it."""
-        return self._history.ends_open
-
-    def grow(self, rows: Iterable[Row], last: Point) -> None:
+    def read_on(self, rows: Iterable[Row], last: Point) -> None:
         """Fold rows of its newest part that were written since; `last` is the last one."""
         found = [(row, own_commit(row)) for row in rows]
-        commits = [(row, Point(last.run, row.seq), header) for row, header in found if header is not None]
-        self._history.grow(self.run, self._rows, commits)
-        self._take()
+        self.grow(
+            self.run,
+            self._rows,
+            [(row, Point(last.run, row.seq), header) for row, header in found if header is not None],
+        )
 
-    def _take(self) -> None:
-        log, steps = self._history.log, self._history.steps
-        for index in range(len(self.entries), len(log)):
-            self.entries.append(log[index]._replace(commit=changed(log[index].commit, step=steps[index])))
+    def _step(self, entry: LogEntry) -> int:
+        return entry.commit.step
 
 
 _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
@@ -589,26 +582,6 @@ class CommitListing:
 # behind it. It is the redo pass of ARIES (Mohan et al. 1992); there is nothing to undo, since an execution writes its
 # commit whole or not at all. The log of a thread is a chain of runs, so it is read backwards, run by run, to the
 # first snapshot. Then it is folded forwards. A lost snapshot makes it longer and changes nothing else.
-
-
-class RecoveredState(NamedTuple):
-    """The state at a row.
-
-    Attributes:
-        state: the last state at which a single branch was active.
-        next_version: the version of the next commit.
-        last_run: the run of the row, as far as it was read.
-        tail: what was written since the last snapshot.
-        broken: why a commit before the row cannot be read; "" if all can. State and version are those before it.
-        last_good: the row of the last readable commit, if one is not readable; None for none.
-    """
-
-    state: ImmutableState
-    next_version: int
-    last_run: RunRows
-    tail: SinceSnapshot
-    broken: str = ""
-    last_good: Point | None = None
 
 
 def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:

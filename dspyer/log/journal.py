@@ -31,21 +31,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from dspyer import clock
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
-from dspyer.log.reader import SinceSnapshot, SnapshotState, snapshot_content
+from dspyer.log.reader import RecoveredState, SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
-from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
 from dspyer.stores.content import blob_id
 from dspyer.waiting import at_fork, held_back
 from dspyer.worker_threads import run_in_thread
-
-if TYPE_CHECKING:
-    from dspyer.log.reader import RunRows
-
 
 # The digest of what a run has written: the row of its end carries it, and `thread.replay()` compares it.
 #
@@ -89,26 +84,11 @@ MOST = 1_000
 """Heads that are remembered for a store; of more, those that were written longest ago are forgotten."""
 
 
-class Head(NamedTuple):
-    """The end of a thread's history, as a completed run has left it.
+Place = tuple[Point, int, type | None]
+"""A head: its row, the fencing token under which that was written, and the class of the states of the graph.
 
-    Attributes:
-        at: its last row.
-        epoch: the fencing token under which that was written.
-        model: the class of the states of the graph that wrote it: another graph may read the values as other classes.
-        last_run: the run, with its last row alone.
-        state: the state.
-        next_version: the version of the next commit.
-        tail: what was written since the last snapshot.
-    """
-
-    at: Point
-    epoch: int
-    model: type | None
-    last_run: RunRows
-    state: ImmutableState
-    next_version: int
-    tail: SinceSnapshot
+Another graph may read the values as other classes.
+"""
 
 
 class Heads:
@@ -124,26 +104,24 @@ class Heads:
         found: Heads = kept.get("_dspyer_heads") or kept.setdefault("_dspyer_heads", cls())
         return found
 
-    def get(self, row: ThreadRow, model: type | None) -> Head | None:
-        """Return the head of a thread, if this process has written what its row names."""
-        found = self._heads.get(row.name) if self._process == os.getpid() else None
-        if found is None or (found.at, found.epoch) != (row.head, row.epoch) or found.model is not model:
-            return None
-        return found
+    def get(self, row: ThreadRow, model: type | None) -> RecoveredState | None:
+        """Return the end of a thread's history, if this process has written what the row of the thread names."""
+        at, found = self._heads.get(row.name, (None, None)) if self._process == os.getpid() else (None, None)
+        return found if at == (row.head, row.epoch, model) else None
 
-    def put(self, thread: str, head: Head) -> None:
-        """Remember the head of a thread."""
+    def put(self, thread: str, at: Place, end: RecoveredState) -> None:
+        """Remember the end that a completed run has left; of the run, its last row alone is needed."""
         if self._process != os.getpid():
             self.forget()
         with self._lock:
-            self._heads[thread] = head
+            self._heads[thread] = at, end
             self._heads.move_to_end(thread)
             if len(self._heads) > MOST:
                 self._heads.popitem(last=False)
 
     def forget(self) -> None:
         """Forget all heads."""
-        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self._heads: OrderedDict[str, tuple[Place, RecoveredState]] = OrderedDict()
         self._lock = Lock()  # after a fork the old one may be held for good
         self._process = os.getpid()
 

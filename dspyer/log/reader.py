@@ -237,6 +237,26 @@ class RunRows(NamedTuple):
                 yield row, point, header
 
 
+class RecoveredState(NamedTuple):
+    """The state at a row.
+
+    Attributes:
+        state: the last state at which a single branch was active.
+        next_version: the version of the next commit.
+        last_run: the run of the row, as far as it was read.
+        tail: what was written since the last snapshot.
+        broken: why a commit before the row cannot be read; "" if all can. State and version are those before it.
+        last_good: the row of the last readable commit, if one is not readable; None for none.
+    """
+
+    state: ImmutableState
+    next_version: int
+    last_run: RunRows
+    tail: SinceSnapshot
+    broken: str = ""
+    last_good: Point | None = None
+
+
 def own_commit(row: Row) -> CommitRow | None:
     """Return the header of a commit of a run; None for other rows, and for commits of graphs inside its nodes.
 
@@ -279,8 +299,6 @@ def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
         if part.header.get("without"):
             rows, kept = without_rows(rows, part.header["without"])
             points = [points[index] for index in kept]
-        if part.header.get("names"):
-            rows = [rename_nodes(row, part.header["names"]) for row in rows]
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
     rows = with_map_results(rows)
@@ -325,8 +343,8 @@ def newest_rows(store: Store, at: Point, count: int = PAGE) -> Iterator[tuple[Ru
             last, count = last - count, 2 * count
         if not run.header.get("continues"):
             return
-        if run.header.get("without") or run.header.get("names"):
-            break  # of the parts before this one, some rows do not count, or nodes have other names
+        if run.header.get("without"):
+            break  # of the parts before this one, some rows do not count
         run, last = ancestry.continued_part(run)
     whole = read_run(store, at)
     parts = {name: load_run(store, name) for name in whole.labels}
@@ -374,21 +392,6 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
 def _items_in(rows: Iterable[Row]) -> dict[str, Row]:
     """Return the rows of items of maps, by the ids of their executions."""
     return {str(row.header.get("execution", UNKNOWN)): row for row in rows if row.kind == RowKind.ITEM}
-
-
-def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
-    """Return a row with new names of nodes, by their old ones."""
-    if row.kind == RowKind.OPEN:
-        return row._replace(
-            header={**row.header, "node": names.get(row.header.get("node", ""), row.header.get("node"))}
-        )
-    header = own_commit(row)
-    if header is None or header.node == UNKNOWN:  # of a graph inside a node: its nodes have their own names
-        return row
-    prefix, _, node = header.node.rpartition(":")  # "join:answer": the commit of a join
-    renamed = names.get(node, node)
-    route = tuple([names.get(target, target) for target in header.route])
-    return row._replace(header=replace(header, node=f"{prefix}:{renamed}" if prefix else renamed, route=route).header())
 
 
 def check_thread_name(name: object, example: str = "program.thread('t-42')") -> None:

@@ -34,7 +34,6 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
-    names      new names of nodes by their old ones, if another graph continues the run
     keys       the salt of the ids of runs with keys; from the first one on in each run of the thread
 """
 
@@ -518,19 +517,11 @@ class CommitRow(CommitContent):
 
     @property
     def attempts(self) -> dict[str, Any]:
-        """The fields of a commit that differ if attempts failed or its node was cached; none for most commits.
-
-        Failures get the name that the node has now: a thread that continues with another graph may have renamed it.
-        """
+        """The fields of a commit that differ if attempts failed or its node was cached; none for most commits."""
         if self.failure is None and not self.failed and not self.cached:
             return {}
-        node = {"node": self.node}
-        return {
-            "attempt": self.attempt,
-            "failure": self.failure and self.failure.model_copy(update=node),
-            "failed_attempts": tuple([one.model_copy(update=node) for one in self.failed]),
-            "cached": self.cached,
-        }
+        failed = {"failure": self.failure, "failed_attempts": self.failed}
+        return {"attempt": self.attempt, "cached": self.cached, **failed}
 
     def filled(self, row: Row, fetch: Fetch, decode: DecodeValue = encoding.decode) -> Self:
         """Take the content of its row, and of a map the results in the rows of its items: see `with_map_results`."""

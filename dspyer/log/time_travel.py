@@ -1,7 +1,7 @@
 """Read the past of a thread: its commits, its state after any of them, who wrote a value. No node is called.
 
 Most questions are answered by `PageReader` from the few rows between two snapshots, however long the history is. Where
-that cannot work (merged or pruned history, commits that cannot be read) `HistoryCache` reads the whole history once and
+that cannot work (merged or pruned history, commits that cannot be read) `ThreadReader` reads the whole history once and
 caches it for the `Thread` object.
 """
 
@@ -23,9 +23,9 @@ from dspyer.log.history import (
     commit_row,
     inner_commits,
     part_around,
+    part_before,
     part_of,
     read_back,
-    recover_state,
     runs_back,
     writing_part,
 )
@@ -72,7 +72,7 @@ def thread_bounds(store: Store, thread: str) -> Bounds:
 
 
 class ThreadReader:
-    """Reads the history of one thread. Safe for use by several threads at once.
+    """Reads the history of one thread, and caches what it has read. Safe for use by several threads at once.
 
     Args:
         reader: folds rows.
@@ -80,22 +80,26 @@ class ThreadReader:
         bounds: returns the bounds of the history, for one that is not that of the thread's head; None for the thread.
 
     Attributes:
-        cache: the whole history, read when it is needed.
         pages: reads parts of the history.
+        root: the row at which the whole history begins, if older history was pruned.
     """
 
     def __init__(self, reader: HistoryReader, thread: str, bounds: Callable[[], Bounds] | None = None) -> None:
-        find = bounds or partial(thread_bounds, reader.store, thread)
-        self.cache = HistoryCache(reader, find)
-        self.pages = PageReader(reader, find)
-        self._find = find
+        self._find = bounds or partial(thread_bounds, reader.store, thread)
         self._reader = reader
         self._thread = thread
+        self._lock = Lock()
+        self._drop(None)
+
+    def _drop(self, root: Point | None) -> None:
+        self.pages = PageReader(self._reader, self._find)
+        self._whole, self.root = History(self._reader), root  # no row is read twice into it
+        self._listed = CommitListing(self._whole, ())
 
     def forget(self) -> None:
         """Drop what was read, since rows of it were deleted."""
-        self.cache.forget()
-        self.pages = PageReader(self._reader, self._find)
+        with self._lock:
+            self._drop(self.root)
 
     def history(
         self, inside: int | str | None, first: int | None, count: int | None, newest: bool, floor: int = 0
@@ -113,7 +117,7 @@ class ThreadReader:
         page = None if count is None else self.pages.page(first, count, newest, floor)
         if page is not None:
             return page
-        listed = self.cache.listed()
+        listed = self.listed()
         commits = list(listed.commits)
         if floor:  # only those of the last run
             commits = [one for one, at in zip(commits, listed.runs, strict=True) if at == listed.heads[-1]]
@@ -153,7 +157,7 @@ class ThreadReader:
         found = self._last_writers([keys], at)
         if keys in found:
             return found[keys]
-        listed, name = self.cache.listed() if at is None else self.commits_around(at), ".".join(map(str, keys))
+        listed, name = self.listed() if at is None else self.commits_around(at), ".".join(map(str, keys))
         last = listed.trunk_index if at is None else listed.log_index_of(at)
         fields = ", ".join(listed.history.state(last)) or "none"
         not_joined = [commit for commit in listed.commits if touches(commit.patch, keys)]
@@ -174,9 +178,9 @@ class ThreadReader:
     def _last_writers(self, paths: Sequence[KeyPath], at: int | str | None) -> dict[KeyPath, Commit]:
         """By path, the commit that last wrote it, up to the head or to a commit."""
         at = None if at is None else commit_name(at)
-        found = None if self.cache.is_read() else self.pages.writers(paths, at)
+        found = None if self.is_read() else self.pages.writers(paths, at)
         if found is None:
-            listed = self.cache.listed() if at is None else self.commits_around(at)
+            listed = self.listed() if at is None else self.commits_around(at)
             if at is None and listed.heads and (broken := listed.history.runs[listed.heads[-1]].broken):
                 raise StoreError(broken)  # it may have written there, and what is behind it, too
             if at is not None:
@@ -197,7 +201,7 @@ class ThreadReader:
             if of_run.broken:
                 raise StoreError(f"thread {self._thread!r}: {of_run.broken}")
             for index, expected_by in self._differences(history, run):
-                commit = self.cache.listed().commits[self.cache.listed().index_of(history.log[index].commit.id)]
+                commit = self.listed().commits[self.listed().index_of(history.log[index].commit.id)]
                 raise StoreError(
                     f"thread {self._thread!r}: the state after version {commit.version} (commit {commit.id!r}) is not "
                     f"the one {expected_by}. What is stored was changed, or a reducer of the schema returns something "
@@ -242,9 +246,45 @@ class ThreadReader:
             return False  # its beginning was pruned
         return any(digest != RowDigest(rows[:seq]).followed_by(()) for seq, digest in ends)
 
+    def up_to(self, at: Point) -> CommitListing:
+        """The commits up to a row of the thread."""
+        _, root = self._find()
+        with self._lock:
+            return self._listing((at,), root)
+
+    def extended(self, *rows: ThreadRow) -> History:
+        """The history up to the heads of some threads, the first of which is this one."""
+        with self._lock:
+            if rows[0].root != self.root:
+                self._drop(rows[0].root)
+            for row in rows:
+                self._whole.read([] if row.head is None else [row.head], row.root)
+        return self._whole
+
+    def listed(self) -> CommitListing:
+        """The commits up to the head of the thread."""
+        head, root = self._find()
+        heads = () if head is None else (head,)
+        with self._lock:
+            if heads != self._listed.heads or root != self.root:
+                self._listed = self._listing(heads, root)
+            return self._listed
+
+    def is_read(self) -> bool:
+        """Return whether all commits up to the head were listed before, and can be read."""
+        listed, root = self._listed, self.root
+        return any((at, root) == self._find() and not listed.history.runs[at].broken for at in listed.heads)
+
+    def _listing(self, heads: Sequence[Point], root: Point | None) -> CommitListing:
+        """Read up to some rows; what was read is dropped, if older history was pruned since."""
+        if root != self.root:
+            self._drop(root)
+        self._whole.read(heads, root)
+        return CommitListing(self._whole, heads)
+
     def commits_around(self, version: int | str) -> CommitListing:
         """The commits that hold a version or an id: those of the thread, or of an abandoned or rerun run of it."""
-        listed, store = self.cache.listed(), self._reader.store
+        listed, store = self.listed(), self._reader.store
         if isinstance(version, int) or listed.has(version):
             return listed
         label = Address.parse(version).run
@@ -252,8 +292,8 @@ class ThreadReader:
             rows = store.rows(run.id) if label == run.header.get("label") else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
-                row = ThreadRow(self._thread, at, 0, root=self.cache.root)
-                other = CommitListing(self.cache.extended(row), (at,))
+                row = ThreadRow(self._thread, at, 0, root=self.root)
+                other = CommitListing(self.extended(row), (at,))
                 if other.has(version):
                     return other
         return listed
@@ -261,9 +301,9 @@ class ThreadReader:
     def _commits_inside(self, version: int | str) -> list[Commit]:
         """The commits of the graph inside of a node."""
         outer = Address.parse(self.id_of(version))
-        listed = self.cache.listed()
+        listed = self.listed()
         found: list[Commit] = []
-        for run in read_runs(self._reader.store, listed.heads, self.cache.root):
+        for run in read_runs(self._reader.store, listed.heads, self.root):
             if outer.run in run.labels.values():
                 found += inner_commits(self._reader, run, outer.inside)
         return found
@@ -276,74 +316,8 @@ class ThreadReader:
         page = self.history(None, version, 1, newest=False)
         if page and page[0].version == version:
             return page[0].id
-        listed = self.cache.listed()
+        listed = self.listed()
         return listed.commits[listed.index_of(version)].id
-
-
-# --- whole history
-
-
-class HistoryCache:
-    """The history of one thread as far as it was read; no row is read twice. Safe for use by several threads at once.
-
-    Attributes:
-        history: what was read.
-        root: the row at which it begins, if older history was pruned.
-    """
-
-    def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
-        self._reader = reader
-        self._bounds = bounds
-        self._lock = Lock()
-        self.history: History
-        self.root: Point | None
-        self._listed: CommitListing
-        self._drop(None)
-
-    def up_to(self, at: Point) -> CommitListing:
-        """The commits up to a row of the thread."""
-        _, root = self._bounds()
-        with self._lock:
-            return self._listing((at,), root)
-
-    def extended(self, *rows: ThreadRow) -> History:
-        """The history up to the heads of some threads, the first of which is this one."""
-        with self._lock:
-            if rows[0].root != self.root:
-                self._drop(rows[0].root)
-            for row in rows:
-                self.history.read([] if row.head is None else [row.head], row.root)
-        return self.history
-
-    def listed(self) -> CommitListing:
-        """The commits up to the head of the thread."""
-        head, root = self._bounds()
-        heads = () if head is None else (head,)
-        with self._lock:
-            if heads != self._listed.heads or root != self.root:
-                self._listed = self._listing(heads, root)
-            return self._listed
-
-    def is_read(self) -> bool:
-        """Return whether all commits up to the head were listed before, and can be read."""
-        listed, root = self._listed, self.root
-        return any((at, root) == self._bounds() and not listed.history.runs[at].broken for at in listed.heads)
-
-    def _listing(self, heads: Sequence[Point], root: Point | None) -> CommitListing:
-        """Read up to some rows; what was read is dropped, if older history was pruned since."""
-        if root != self.root:
-            self._drop(root)
-        self.history.read(heads, root)
-        return CommitListing(self.history, heads)
-
-    def forget(self) -> None:
-        """Drop what was read."""
-        with self._lock:
-            self._drop(self.root)
-
-    def _drop(self, root: Point | None) -> None:
-        self.history, self.root = History(self._reader), root
-        self._listed = CommitListing(self.history, ())
 
 
 # --- parts of the history
@@ -439,34 +413,23 @@ class PageReader:
         if head is None:
             return []
         begin = max(min(first or 0, 2**62), floor)  # beyond it no store counts
-        end = begin + count - 1
-        if newest:
-            last = recover_state(self._reader, head).next_version - 1
-            end = last if first is None else min(first, last)
+        end = first if newest else begin + count - 1
+        part = None if end is None else self.around(end)
+        part = part or part_of(self._reader, read_back(self._reader, head), root)
+        if newest and part is not None:
+            end = part.next_version - 1 if end is None else min(end, part.next_version - 1)
             begin = max(end - count + 1, floor)
-        found: list[Commit] = []
-        known = set[str]()
-        lowest = 2**63
-        for span in runs_back(self._reader.store, head, root):
-            if span.first < lowest and (span.first <= end or (newest and first is None)):
-                start = max(begin, span.first)
-                # All of it: of a run that goes on behind the page, and without a version of commits in an open fork.
-                whole = bool(found) or (newest and first is None)
-                part = part_around(self._reader, span, root, start, span.at.seq + 1 if whole else end - start + 1)
-                if part is None:
-                    return None
-                # The part behind may begin inside of this run, also between the commits of its open fork.
-                listed = [one for one in zip(part.commits, part.runs, strict=True) if one[0].id not in known]
-                inside = (
-                    index
-                    for index, (commit, run) in enumerate(listed)
-                    if (run == part.heads[0] if commit.version is None else commit.version >= begin)
-                )
-                before = 0 if begin < part.first else next(inside, len(listed))
-                found, lowest = [commit for commit, _ in listed[before:]] + found, part.first
-                known.update(commit.id for commit, _ in listed[before:])
-            if min(span.first, lowest) <= begin:
-                return cut_page(found, first, count, newest)
+        last = head if part is None else part.heads[0]
+        found: list[tuple[Commit, Point]] = []  # each with the last row of its run
+        # From its end back in time, part by part: only then it is known where the part before ends.
+        while part is not None:
+            found = [*zip(part.commits, part.runs, strict=True), *found]
+            if part.first <= begin:
+                # Of commits without a version, which come last in their run, those of the last run.
+                inside = (run == last if one.version is None else one.version >= begin for one, run in found)
+                before = next((index for index, is_inside in enumerate(inside) if is_inside), len(found))
+                return cut_page([one for one, _ in found[before:]], first, count, newest)
+            part = part_before(self._reader, part, root)
         return None
 
 

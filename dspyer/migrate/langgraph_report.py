@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Command
 
-from dspyer.display import table_lines
+from dspyer.display import count_of, table_lines
 from dspyer.migrate.code_reading import NodeCode, is_a, main_function, read_code
 from dspyer.migrate.unsupported import FoundNode
 from dspyer.nodes.callables import attributes_of
@@ -55,16 +55,6 @@ class LMNode:
     also_writes: tuple[str, ...] = ()
     adds_message: bool = False
     remark: str = ""
-
-
-def lm_nodes(nodes: Iterable[FoundNode]) -> list[LMNode]:
-    """The nodes that call an LM, in the order of the graph, without those that are graphs."""
-    found = []
-    for node in nodes:
-        # A graph has rows of its own for its nodes.
-        if not isinstance(node.runnable, PregelProtocol):
-            found += [made for made in [_lm_node(node, read_code(node.runnable))] if made]
-    return found
 
 
 def _lm_node(node: FoundNode, code: NodeCode) -> LMNode | None:
@@ -171,8 +161,7 @@ def _type_text(channel: BaseChannel[Any, Any, Any]) -> str:
 def node_kind(runnable: object) -> str:
     """The kind of a node, in a few words."""
     if isinstance(runnable, CompiledStateGraph):
-        number = len(runnable.builder.nodes)
-        return f"graph of {number} node{'s' * (number != 1)}"
+        return f"graph of {count_of(len(runnable.builder.nodes), 'node')}"
     if isinstance(runnable, (PregelProtocol, ToolNode)):
         return type(runnable).__name__
     fn = main_function(runnable)
@@ -220,8 +209,7 @@ class LangGraphReport:
     def _verdict(self) -> str:
         if not self.problems:
             return "This graph can be converted: from_langgraph(graph)."
-        number = len(self.problems)
-        return f"This graph cannot be converted as it is: {number} problem{'s' * (number != 1)}."
+        return f"This graph cannot be converted as it is: {count_of(len(self.problems), 'problem')}."
 
     def _node_lines(self) -> list[str]:
         if not self._nodes:
@@ -332,4 +320,8 @@ def _in_order(nodes: Sequence[FoundNode], path: str) -> Iterator[FoundNode]:
 def make_report(problems: Iterable[str], notes: Iterable[str], nodes: Iterable[FoundNode] = ()) -> LangGraphReport:
     """The report of what a conversion has found."""
     found = tuple(_in_order(list(nodes), ""))
-    return LangGraphReport(tuple(problems), tuple(notes), tuple(lm_nodes(found)), found)
+    # A graph has rows of its own for its nodes.
+    calls = [
+        _lm_node(node, read_code(node.runnable)) for node in found if not isinstance(node.runnable, PregelProtocol)
+    ]
+    return LangGraphReport(tuple(problems), tuple(notes), tuple([one for one in calls if one is not None]), found)

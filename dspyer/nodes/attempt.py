@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
@@ -57,9 +57,10 @@ from dspyer.nodes.field_access import (
     chosen_plainly,
     kind_of_parts,
 )
-from dspyer.nodes.steps import OpenCalls, is_async, not_cancelled
+from dspyer.nodes.steps import OpenCalls, Script, TwoWays, arun_script, is_async, not_cancelled, run_script
 from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
+from dspyer.schema.fields import refusal_text
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.json import with_valid_text
@@ -320,56 +321,45 @@ class Attempt:
         """
         self.check_time()
         self.claim_key("once", key)
-        place = RecordKey(self.local_id, key)
-        if is_async(fn):
-            return self._aonce(place, fn)
-        # An attempt before this one may still be at the same effect, in a thread that its node left behind: the
+        asynchronous = is_async(fn)
+        effect = self._effect(RecordKey(self.local_id, key), fn, asynchronous)
+        return arun_script(effect) if asynchronous else run_script(effect)
+
+    def _effect(self, place: RecordKey, fn: Callable[..., Any], asynchronous: bool) -> Script[Any]:
+        no_call: Any = None  # these steps need none
+        # An attempt before this one may still be at the same effect, in a thread or task that its node left behind: the
         # effect is then recorded by it, or fails and is ours.
-        while (earlier := self._begin_effect(place, is_async=False)) is not None:
-            earlier.result()
+        while (earlier := self._begin_effect(place, asynchronous)) is not None:
+            yield TwoWays(earlier.result, partial(asyncio.wrap_future, earlier)), no_call
             self.check_time()
+        records = self.host.records
         try:
-            known = self._known_or_recordable(place)
-            if known is not MISSING:
+            if (known := records.effects.get(place, MISSING)) is not MISSING:
                 return thaw(known)
-            result = fn(**self._idempotency_key(place, fn))
+            if records.journal is not None:  # the run may have lost its thread: then nothing could be recorded
+                records.journal.raise_if_broken()
+            made = partial(fn, **self._idempotency_key(place, fn))
+            result = yield TwoWays(made, made), no_call
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()  # else Python warns of a coroutine that was never awaited
                 raise AttemptError(
-                    f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give "
+                    f"{self.who}: the effect {place.key!r} gave an awaitable, from a function that is not async: give "
                     "ctx.once an `async def` function and await what it returns"
                 )
             frozen, row = self._effect_row(place, result)
-            # The row before the record: a result that the store does not have must not count as recorded.
-            if self.host.records.journal is not None:
-                rows = [*self.host.records.lm_call_rows(place.execution), row]
-                self.host.records.journal.write(NewRows(rows, flush=True))
-            # A copy is returned, as a later attempt gets it: a node that changed its result would otherwise differ
-            # after a resume.
-            self.host.records.effects[place] = frozen
-            return thaw(frozen)
-        finally:
-            self._end_effect(place)
-
-    async def _aonce(self, place: RecordKey, fn: Callable[..., Awaitable[Any]]) -> Any:
-        while (earlier := self._begin_effect(place, is_async=True)) is not None:
-            await asyncio.wrap_future(earlier)
-            self.check_time()
-        try:
-            known = self._known_or_recordable(place)
-            if known is not MISSING:
-                return thaw(known)
-            frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
             # A cancellation must not come between the write and the record: the row would be there, and this process
             # would make the effect again.
-            before = cancellation_count()
-            if self.host.records.journal is not None:
-                rows = [*self.host.records.lm_call_rows(place.execution), row]
-                await self.host.records.journal.awrite(NewRows(rows, flush=True))
-            self.host.records.effects[place] = frozen
-            if cancellation_count() > before:
+            before = cancellation_count() if asynchronous else 0
+            # The row before the record: a result that the store does not have must not count as recorded.
+            if records.journal is not None:
+                rows = NewRows([*records.lm_call_rows(place.execution), row], flush=True)
+                yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), no_call
+            records.effects[place] = frozen
+            if asynchronous and cancellation_count() > before:
                 raise asyncio.CancelledError  # it came during the write, which was finished first
+            # A copy is returned, as a later attempt gets it: a node that changed its result would otherwise differ
+            # after a resume.
             return thaw(frozen)
         finally:
             self._end_effect(place)
@@ -402,16 +392,6 @@ class Attempt:
             if found is not None and found.attempt is self:  # else a later attempt did not wait for this one
                 del self.host.records.in_progress[place]
                 found.ended.set_result(None)
-
-    def _known_or_recordable(self, place: RecordKey) -> Any:
-        """The recorded result of an effect, else `MISSING`; then raises if the effect could not be recorded.
-
-        It could not if the run has lost its thread, or its store has failed.
-        """
-        known = self.host.records.effects.get(place, MISSING)
-        if known is MISSING and self.host.records.journal is not None:
-            self.host.records.journal.raise_if_broken()
-        return known
 
     def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
         """The argument `key`, the same text in every attempt, if the function has such a parameter; else nothing."""
@@ -710,9 +690,9 @@ def validated(answer: Any, frozen: Any, question: Question, shown: str | None = 
     try:
         value = _read_strictly(_known_or_described(answer)[0], plain)
     except ValidationError as refusal:
-        reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
+        why = refusal_text(refusal, "")
         raise InputError(
-            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
+            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {why}. The question is open"
         ) from None
     check_shape(plain, question, shown)
     return value
@@ -764,11 +744,6 @@ def type_name(answer: Any) -> str:
 
 def _named(question: Question) -> str:
     return f"question {question.key!r} of node {question.node!r}"
-
-
-def _reason(problem: Mapping[str, Any]) -> str:
-    place = "".join(f"[{part!r}]" for part in problem["loc"])
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
 
 
 def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:

@@ -11,7 +11,7 @@ import enum
 import json
 import pathlib
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, is_dataclass
@@ -302,6 +302,7 @@ class Binding:
             if it is not given.
         reads: the fields that it may read, by its own names; None for all.
         schema: the fields of the state.
+        turn: by which inputs and outputs a history shows turns, and which of them each turn must have; all for none.
     """
 
     reader: str
@@ -315,6 +316,7 @@ class Binding:
     rest: bool | None = None
     reads: FieldNames | None = None
     schema: Schema | None = None
+    turn: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def whole_state(self) -> bool:
@@ -370,7 +372,7 @@ class Binding:
             if view is not None:
                 value = call.read_view(view, form, name)
                 if form == "history" and isinstance(value, list):
-                    value = dspy.History(messages=turns_in(value, (), ()))
+                    value = dspy.History(messages=turns_in(value, *self.turn))
             elif value is _NOT_READ and readable:
                 value = read_field(state, field, copy) if copy else state.get(field, _NOT_READ)
             elif value is _NOT_READ and computed is not None:
@@ -411,8 +413,7 @@ class Binding:
             readable = None if self.reads is None else frozenset(self.reads.values())
             arguments[name] = self.schema.view(with_overlay(call), readable)
         if self.takes_all:
-            for name, field in _readable(call, self.reads):
-                arguments.setdefault(name, with_overlay(call)[field])
+            arguments |= {name: value for name, value in snapshot(call, self.reads).items() if name not in arguments}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -434,7 +435,7 @@ class BoundNode(Node):
         """Values that a call reads, by its own names: fields, views and templates, without resources and modules."""
         # Neither resources nor modules: what was read is asked for after the call too, when they are gone.
         own = self.binding
-        return Binding(self.who, own.fields, rest=own.rest, schema=own.schema).bind(call)
+        return Binding(self.who, own.fields, rest=own.rest, schema=own.schema, turn=own.turn).bind(call)
 
 
 def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:
@@ -461,21 +462,9 @@ def unset(field: str, reader: str, state: ImmutableState) -> UnsetFieldError:
 def with_overlay(call: Call) -> ImmutableState:
     """The state with the overlay's values over its own."""
     state = call.state
-    for key in call.overlay or ():
-        assert call.overlay is not None
-        state = state.set(key, call.overlay.raw(key))
+    for key, value in () if call.overlay is None else call.overlay.raw_items():
+        state = state.set(key, value)
     return state
-
-
-def _readable(call: Call, reads: FieldNames | None) -> Iterator[tuple[str, str]]:
-    """The fields that are set, and an overlay's values, each as the node's own name and the field."""
-    own = reads if reads is not None else {field: field for field in call.state}
-    for name, field in own.items():
-        if field in call.state or (call.overlay is not None and field in call.overlay):
-            yield name, field
-    for key in call.overlay or ():
-        if key not in own.values():
-            yield key, key
 
 
 def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
@@ -483,7 +472,9 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
     state = with_overlay(call)
     if reads is None:
         return state
-    return ImmutableState({name: state.raw(field) for name, field in _readable(call, reads)})
+    # What an overlay brings may be read in any case, by the name that it has there.
+    names = {**reads, **{key: key for key in call.overlay or () if key not in reads.values()}}
+    return ImmutableState({name: state.raw(field) for name, field in names.items() if field in state})
 
 
 # --- the plan, made once when the graph is built: which rule fits each parameter
@@ -547,7 +538,12 @@ class _Planner:
             self.views.append(name)
         elif name == "state":
             self.states.append(name)
-        elif kind is not None and not parameter.text and self._is_resource(kind):
+        # With a schema, objects of a model or dataclass may be resources, without one values.
+        elif (
+            kind is not None
+            and not parameter.text
+            and not (self.schema.accepts_any_key if is_record(kind) else is_value_class(kind))
+        ):
             self.resources.append(ResourceParameter(name, kind, parameter.default))
         else:
             self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
@@ -570,11 +566,6 @@ class _Planner:
     def _is_view(self, parameter: Parameter) -> bool:
         model = self.schema.model
         return model is not None and (model in members(parameter.annotation) or _wrote(parameter, model))
-
-    def _is_resource(self, kind: type) -> bool:
-        if is_record(kind):
-            return not self.schema.accepts_any_key
-        return not is_value_class(kind)
 
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name

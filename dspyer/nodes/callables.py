@@ -191,6 +191,11 @@ def members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def names_class(annotation: Any, cls: type) -> bool:
+    """Return whether an annotation names a class, at any depth."""
+    return annotation is cls or any(names_class(part, cls) for part in get_args(annotation))
+
+
 def literals(annotation: Any) -> tuple[Any, ...]:
     """All values of the `Literal`s in an annotation, at any depth, in order."""
     if get_origin(annotation) is Literal:
@@ -210,13 +215,8 @@ def gives_literals_alone(annotation: Any) -> bool:
 
 def wants_copy(annotation: Any) -> bool:
     """Return whether a parameter of this type gets a plain copy, not a frozen view. A model is a copy in any case."""
-    for member in members(annotation):
-        kind = get_origin(member) or member
-        if is_typeddict(kind):
-            return True
-        if isinstance(kind, type) and issubclass(kind, _PLAIN):
-            return True
-    return False
+    kinds = [get_origin(member) or member for member in members(annotation)]
+    return any(is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, _PLAIN)) for kind in kinds)
 
 
 def class_of(annotation: Any) -> type | None:
@@ -310,7 +310,8 @@ class _Search:
         for name, value in used_objects(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
             yield from self.value(name, value, f"{'its closure' if enclosed else 'a global variable'}{inside}")
-            if isinstance(value, FunctionType) and _is_near(name, value, fn):
+            # What is followed: functions of the same file, and those from the closure.
+            if isinstance(value, FunctionType) and (enclosed or value.__globals__ is fn.__globals__):
                 yield from self.visit(value, f", used by {value.__name__}")
         yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
@@ -326,14 +327,10 @@ class _Search:
     def value(self, name: str, value: object, place: str) -> Iterator[Found]:
         if isinstance(value, dspy.Module):
             yield (name, place), value
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
+        elif isinstance(value, (Mapping, *_CONTAINERS)):
+            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
                 if isinstance(item, dspy.Module):
                     yield (f"{name}[{key!r}]", place), item
-        elif isinstance(value, _CONTAINERS):
-            for index, item in enumerate(value):
-                if isinstance(item, dspy.Module):
-                    yield (f"{name}[{index}]", place), item
         elif isinstance(value, (partial, MethodType)):
             yield from self.visit(value)
 
@@ -382,11 +379,6 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from code_objects(constant)
 
 
-def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Return whether a function is followed: one of the same file, or from the closure."""
-    return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
-
-
 # --- mentions of a class
 
 
@@ -399,17 +391,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
     search = _Search()
     deque(search.visit(fn), maxlen=0)
     return any(
-        any(value is target for value in used_objects(found).values()) or _returns(found, target)
+        any(value is target for value in used_objects(found).values())
+        or names_class(read_signature(found, "").returns, target)
         for found in search.functions
     )
-
-
-def _returns(fn: FunctionType, target: type) -> bool:
-    """Return whether the return annotation of a function names a class, at any depth."""
-    work = list(members(read_signature(fn, "").returns))
-    while work:
-        part = work.pop()
-        if part is target:
-            return True
-        work += get_args(part)
-    return False

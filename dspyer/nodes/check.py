@@ -32,6 +32,7 @@ from dspyer.nodes.steps import Script, is_async, is_program
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, lineage_counts
 from dspyer.scheduler.schedule import Branch
+from dspyer.schema.fields import input_name
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.templates import RUN
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -77,8 +78,7 @@ class ModelCheck:
     model: type[BaseModel]
 
     def __call__(self, **fields: Any) -> list[str]:
-        infos = self.model.model_fields
-        given = {_input_name(name, infos[name]): value for name, value in fields.items()}
+        given = {input_name(self.model, name): value for name, value in fields.items()}
         try:
             # `from_attributes`: a value may be an object of another class, such as that of a field of the state.
             self.model.model_validate(given, from_attributes=True)
@@ -86,11 +86,6 @@ class ModelCheck:
             errors = refusal.errors(include_url=False, include_input=False, include_context=False)
             return [_problem(error["loc"], error["msg"]) for error in errors]
         return []
-
-
-def _input_name(name: str, info: Any) -> str:
-    alias = info.validation_alias or info.alias
-    return alias if isinstance(alias, str) else name
 
 
 def _problem(path: tuple[int | str, ...], message: str) -> str:

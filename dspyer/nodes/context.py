@@ -79,6 +79,7 @@ class LiveEntry(NamedTuple):
     key: Any = None
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """An execution that waits for the next entry of a field.
 
@@ -90,13 +91,10 @@ class Waiter:
             `max_concurrency` again.
     """
 
-    __slots__ = ("execution", "field", "outcome", "wake")
-
-    def __init__(self, execution: str, field: str, wake: Callable[[], object]) -> None:
-        self.execution = execution
-        self.field = field
-        self.wake = wake
-        self.outcome: WaitOutcome = "waiting"
+    execution: str
+    field: str
+    wake: Callable[[], object]
+    outcome: WaitOutcome = "waiting"
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
@@ -121,8 +119,7 @@ class EntrySource:
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
-        waiter = Waiter("", "", wake)
-        waiter.outcome = "closed"  # nothing else arrives
+        waiter = Waiter("", "", wake, "closed")  # nothing else arrives
         wake()
         return waiter
 

@@ -196,7 +196,9 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
         if unknown:
             text = f"{who}: {name!r} reads {view!r}, whose function takes {unknown[0]!r}, which"
             return [f"{text} {unknown_field_text(unknown[0], schema)}"]
-    if any(step.name == "turns" for step in view.steps) and _kind(view.field, schema) != "messages":
+    reducer = schema.reducer(view.field)
+    has_turns = reducer is not None and reducer.kind == "messages"
+    if any(step.name == "turns" for step in view.steps) and not has_turns:
         text = f"{who}: {name!r} reads {view!r}, and only a conversation has turns: give the field the type "
         return [f"{text}dspyer.Messages, or take a number of entries, .last(n)"]
     if schema.accepts_any_key:
@@ -214,11 +216,6 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
     if kind is not None and not issubclass(kind, CONTAINERS):
         return [f"{who}: {name!r} reads {view!r}, but the field holds one {kind.__name__}: read the field itself"]
     return []
-
-
-def _kind(name: str, schema: Schema) -> str:
-    reducer = schema.reducer(name)
-    return "" if reducer is None else reducer.kind
 
 
 def fields_of_then(view: View, schema: Schema) -> dict[str, bool]:

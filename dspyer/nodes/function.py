@@ -33,13 +33,6 @@ RESULT = ""  # among the values of an item of a map: a result that is one value,
 RETURNS = "return a dict of what changed, a model, a dspy.Prediction, None, or Command(update=..., goto=...)"
 
 
-def values_of_model(model: BaseModel) -> dict[str, object]:
-    """The fields of a model that were set, in the order of its class."""
-    extra = model.model_extra or {}
-    names = [name for name in type(model).model_fields if name in model.model_fields_set]
-    return {**{name: getattr(model, name) for name in names}, **extra}
-
-
 def values_of(result: object, who: str) -> tuple[Values, bool]:
     """A node's result as values by name, and whether they are whole.
 
@@ -53,7 +46,8 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     if isinstance(result, dspy.Prediction):
         return dict(result.items()), True
     if isinstance(result, BaseModel) and not isinstance(result, Mapping):
-        return values_of_model(result), True
+        names = [name for name in type(result).model_fields if name in result.model_fields_set]
+        return {**{name: getattr(result, name) for name in names}, **(result.model_extra or {})}, True
     if isinstance(result, ImmutableState):
         raise NodeOutputError(
             f"{who} returned the whole state, of {len(result)} fields: return only what changed, "

@@ -43,7 +43,33 @@ class InterruptOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_interrupt(self, options)
+        found = Flaws(options.who)
+        fields: list[str] = []
+        text: Callable[..., object]
+        if isinstance(self.question, str):
+            fields = [name for name in names_in(self.question) if not name.startswith(RUN)]
+            found.unknown += unknown_names(fields, "in its question", options, options.who)
+            parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
+            binding = Binding(options.who, fields=parameters, schema=options.schema)
+            text = partial(_filled_question, self.question)
+        elif callable(self.question):
+            text = self.question
+            binding = plan_binding(read_signature(text, options.who), options, found)
+            if is_async(text):
+                found.problems.append(f"{options.who}: its question is an async function: give one that is not")
+        else:
+            problem = f"{options.who}: its question is {brief(self.question)}: give a text, or a function of fields"
+            return Built(None, None, (problem,))
+        found.problems += _answer_problems(self, options)
+        return found.built(
+            InterruptNode(
+                name=options.name,
+                **binding.facts(Templates(typed=tuple(fields))),
+                writes={} if self.into is None else {self.into: self.into},
+                text=text,
+                answer_types={options.name: self.answer},
+            )
+        )
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -59,14 +85,12 @@ class InterruptNode(BoundNode):
 
     Attributes:
         text: makes the text of the question, from arguments by name.
-        into: the field for the answer; None if there is none.
     """
 
     kind: ClassVar[str] = "interrupt"
     look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
-    into: str | None
 
     def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
@@ -76,7 +100,7 @@ class InterruptNode(BoundNode):
         earlier = attempt.earlier_question(self.name)
         text, answer = self._text(call) if earlier is None else earlier.text, self.answer_types[self.name]
         value = attempt.interrupt(self.name, text, answer)
-        return Reply({} if self.into is None else {self.into: value}, None, True)
+        return Reply(dict.fromkeys(self.writes or (), value), None, True)
 
     def _text(self, call: Call) -> str:
         text = self.text(**self.binding.bind(call))
@@ -89,38 +113,6 @@ class InterruptNode(BoundNode):
 def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
     """The names of the nodes that ask a question each time."""
     return [name for name, node in nodes.items() if isinstance(node, InterruptNode)]
-
-
-def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
-    """A node that asks a question, and what is wrong with it."""
-    found = Flaws(options.who)
-    fields: list[str] = []
-    text: Callable[..., object]
-    if isinstance(asked.question, str):
-        fields = [name for name in names_in(asked.question) if not name.startswith(RUN)]
-        found.unknown += unknown_names(fields, "in its question", options, options.who)
-        parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
-        binding = Binding(options.who, fields=parameters, schema=options.schema)
-        text = partial(_filled_question, asked.question)
-    elif callable(asked.question):
-        text = asked.question
-        binding = plan_binding(read_signature(text, options.who), options, found)
-        if is_async(text):
-            found.problems.append(f"{options.who}: its question is an async function: give one that is not")
-    else:
-        problem = f"{options.who}: its question is {brief(asked.question)}: give a text, or a function of fields"
-        return Built(None, None, (problem,))
-    found.problems += _answer_problems(asked, options)
-    return found.built(
-        InterruptNode(
-            name=options.name,
-            **binding.facts(Templates(typed=tuple(fields))),
-            writes={} if asked.into is None else {asked.into: asked.into},
-            text=text,
-            answer_types={options.name: asked.answer},
-            into=asked.into,
-        )
-    )
 
 
 def _filled_question(question: str, /, **fields: Any) -> str:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, cast
 
 from dspyer.errors import Interrupt, MapError, NodeOutputError, always_raised, annotate, brief, unwrap_stop_iteration
 from dspyer.events import ItemFinished, ItemStarted
@@ -21,17 +21,17 @@ from dspyer.failure import ITEM, Failure
 from dspyer.ids import part_id
 from dspyer.lm.tracing import execute_item, step_count, take_steps
 from dspyer.log.execution_records import MISSING
-from dspyer.log.journal import Journal, NewRows
-from dspyer.log.rows import DraftRow, ItemRow
+from dspyer.log.journal import NewRows
+from dspyer.log.rows import ItemRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_access import unknown_field_text
 from dspyer.nodes.function import RESULT
-from dspyer.nodes.node import Built, Call, Look, MapOptions, Node, Output, Reply, StartRule
+from dspyer.nodes.node import Built, Call, Look, MapOptions, Node, Output, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
+from dspyer.nodes.steps import Script, Step, TwoWays, arun_script, run_script, wrapped
 from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -135,37 +135,7 @@ class MapNode(Node):
                     )
 
 
-class Gather(NamedTuple):
-    """The step of a map: runs the scripts of its items; gives their results."""
-
-    scripts: Sequence[Script[object]]
-    max_concurrency: int | None = None
-    rule: StartRule | None = None
-
-    def call(self, call: Call) -> list[object]:
-        calls = [partial(run_script, script) for script in self.scripts]
-        return call.runner.gather(calls, self.max_concurrency, self.rule)
-
-    async def acall(self, call: Call) -> list[object]:
-        calls = [partial(arun_script, script) for script in self.scripts]
-        return await call.runner.agather(calls, self.max_concurrency, self.rule)
-
-
-class _Write(NamedTuple):
-    """The step that writes rows."""
-
-    journal: Journal
-    rows: list[DraftRow]
-
-    def call(self, call: Call) -> None:
-        del call
-        self.journal.write(NewRows(self.rows))
-
-    async def acall(self, call: Call) -> None:
-        del call
-        await self.journal.awrite(NewRows(self.rows))
-
-
+@dataclass(slots=True, eq=False)
 class FailedItem:
     """The result of an item that failed, of a map that can complete without it.
 
@@ -175,12 +145,9 @@ class FailedItem:
         error: what was raised; None once it is known not to be the first one.
     """
 
-    __slots__ = ("error", "failure", "index")
-
-    def __init__(self, index: int, failure: Failure, error: BaseException) -> None:
-        self.index = index
-        self.failure = failure
-        self.error: BaseException | None = error
+    index: int
+    failure: Failure
+    error: BaseException | None
 
 
 class Tolerance:
@@ -370,7 +337,8 @@ class Item:
                 row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
             # The row before the record, as of effects; with the LM calls of the item, which a crash would otherwise
             # lose.
-            yield _Write(records.journal, [*records.lm_call_rows(of_item), row]), self.call
+            rows = NewRows([*records.lm_call_rows(of_item), row])
+            yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), self.call
             records.items[attempt.local_id] = frozen
         else:
             records.finished[attempt.local_id] = frozen
@@ -382,7 +350,12 @@ def results_of(
     """The results of items in their order, as many made at once as the runner allows."""
     # Items with a recorded result are not called again: a resume pays only for those that are missing.
     fresh = [item for item in items if item.recorded is MISSING]
-    made = iter((yield Gather([item.script() for item in fresh], max_concurrency, tolerance), call))
+    scripts, runner = [item.script() for item in fresh], call.runner
+    gather = TwoWays(
+        partial(runner.gather, [partial(run_script, one) for one in scripts], max_concurrency, tolerance),
+        partial(runner.agather, [partial(arun_script, one) for one in scripts], max_concurrency, tolerance),
+    )
+    made = iter((yield gather, call))
     if tolerance is not None:  # before results are counted: of a map that is lost, some are missing
         tolerance.raise_if_lost()
     return [next(made) if item.recorded is MISSING else item.recorded for item in items]
@@ -437,10 +410,17 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         return inner
     node = inner.node
     over, item, into, max_concurrency, failures, _ = mapped
-    problems = [*inner.problems, *_field_problems(options, over, into), *_item_problems(inner, options, into)]
+    problems = [*inner.problems, *_field_problems(options, over, into)]
+    # Reasons why the declared results of the inner node can never be items of the field.
+    types = inner.types
+    given: Any = Any if not types else types[0] if len(types) == 1 else dict[str, Any]
+    if wrong := misfit(options.schema, into, list[given]):
+        advice = "declare the type in the signature, or change the field"
+        problems.append(f"{options.who}: the list of its results {wrong}: {advice}")
     problems += _failures_problems(options, mapped)
     if node.takes is not None and item not in node.takes:
         problems.append(f"{options.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
+    reducer = options.schema.reducer(into)
     most: Any = max_concurrency
     if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
         problems.append(f"{options.who}: max_concurrency={most!r}: give the most items that run at once, or None")
@@ -460,7 +440,8 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         check=item_check(
             options.schema, into, options.who, ". No further item was started" if failures is None else ""
         ),
-        parts=_ids(options, into),
+        # A reducer that replaces messages by id keeps one of each id: the map must refuse two that differ.
+        parts=reducer.parts if reducer is not None and reducer.keyed is not None and reducer.assign_ids else None,
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
@@ -502,19 +483,3 @@ def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
     if wrong:
         problems.append(f"{who}: the list of its failures {wrong}: declare it as {failures}: list[dspyer.Failure] = []")
     return problems
-
-
-def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
-    """The function that returns ids and messages of a result, if the field's reducer replaces messages by id."""
-    reducer = options.schema.reducer(into)
-    by_id = reducer is not None and reducer.keyed is not None and reducer.assign_ids is not None
-    return reducer.parts if by_id and reducer is not None else None
-
-
-def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
-    """Reasons why the declared results of the inner node can never be items of the field."""
-    types = inner.types
-    given: Any = Any if not types else types[0] if len(types) == 1 else dict[str, Any]
-    wrong = misfit(options.schema, into, list[given])
-    advice = "declare the type in the signature, or change the field"
-    return [f"{options.who}: the list of its results {wrong}: {advice}"] if wrong else []

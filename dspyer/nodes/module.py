@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.lm.parameters import predictors_in
-from dspyer.messages import turn_message, turns_in, warning_message
+from dspyer.messages import turn_message, warning_message
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_templates, warning_of
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_access import (
@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, ProgramStep, Script, is_program
+from dspyer.nodes.steps import InsideRun, ModuleStep, Script, is_program, program_step
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -112,14 +112,9 @@ class ModuleNode(BoundNode):
     def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
-        inputs, warning = self.read_inputs(call), warning_of(call) if self.turns.fields else ""
+        inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         return self.reply(result, inputs, warning)
-
-    def read_inputs(self, call: Call) -> dict[str, Any]:
-        """The values that a call reads, by the node's own names: fields, views and templates."""
-        inputs = self.binding.bind(call)
-        return inputs if not self.turns.histories else self.turns.with_histories(inputs)
 
     def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
         """The module's result as updates of the state."""
@@ -140,6 +135,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
     binding = plan_inputs(found, options, wrong)
     turns, own_writes = plan_turns(module, found, options, wrong)
+    binding = replace(binding, turn=((*turns.inputs, *turns.answers, *turns.reasoning), turns.answers))
     gives = plan_writes(found, options._replace(writes=own_writes), type(module).__name__, wrong)
     templates = plan_templates([module], options, binding.reading()[0], wrong)
     node = ModuleNode(
@@ -230,9 +226,8 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
             if view is not None:
                 wrong.problems += form_problems(view, kind, name, schema, who)
             readable, computed = reads[name] not in options.not_fields, options.computed.get(name)
-            # A view of an unset field is empty, which is no error. A history is made of the turns of the node.
-            entry = FieldParameter(name, reads[name], copy, default or view is not None, readable, view, form, computed)
-            fields.append(entry if form != "history" else entry._replace(form="values"))
+            unset = default or view is not None  # a view of an unset field is empty, which is no error
+            fields.append(FieldParameter(name, reads[name], copy, unset, readable, view, form, computed))
             continue
         readable = name in found.inputs and reads is None and name not in options.overlay
         readable = readable and (schema.accepts_any_key or name in schema.fields)
@@ -311,14 +306,6 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-
-    def with_histories(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs with a `dspy.History` in place of the messages of each history."""
-        own = (*self.inputs, *self.answers, *self.reasoning)
-        for name in self.histories:
-            if isinstance(inputs.get(name), list):
-                inputs[name] = dspy.History(messages=turns_in(inputs[name], own, self.answers))
-        return inputs
 
     def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """The turn that each conversation gets."""
@@ -481,7 +468,10 @@ def module_io(module: dspy.Module) -> ModuleIO:
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
         found = TABLE[known](module)
-        found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
+        # A subclass that adds code to the call of a class of the table may convert what the signature declares.
+        called = ("forward", "aforward", "__call__", "acall")
+        own = any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
+        found = replace(found, own_code=found.own_code or own)
         # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
@@ -500,12 +490,6 @@ def _of_graph(graph: Any) -> ModuleIO:
 
 def _forward_of(kind: type) -> Any:
     return getattr(kind, "forward", None) or getattr(kind, "aforward", None)
-
-
-def _has_own_code(kind: type, known: type) -> bool:
-    """Return whether a subclass adds code to the call of a class of the table."""
-    called = ("forward", "aforward", "__call__", "acall")
-    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
 def _forward_signature(kind: type) -> FunctionSignature:
@@ -634,7 +618,7 @@ class SubgraphNode(BoundNode):
         """Run the graph as a part of the run."""
         program = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = yield ProgramStep(program, inputs, self._valid(call)), call
+        inside = yield program_step(program, inputs, call, self._valid(call))
         return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
@@ -695,16 +679,19 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
     if options.writes is None and writes is not None and options.map is None:
         # A view without a reducer shows a part of its field: writing that part back would lose the rest.
         partial = {name for name in options.views if options.schema.reducer(name) is None}
-        changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
+        # The inputs that the graph may change and that come from the field of their name.
+        may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)
+        changed = [name for name in (*graph.inputs, *graph.also) if name in may and reads.get(name) == name]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
+    own = {} if options.map is not None or gives is None else gives
     node = SubgraphNode(
         name=options.name,
         **binding.facts(templates),
         writes=writes,
         gives=gives,
-        folds=_folded(gives, options.schema) if options.map is None else frozenset(),
+        folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
@@ -750,14 +737,3 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
     return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
-
-
-def _changed_inputs(graph: Any, reads: FieldNames) -> list[str]:
-    """The inputs that the graph may change and that come from the field of their name."""
-    changed = graph.inputs if graph.writes is None else graph.writes
-    return [name for name in (*graph.inputs, *graph.also) if name in changed and reads.get(name) == name]
-
-
-def _folded(gives: FieldNames | None, schema: Schema) -> frozenset[str]:
-    """The own names of what goes to fields with a reducer."""
-    return frozenset(name for name, field in (gives or {}).items() if schema.reducer(field) is not None)

@@ -169,12 +169,6 @@ IN_ORDER = Runner()
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
-def reply_itself(call: Call, reply: Reply) -> Any:
-    """The output that a reply becomes without a run, which would validate it."""
-    del call
-    return reply
-
-
 class Call(NamedTuple):
     """One call of a node or a router, and of an item of a map, which is an execution of its own.
 
@@ -194,7 +188,7 @@ class Call(NamedTuple):
     overlay: FrozenDict[str, Any] | None = None
     resources: Mapping[type, object] = NOTHING
     runner: Runner = IN_ORDER
-    made: Callable[[Call, Reply], Any] = reply_itself
+    made: Callable[[Call, Reply], Any] = lambda _, reply: reply  # without a run, nothing validates it
 
     @property
     def node(self) -> str:

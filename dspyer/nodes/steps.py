@@ -230,20 +230,30 @@ class ModuleStep(NamedTuple):
         return await acall_module(self.module, self.inputs)
 
 
-class ProgramStep(NamedTuple):
-    """Runs a program as a part of the run. `valid` are the frozen inputs that need no validation."""
+class TwoWays(NamedTuple):
+    """Does one thing that is written differently in sync and in async code: a wait, or a write to the store."""
 
-    program: Any
-    inputs: dict[str, Any]
-    valid: Mapping[str, Any] = NONE_VALID
+    sync: Callable[[], Any]
+    asynchronous: Callable[[], Awaitable[Any]]
 
     def call(self, call: Call) -> Any:
-        """Run it from sync code."""
-        return self.program._run_inside(self.inputs, call.context.delegate, valid=self.valid)
+        """Do it in sync code."""
+        del call
+        return self.sync()
 
     async def acall(self, call: Call) -> Any:
-        """Run it from async code."""
-        return await self.program._arun_inside(self.inputs, call.context.delegate, valid=self.valid)
+        """Do it in async code."""
+        del call
+        return await self.asynchronous()
+
+
+def program_step(
+    program: Any, inputs: dict[str, Any], call: Call, valid: Mapping[str, Any] = NONE_VALID
+) -> tuple[Step, Call]:
+    """The step that runs a program as a part of the run. `valid` are the frozen inputs that need no validation."""
+    given = inputs, call.context.delegate
+    sync, asynchronous = program._run_inside, program._arun_inside
+    return TwoWays(partial(sync, *given, valid=valid), partial(asynchronous, *given, valid=valid)), call
 
 
 class Within(NamedTuple):

@@ -201,6 +201,7 @@ def _run_so_far(session: Session, attempt: Attempt, output: Output) -> Run:
     )
     log = session.run.log.append(LogEntry(commit, output.after, (head,), None))
     part = copy.copy(session)
+    part._fields = None  # else its index would have a commit that the log of the session has not
     part.notes = copy.copy(session.notes)
     part.notes.traces, part.notes.lost = (
         dict(session.notes.traces),

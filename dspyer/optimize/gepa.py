@@ -322,7 +322,6 @@ class _Observer:
         self._components = components
         self._stats = stats
         self._state: Any = None
-        self._merged: int | None = None
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         self._stats.candidates = max(self._stats.candidates, event["candidate_idx"] + 1)
@@ -332,16 +331,10 @@ class _Observer:
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         self._state = event["state"]
-        self._stats.candidates = len(self._state.program_candidates)
-
-    def on_merge_accepted(self, event: Mapping[str, Any]) -> None:
-        self._merged = event["new_candidate_idx"]
 
     def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
         candidates, index = self._state.program_candidates, event["new_candidate_idx"]
-        self._stats.candidates = len(candidates)
-        if index == self._merged:  # its edits were accepted before
-            return
+        # Of a merge there are none: each of its texts is that of a parent, where it was counted.
         for component in edits_between([candidates[parent] for parent in event["parent_ids"]], candidates[index]):
             for node in self._components.nodes_of(component):
                 self._stats.node(node).kept += 1

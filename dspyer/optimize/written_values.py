@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, SupportsFloat
 
@@ -57,6 +58,7 @@ class FieldRead(NamedTuple):
     kept_by: tuple[WrittenValue, ...] = ()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WrittenValue:
     """A value that a commit left in a field, or a decision.
 
@@ -78,40 +80,20 @@ class WrittenValue:
             that is not over, or it hands on what a check has refused.
     """
 
-    __slots__ = (
-        "authors",
-        "beside",
-        "builds_on",
-        "commit",
-        "failed",
-        "field",
-        "follows",
-        "passes_on",
-        "problems",
-        "reads",
-        "unjudged",
-    )
+    commit: Commit
+    field: str
+    authors: tuple[str, ...]
+    follows: Sequence[WrittenValue]
+    reads: Sequence[FieldRead] = ()
+    builds_on: tuple[WrittenValue, ...] = ()
+    beside: tuple[WrittenValue, ...] = ()
+    problems: tuple[str, ...] = ()
+    failed: bool = False
+    passes_on: bool = False
+    unjudged: bool = False
 
-    def __init__(
-        self,
-        commit: Commit,
-        field: str,
-        authors: tuple[str, ...],
-        follows: Iterable[WrittenValue],
-        reads: Sequence[FieldRead] = (),
-        builds_on: tuple[WrittenValue, ...] = (),
-    ) -> None:
-        self.commit = commit
-        self.field = field
-        self.authors = authors
-        self.follows = tuple(dict.fromkeys(follows))
-        self.reads = tuple(reads)
-        self.builds_on = builds_on
-        self.beside: tuple[WrittenValue, ...] = ()
-        self.problems: tuple[str, ...] = ()
-        self.failed = False
-        self.passes_on = False
-        self.unjudged = False
+    def __post_init__(self) -> None:
+        self.follows, self.reads = tuple(dict.fromkeys(self.follows)), tuple(self.reads)
 
     def __repr__(self) -> str:
         return f"<{self.field or 'decision'} by {', '.join(self.authors) or self.commit.node} in {self.commit.id}>"
@@ -236,7 +218,7 @@ class WrittenValues:
             written = [] if node is None else self._node_values(commit, node, routers, position, reads)
             decided = []
             if commit.node in graph.rejecting:
-                decided.append(self._decide(_passing(WrittenValue(commit, NO_FIELD, (), *reads))))
+                decided.append(self._decide(WrittenValue(commit, NO_FIELD, (), *reads, passes_on=True)))
             elif node is not None and node.goto:  # a `Command` may have decided
                 decided.append(self._decide(WrittenValue(commit, NO_FIELD, (node.name,), *reads), written))
             if node is not None and node.goto and not sources.routers:  # it did, in the place of its routers
@@ -411,11 +393,6 @@ class WrittenValues:
                 return True
             entry = before
         return False
-
-
-def _passing(decision: WrittenValue) -> WrittenValue:
-    decision.passes_on = True
-    return decision
 
 
 def _mark_parts(changed: Iterable[WrittenValue], base: WrittenValue | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from dspyer.events import Answer, BranchPath, Commit, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
-from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, part_id
+from dspyer.ids import Address, execution_id, full_id, id_order, outermost_execution, part_id, whole_execution
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph, Mapped
@@ -348,7 +348,7 @@ class RunSteps:
 
     def of(self, execution: str) -> Facts:
         """The facts of the execution of the run's own graph that is another one, or is around it, to be added to."""
-        outermost = _outermost(execution)
+        outermost = outermost_execution(execution)
         self._changed[outermost] = None
         return self.facts.setdefault(outermost, Facts())
 
@@ -413,7 +413,7 @@ class RunSteps:
                 yield from self._made[name]
 
     def _ended_at(self, execution: str) -> Facts:
-        return self.ending.setdefault(_outermost(execution), Facts())
+        return self.ending.setdefault(outermost_execution(execution), Facts())
 
 
 # --- steps
@@ -681,7 +681,7 @@ class _Maker:
             if around:
                 found = self._graph_of(around)
                 if Address.parse(local).is_commit:
-                    found = found.inside(self._fields[_whole(around)]["node"], around) or DrawnGraph("")
+                    found = found.inside(self._fields[whole_execution(around)]["node"], around) or DrawnGraph("")
             self._graphs[local] = found
         return self._graphs[local]
 
@@ -759,19 +759,7 @@ def items_of_commit(
 
 def _around(local: str) -> str:
     """The execution around another one, or of which it is a part; "" for none."""
-    return next(reversed(ids_around(local)), "")
-
-
-def _outermost(local: str) -> str:
-    """The execution of the run's own graph that is another one, or is around it."""
-    return next(iter(ids_around(local)), local)
-
-
-def _whole(local: str) -> str:
-    """The execution of a node of which another one is a part."""
-    while local.endswith("]"):
-        local = _around(local)
-    return local
+    return local[: max(local.rfind("/"), local.rfind("["), 0)]
 
 
 def _entries(update: Any) -> list[Any]:

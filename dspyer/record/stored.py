@@ -325,13 +325,13 @@ class RunReader:
         if listed.last == last.seq:
             return True
         # The first commit is in the open row, too: with the next one it is known where it leads.
-        if folded is None or folded.ends_open or not folded.entries or self._rows.snapshot is not None:
+        if folded is None or folded.ends_open or not folded.log or self._rows.snapshot is not None:
             return False
         found = rows_through(self._reader.store, last.run, last.seq + 1, listed.last)
         rows = with_map_results(found, lambda: self._items)
         self._last = Point(last.run, listed.last)
         # Commits before the rest: a call, a post or an answer may belong to one of them.
-        folded.grow(rows, self._last)
+        folded.read_on(rows, self._last)
         self._read_rows(rows)
         return True
 
@@ -488,8 +488,8 @@ class RunReader:
     def _read_own_commits(self, folded: FoldedRun) -> None:
         """The commits of the run's own graph that were folded since."""
         rows, steps = self._rows, self._steps
-        for index in range(len(steps.log), len(folded.entries)):
-            entry, point = folded.entries[index], folded.points[index]
+        for index in range(len(steps.log), len(folded.log)):
+            entry, point = folded.log[index], folded.points[index]
             if rows.snapshot is not None and not index:
                 entry = entry._replace(commit=changed(entry.commit, id=PRUNED))
             steps.commit(entry, rows.labels.get(point.run, point.run))

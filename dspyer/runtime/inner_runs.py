@@ -30,15 +30,13 @@ from dspyer.waiting import StopSignal
 
 def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun:
     """The run of a request that has completed."""
-    returned = request.outcome.returned
+    returned, sessions = request.outcome.returned, request.outcome.sessions
     if returned is not None:
-        schema = returned._graph.topology.schema
-        changes = partial(changes_of, returned._log, schema, returned.state, returned._begin)
-        return InsideRun(prediction, returned._begin, changes)
-    session = request.outcome.sessions[-1]
-    run = session.run
-    changes = partial(changes_of, run.log, run.topology.schema, run.trunk_state, session.run_start.state)
-    return InsideRun(prediction, session.run_start.state, changes)
+        graph, log, after, before = returned._graph, returned._log, returned.state, returned._begin
+    else:
+        graph, run, before = sessions[-1].graph, sessions[-1].run, sessions[-1].run_start.state
+        log, after = run.log, run.trunk_state
+    return InsideRun(prediction, before, partial(changes_of, log, graph.topology.schema, after, before))
 
 
 def _request_inside(
@@ -113,8 +111,7 @@ def part_of_run(
             try:
                 yield request
             finally:
-                _pass_on_lost_steps(attempt, request)
-                _pass_on_logs(around, request)
+                _pass_on(attempt, around, request)
         except Interrupted as interruption:
             if not request.outcome.sessions:  # from a worker, which is not there any more when an answer comes
                 raise
@@ -148,27 +145,25 @@ def check_same_inputs(inside: Inside, records: ExecutionRecords, inputs: Mapping
     records.with_commit[full_id(*inside.scope, FIRST)] = [EffectRow(*place, digest)]
 
 
-def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:
-    """Gives the steps that led to nothing inside a node to the run around it; its trace has the other steps.
+def _pass_on(attempt: Attempt, around: Session | None, request: Request) -> None:
+    """Gives the run around a node what its trace and its commits do not have, also if the node then fails.
 
-    These are the steps of attempts that raised, and of trials that lost.
+    These are the steps that led to nothing, of attempts that raised and of trials that lost, the commits in which
+    checks have refused something, and turns.
     """
     outcome = request.outcome
     for steps in (*outcome.lost, *[found for session in outcome.sessions for found in session.lost_steps()]):
         attempt.host.lose_steps(attempt, attempt.number, steps)
-
-
-def _pass_on_logs(around: Session | None, request: Request) -> None:
-    """Notes in the run around a node what checks in it have refused, and turns in it, also if the node then fails."""
-    if around is not None:
-        for session in request.outcome.sessions:
-            around.notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
-            around.notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
-        if request.outcome.returned is not None:
-            inside, returned = request.inside or Inside(), request.outcome.returned
-            prefix = id_prefix(*inside.label, *inside.scope)
-            turns = turns_and_around((), returned._log, returned._inner_turns)
-            around.notes.turns |= {(*inside.scope, *scope): log for scope, log in turns.items()}
-            for logged in returned._logged_checks:
-                scope = (*inside.scope, *logged.scope)
-                around.notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)
+    if around is None:
+        return
+    notes = around.notes
+    for session in outcome.sessions:
+        notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
+        notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
+    if (returned := outcome.returned) is not None:  # by a worker, where it was the outermost run
+        inside = request.inside or Inside()
+        turns = turns_and_around((), returned._log, returned._inner_turns)
+        notes.turns |= {(*inside.scope, *scope): log for scope, log in turns.items()}
+        for logged in returned._logged_checks:
+            scope, prefix = (*inside.scope, *logged.scope), id_prefix(*inside.label, *inside.scope)
+            notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -16,26 +17,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dspy
 
 from dspyer import display
-from dspyer.errors import Interrupted, shows_removed
-from dspyer.events import Answer, BranchPath, Commit, Event, LMCall, MergedConflict, Question
+from dspyer.errors import Interrupted, StoreError, shows_removed
+from dspyer.events import Answer, Asked, BranchPath, Commit, Committed, Event, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import commit_name
+from dspyer.ids import commit_name, full_id, outermost_execution, prefix_at
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import Counted, LMRecorder, usage_of
+from dspyer.log.history import scoped_logs
+from dspyer.log.reader import read_run
 from dspyer.log.rows import LMUsage, total_cost
-from dspyer.record.items import Items
+from dspyer.patch import seal
+from dspyer.record.items import Items, items_of
+from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
-from dspyer.record.stored import canonical_order
-from dspyer.record.turns import Turn
+from dspyer.record.stored import canonical_order, record_at
+from dspyer.record.turns import Turn, turns_in
+from dspyer.record_codec import changed
+from dspyer.redaction import Redactor
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_record import items_of_run, record_of_run, turns_of_run
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Count, Fields, ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Count, ReadSources, Sources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
+from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze
 from dspyer.views import ViewRead, estimate_tokens
 
 # --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
@@ -241,8 +249,7 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
-        # Its own index: that of the session goes on with the log of the session.
-        self._fields = Fields(session.fields.origin)
+        self._fields = session.fields
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
@@ -603,7 +610,13 @@ class Run:
             >>> [(step.node, step.status, step.to) for step in graph.compile().run({"n": 1}).record().steps]
             [('START', 'done', ('add',)), ('add', 'done', ('END',))]
         """
-        return record_of_run(self)
+        if self._source is not None:
+            # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
+            with suppress(StoreError):
+                return record_at(*self._source, lambda: self._redactor)
+        thread, graph = "" if self._source is None else self._source[1], self._graph
+        began = self._ended - self.duration
+        return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)
 
     def items(self, node: str) -> Items:
         """The items of a map at its last visit: how many are done, failed or waiting, their results and failures.
@@ -627,7 +640,7 @@ class Run:
             >>> items.done, items.results, str(items)
             (2, {0: 'A', 1: 'B'}, 'read: 2 of 2 items')
         """
-        return items_of_run(self, node)
+        return items_of(*self._facts(None), node)  # also those of earlier processes
 
     @cached_property
     def trajectory(self) -> tuple[Turn, ...]:
@@ -656,7 +669,15 @@ class Run:
             >>> [(call.name, call.value) for turn in run.trajectory for call in turn.calls]
             [('add', 3), ('submit', {'answer': 3})]
         """
-        return turns_of_run(self)
+        inner = dict(self._inner_turns)
+        if self._replayed and self._source is not None:
+            reader, thread, at = self._source
+            row = reader.store.thread(thread)
+            # What an earlier process has finished inside of nodes is in the store alone.
+            rows = read_run(reader.store, at, None if row is None else row.root)
+            inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
+        own = [entry.commit for entry in self._log]
+        return turns_in({self._scope: own, **inner}, self._graph.name, self.answers, self._scope)
 
     @cached_property
     def told(self) -> Mapping[str, Any]:
@@ -800,6 +821,38 @@ class Run:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {commit.id: i for i, commit in enumerate(self.commits)}
+
+    def _facts(self, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
+        """The facts of the run as this process knows them."""
+        prefixes, graph = self._prefixes, self._graph
+        steps = RunSteps(prefixes[1][:-1], graph.drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
+        settled = 0
+        for index, entry in enumerate(self._log):
+            steps.commit(entry, prefix_at(index, *prefixes)[:-1])
+            settled = settled if entry.commit.version is None else index + 1
+        steps.settle(settled, self._first)
+        for event in self.events:
+            scope = event.scope[self._depth :]
+            if isinstance(event, Committed) and scope:
+                # No row has the inputs of a graph inside of a node: they follow from the state around it.
+                commit = changed(event.commit, patch=seal({})) if event.commit.node == START else event.commit
+                local = full_id(*scope, commit.id)
+                steps.of(local).inside[local] = commit
+            elif isinstance(event, Posted):
+                local = full_id(*scope, event.execution)
+                steps.of(local).posts.append(replace(event, execution=local))
+        for call in self.lm_calls:
+            steps.of(call.execution).calls.append(call)
+        items, questions = ({}, {}) if self._kept is None or self._depth else self._kept
+        for execution, value in items.items():
+            if outermost_execution(execution) not in steps.places:  # else the commit has it
+                steps.of(execution).items[execution] = freeze(value)
+        asked_at = {event.question.id: event.at for event in self.events if isinstance(event, Asked)}
+        answers = {one.question.id: replace(one, value=freeze(one.value)) for one in self.answers if questions}
+        for one in questions.values():
+            steps.ask(StepQuestion(one, asked_at.get(one.id), answers.get(one.id)))
+        failed = [attempt for failed in self._failures for attempt in failed.all_attempts]
+        return steps, RunEnding(self.status, self._ended, self.usage, self.failures, failed)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has no store: it knows what this process knew of the run.

@@ -17,8 +17,8 @@ from dspyer.ids import RunIds, path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import usage_so_far
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
-from dspyer.log.journal import Head, Journal
-from dspyer.log.reader import HistoryReader, SnapshotState, rows_of_part
+from dspyer.log.journal import Journal
+from dspyer.log.reader import HistoryReader, RecoveredState, SnapshotState, rows_of_part
 from dspyer.log.rows import (
     COMMITS,
     NO_BLOBS,
@@ -165,8 +165,8 @@ class RunLog:
             at = Point(journal.run, journal.seq - 1)
             last_run, model = rows_of_part(journal.run_row, (end.numbered(at.seq),)), run.topology.schema.model
             next_version = run.first + len(run.log)
-            head = Head(at, journal.epoch, model, last_run, run.trunk_state, next_version, journal.tail)
-            journal.store.heads.put(journal.thread, head)
+            end_of_thread = RecoveredState(run.trunk_state, next_version, last_run, journal.tail)
+            journal.store.heads.put(journal.thread, (at, journal.epoch, model), end_of_thread)
 
     def source(self, schema: Schema) -> tuple[HistoryReader, str, Point] | None:
         """The place where the run can be read, up to its last row: none while its end is not written.

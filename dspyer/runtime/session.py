@@ -17,7 +17,8 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import field as made
 from functools import partial
 from traceback import format_exception_only
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, un
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
+from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.lineage import decided_by
 from dspyer.scheduler.schedule import (
     Advanced,
@@ -103,6 +104,7 @@ CANNOT_RESUME = "Start it again; if it is stored, program.thread('a name').run(.
 STOPPED_BY_THREAD = "thread.stop() was called"
 
 
+@dataclass(slots=True, eq=False)
 class ExecutionNotes:
     """Records that the executions of a run leave beside their commits.
 
@@ -117,16 +119,13 @@ class ExecutionNotes:
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
-    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "turns", "view_reads")
-
-    def __init__(self, traces: Mapping[str, Steps]) -> None:
-        self.traces: dict[str, Steps] = dict(traces)
-        self.lost: dict[str, list[LostSteps]] = {}
-        self.completions: dict[str, Any] = {}
-        self.failed_attempts: dict[str, list[Failure]] = {}
-        self.checks: dict[tuple[str, ...], LoggedChecks] = {}
-        self.turns: dict[tuple[str, ...], Sequence[Commit]] = {}
-        self.view_reads: list[ViewRead] = []
+    traces: dict[str, Steps]
+    lost: dict[str, list[LostSteps]] = made(default_factory=dict)
+    completions: dict[str, Any] = made(default_factory=dict)
+    failed_attempts: dict[str, list[Failure]] = made(default_factory=dict)
+    checks: dict[tuple[str, ...], LoggedChecks] = made(default_factory=dict)
+    turns: dict[tuple[str, ...], Sequence[Commit]] = made(default_factory=dict)
+    view_reads: list[ViewRead] = made(default_factory=list)
 
 
 class Session(AttemptHost):
@@ -182,7 +181,7 @@ class Session(AttemptHost):
         journal = records.journal
         self.log = None if journal is None else RunLog(run_start, records, journal, self.ids, nodes)
         self.kept = None if inside is None else KeptCommits(run_start, records, self.ids, nodes, inside)
-        self.notes = ExecutionNotes(run_start.kept.traces)
+        self.notes = ExecutionNotes(dict(run_start.kept.traces))
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
         self.layers = self._layers_of(layers)
@@ -234,8 +233,7 @@ class Session(AttemptHost):
             start, ids = self.run_start, self.ids
             # A run on a thread begins with updates of what the thread has.
             whole = self.log is None or bool(ids.scope)
-            origin = FieldsOrigin(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
-            self._fields = Fields(origin)
+            self._fields = Fields(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
         return self._fields
 
     # --- what a driver calls
@@ -255,7 +253,7 @@ class Session(AttemptHost):
                     else:  # the limit is lower than in the earlier process
                         self.finish(one, error, ())
             while (
-                self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+                self.run.ready._chain is not None  # `plan`, without its calls: this runs for every node
                 and not self.run.failures
                 and ((self.stop_signal.reason is None and self.log is None) or self._may_start)
                 and len(self.run.running._data) < limit
@@ -368,7 +366,7 @@ class Session(AttemptHost):
     def more_to_start(self) -> bool:
         """Return whether another execution could start at once, if there were a slot for it."""
         run = self.run
-        return run.ready._heap is not None and not run.failures
+        return run.ready._chain is not None and not run.failures
 
     @property
     def stopped(self) -> bool:

@@ -7,7 +7,7 @@ the reads of views are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,10 +112,10 @@ class RunViews(ViewSource):
         return f"{left} left of {topology.max_steps}: come to an end."
 
 
-class FieldsOrigin(NamedTuple):
-    """The facts beside its log from which the parts of the fields of a run follow.
+class Fields:
+    """The parts of each field of a run at each of its commits, computed when asked for.
 
-    Attributes:
+    Args:
         schema: the schema of the state.
         whole_values: whether the first commit of the run holds whole values, and not updates.
         prefix: what the global ids of its commits begin with.
@@ -123,38 +123,28 @@ class FieldsOrigin(NamedTuple):
         id_prefixes: what the ids of the commits of earlier processes begin with (see `RunStart`).
     """
 
-    schema: Schema
-    whole_values: bool
-    prefix: str = ""
-    earlier: EarlierCommits | None = None
-    id_prefixes: tuple[tuple[int, str], ...] = ()
-
-    def copied(self) -> FieldsOrigin:
-        """The same for a copy in another process: without the earlier runs of a thread, which are in its store."""
-        return self._replace(earlier=self.earlier and _not_copied)
-
-
-class Fields:
-    """The parts of each field of a run at each of its commits, computed when asked for.
-
-    `weigh` returns the size of a part; None counts no sizes.
-    """
-
-    def __init__(self, origin: FieldsOrigin, weigh: Callable[[str, FieldPart], int] | None = None) -> None:
-        self.origin = origin
-        self.schema = origin.schema
-        self._earlier = origin.earlier
-        self._weigh = weigh
+    def __init__(
+        self,
+        schema: Schema,
+        whole_values: bool,
+        prefix: str = "",
+        earlier: EarlierCommits | None = None,
+        id_prefixes: tuple[tuple[int, str], ...] = (),
+    ) -> None:
+        self.schema = schema
+        self._earlier = earlier
+        self._of = whole_values, prefix, id_prefixes
         self._indexes: dict[str, FieldIndexes] = {}
         self._lock = Lock()  # nodes that run at once read views, and so extend one index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fields, (self.origin.copied(),)
+        whole, prefix, prefixes = self._of
+        # A copy in another process is without the earlier runs of a thread, which are in its store.
+        return Fields, (self.schema, whole, prefix, self._earlier and _not_copied, prefixes)
 
     def indexed(self, field: str) -> IndexedField | None:
         """The rule by which the parts of a field follow from its updates; None if it has no parts."""
-        schema, whole, prefix, _, prefixes = self.origin
-        return IndexedField.of(schema.fields.get(field), whole, prefix, prefixes, self._weigh)
+        return IndexedField.of(self.schema.fields.get(field), *self._of)
 
     def log(self, log: Log, field: str) -> Log:
         """The log of a run after the commits of earlier runs, as far as they concern `field` ("" for none)."""
@@ -175,7 +165,7 @@ class Fields:
                 if of is None:
                     return None
                 found = self._indexes[field] = FieldIndexes(of)
-                before = None if earlier is None or self._weigh is not None else earlier(field).field_index
+                before = None if earlier is None else earlier(field).field_index
                 if before is not None:
                     found.begin(-1, before)
             return found.of, found.at(self.log(log, field), log_index)
@@ -195,7 +185,6 @@ def _not_copied(field: str) -> PriorHistory:
 
 
 Count = Callable[[str], int]
-CACHED = 1024  # values whose sizes are kept
 
 TokenRead = tuple[str, str, str | None, int, int]
 """One input of a node at one visit: node, its name for the input, view (None for the whole field), tokens sent, tokens
@@ -203,32 +192,32 @@ of the whole field."""
 
 
 class Sizes:
-    """Counts the tokens of values with a function for texts, and keeps the counts of the last whole values.
+    """Counts the tokens of values with a function for texts, each part and each whole value once.
 
-    They are kept by identity, together with the value: an id may be used again once its object is gone.
+    They are known by identity, and kept: an id may be used again once its object is gone.
     """
 
     def __init__(self, count: Count) -> None:
         self._count = count
-        self._last: dict[int, tuple[Any, int]] = {}
+        self._known: dict[int, tuple[Any, int]] = {}
 
-    def part(self, kind: str, part: FieldPart) -> int:
-        """The tokens of a part."""
-        return tokens_of_parts(kind, (part,), self._count)
-
-    def parts(self, kind: str, parts: Sequence[FieldPart]) -> int:
+    def parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
         """The tokens of some parts."""
-        return tokens_of_parts(kind, parts, self._count)
+        if kind == "amount":  # one number, the sum of the parts
+            return tokens_of_parts(kind, tuple(parts), self._count)
+        known = self._known
+        found = 0
+        for part in parts:
+            if id(part) not in known:
+                known[id(part)] = part, tokens_of_parts(kind, (part,), self._count)
+            found += known[id(part)][1]
+        return found
 
     def whole(self, value: Any) -> int:
         """The tokens of a whole frozen value."""
-        known = self._last.get(id(value))
-        if known is None:
-            if len(self._last) >= CACHED:
-                self._last.clear()
-            kind, parts = unattributed_parts(value)
-            known = self._last[id(value)] = value, self.parts(kind, parts)
-        return known[1]
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self.parts(*unattributed_parts(value))
+        return self._known[id(value)][1]
 
 
 class TokenReads:
@@ -236,8 +225,7 @@ class TokenReads:
 
     def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
         self._sizes = Sizes(count)
-        # Sizes are counted in an index of its own: nodes need none, and views cost no tokenizer.
-        self._fields = Fields(fields.origin, self._sizes.part)
+        self._fields = fields
         self._log = log
 
     def of_views(self, reads: Iterable[ViewRead]) -> Iterator[TokenRead]:
@@ -255,10 +243,8 @@ class TokenReads:
             if view.last_step == "then":
                 field_of = partial(_field, self._log[log_index].state)
                 sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
-            elif index is None or kind == "amount":
-                sent = self._sizes.parts(kind, parts)
             else:
-                sent = sum([part.size for part in parts])
+                sent = self._sizes.parts(kind, parts)
             yield node, name, repr(view), sent, self._whole(view.field, log_index, value)
 
     def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[TokenRead]:
@@ -279,7 +265,7 @@ class TokenReads:
         if of is None or of.reducer.kind == "amount":
             return self._sizes.whole(value)
         index = self._fields.index(field, self._log, log_index)
-        return 0 if index is None else index.size
+        return 0 if index is None else self._sizes.parts(of.reducer.kind, index.parts)
 
 
 def _field(state: ImmutableState, name: str) -> Any:

@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import dspy
@@ -33,11 +33,6 @@ from dspyer.waiting import EventQueue, at_fork, end_of, held_back, join_loop, lo
 
 if TYPE_CHECKING:
     from dspyer.runtime.session import Session
-
-Work = Callable[[], Run]
-"""Plays the run of a request, which puts its events into the queue of the request."""
-
-AsyncWork = Callable[[], Awaitable[Run]]
 
 _NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
 _NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
@@ -57,17 +52,43 @@ def _raise_failure(run: Run) -> None:
         raise error
 
 
-def _run_of(future: Future[Run] | asyncio.Future[Run] | None, closed: bool) -> Run:
-    if future is None and closed:
-        raise RunStoppedError(_NOT_BEGUN, CLOSED)
-    if future is None or not future.done():
-        raise RuntimeError(_NOT_OVER)
-    if future.cancelled():
-        raise RunStoppedError(_NOT_BEGUN, CLOSED)
-    return future.result()
+class _Stream:
+    """A stream, sync or async: a request, whose outcome gets the queue, and how to play its run."""
+
+    _future: Future[Run] | asyncio.Task[Run] | None = None  # None before the run has begun
+
+    def __init__(self, work: Callable[[], Any], request: Request) -> None:
+        self._work = work
+        self._request = request
+        self._queue = request.outcome.queue = EventQueue[Event]()
+        self._exhausted = False
+
+    @property
+    def run(self) -> Run:
+        """The run, once it has ended.
+
+        Raises:
+            RuntimeError: if it has not ended.
+            RunStoppedError: if the stream was closed before the run had begun.
+            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> stream = graph.compile().stream({"n": 1})
+            >>> count = len(list(stream))
+            >>> stream.run.status
+            'completed'
+        """
+        future = self._future
+        if self._exhausted if future is None else future.cancelled():
+            raise RunStoppedError(_NOT_BEGUN, CLOSED)
+        if future is None or not future.done():
+            raise RuntimeError(_NOT_OVER)
+        return future.result()
 
 
-class Events(Iterator[Event]):
+class Events(_Stream, Iterator[Event]):
     """The events of a run in a thread of its own. Made by `stream`.
 
     Use it as an iterator, best in a `with` block. It ends after the last event: when the run is completed, waits for
@@ -88,34 +109,12 @@ class Events(Iterator[Event]):
         2
     """
 
-    def __init__(self, work: Work, request: Request) -> None:
-        self._work = work
-        self._request = request
-        self._queue: EventQueue[Event] = EventQueue()
-        request.outcome.queue = self._queue
-        self._future: Future[Run] | None = None
+    _future: Future[Run] | None
+
+    def __init__(self, work: Callable[[], Run], request: Request) -> None:
+        super().__init__(work, request)
         self._start_lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._exhausted = False
-
-    @property
-    def run(self) -> Run:
-        """The run, once it has ended.
-
-        Raises:
-            RuntimeError: if it has not ended.
-            RunStoppedError: if the stream was closed before the run had begun.
-            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> stream = graph.compile().stream({"n": 1})
-            >>> count = len(list(stream))
-            >>> stream.run.status
-            'completed'
-        """
-        return _run_of(self._future, self._exhausted)
 
     def __iter__(self) -> Events:
         return self
@@ -170,7 +169,7 @@ class Events(Iterator[Event]):
         self.close()
 
     def __del__(self) -> None:
-        future = getattr(self, "_future", None)
+        future = self._future
         if future not in _open:  # it has not begun, has ended, or is that of the process that this one was forked from
             return
         _dropped.put(partial(_stop, self._request, DROPPED, self._queue))
@@ -186,7 +185,7 @@ def _stop(request: Request, reason: str, queue: EventQueue[Event]) -> None:
     queue.close()  # afterwards: what waits for the reader must find the run stopped
 
 
-def _start(work: Work, request: Request, queue: EventQueue[Event], future: Future[Run]) -> None:
+def _start(work: Callable[[], Run], request: Request, queue: EventQueue[Event], future: Future[Run]) -> None:
     """Begins the run in a thread that does not refer to the stream."""
     # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
     loop = None if dspy.settings.get(SEND_STREAM) is None else loop_of_worker()
@@ -238,7 +237,7 @@ getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 at_fork(_open.clear)  # the threads exist in the parent only
 
 
-class AsyncEvents(AsyncIterator[Event]):
+class AsyncEvents(_Stream, AsyncIterator[Event]):
     """The events of a run in a task of its own. Made by `astream`.
 
     Use it as an async iterator, best in an `async with` block. It ends as `Events` does.
@@ -262,35 +261,7 @@ class AsyncEvents(AsyncIterator[Event]):
         (['START', 'add'], 2)
     """
 
-    def __init__(self, work: AsyncWork, request: Request) -> None:
-        self._work = work
-        self._request = request
-        self._queue: EventQueue[Event] = EventQueue()
-        request.outcome.queue = self._queue
-        self._task: asyncio.Task[Run] | None = None
-        self._exhausted = False
-
-    @property
-    def run(self) -> Run:
-        """The run, once it has ended.
-
-        Raises:
-            RuntimeError: if it has not ended.
-            RunStoppedError: if the stream was closed before the run had begun.
-            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
-
-        Example:
-            >>> import asyncio
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> async def main():
-            ...     stream = graph.compile().astream({"n": 1})
-            ...     count = len([event async for event in stream])
-            ...     return stream.run.status
-            >>> asyncio.run(main())
-            'completed'
-        """
-        return _run_of(self._task, self._exhausted)
+    _future: asyncio.Task[Run] | None
 
     def __aiter__(self) -> AsyncEvents:
         return self
@@ -307,9 +278,9 @@ class AsyncEvents(AsyncIterator[Event]):
         """Begins the run, once; returns whether its events can be read."""
         if self._exhausted:
             return False
-        if self._task is None:
-            self._task = _begin(self._work, self._request, self._queue)
-        elif _is_of_other_loop(self._task):
+        if self._future is None:
+            self._future = _begin(self._work, self._request, self._queue)
+        elif _is_of_other_loop(self._future):
             raise RuntimeError(_OTHER_LOOP)
         return True
 
@@ -442,7 +413,7 @@ class AsyncEvents(AsyncIterator[Event]):
     async def _end_of_run(self) -> Run | BaseException:
         """The run once it has ended, or why it could not begin."""
         self._exhausted = True
-        task = self._task
+        task = self._future
         if task is not None:
             await asyncio.wait([task])  # another task may have closed the stream
         if task is None or task.cancelled():
@@ -473,22 +444,24 @@ class AsyncEvents(AsyncIterator[Event]):
 
     async def _end(self, reason: str) -> None:
         self._exhausted = True
-        elsewhere = self._task is not None and _is_of_other_loop(self._task)  # asked first: the stop may end the task
+        elsewhere = self._future is not None and _is_of_other_loop(
+            self._future
+        )  # asked first: the stop may end the task
         _stop(self._request, reason, self._queue)
-        if self._task is None:
+        if self._future is None:
             return
         if elsewhere:
-            _cancel_from_any_thread(self._task)
+            _cancel_from_any_thread(self._future)
             raise RuntimeError(_OTHER_LOOP)
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
-            self._task.cancel()
-            while not self._task.done():
+            self._future.cancel()
+            while not self._future.done():
                 try:
-                    await asyncio.wait([self._task])
+                    await asyncio.wait([self._future])
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    self._task.cancel()
+                    self._future.cancel()
         if cancelled is not None:
             raise cancelled
 
@@ -499,13 +472,13 @@ class AsyncEvents(AsyncIterator[Event]):
         await self.aclose()
 
     def __del__(self) -> None:
-        task = getattr(self, "_task", None)
+        task = self._future
         if task is None or task.done():
             return
         _dropped.put(partial(_cancel, self._request, self._queue, task))
 
 
-def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> asyncio.Task[Run]:
+def _begin(work: Callable[[], Awaitable[Run]], request: Request, queue: EventQueue[Event]) -> asyncio.Task[Run]:
     """Begins the run in a task that does not refer to the stream."""
     _dropped.serve()
 

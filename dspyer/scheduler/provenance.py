@@ -58,7 +58,6 @@ class FieldPart(NamedTuple):
         owner: whose it is in a view: its author, or for the result of a tool, the author of the call.
         slot: its position in the index of the field, -1 for none.
         call: the slot of the tool call that it is a result of, -1 for none.
-        size: its size, where sizes are counted.
     """
 
     value: Any
@@ -69,7 +68,6 @@ class FieldPart(NamedTuple):
     owner: str = ""
     slot: int = -1
     call: int = -1
-    size: int = 0
 
 
 class FieldParts(NamedTuple):
@@ -121,7 +119,6 @@ class IndexedField(NamedTuple):
             for the commits before index `end`.
         live: whether posts are folded in the order in which they arrived.
         limited: whether a limit drops the oldest parts.
-        size_of: returns the size of a part, given its kind; None where sizes are not counted.
     """
 
     field: str
@@ -132,7 +129,6 @@ class IndexedField(NamedTuple):
     id_prefixes: tuple[tuple[int, str], ...] = ()
     live: bool = False
     limited: bool = False
-    size_of: Callable[[str, FieldPart], int] | None = None
 
     @classmethod
     def of(
@@ -141,14 +137,13 @@ class IndexedField(NamedTuple):
         whole: bool = False,
         prefix: str = "",
         id_prefixes: tuple[tuple[int, str], ...] = (),
-        size_of: Callable[[str, FieldPart], int] | None = None,
     ) -> IndexedField | None:
         """The indexed form of a field of a schema; None if it has no parts."""
         if field is None or field.reducer is None or field.reducer.parts is None:
             return None
         limited = field.limit is not None and field.limit.full == "drop_oldest"
         live = field.live is not None
-        return cls(field.name, field.reducer, field.fixed_default, whole, prefix, id_prefixes, live, limited, size_of)
+        return cls(field.name, field.reducer, field.fixed_default, whole, prefix, id_prefixes, live, limited)
 
     def global_id(self, log: Log, index: int) -> str:
         """The id of a commit among all runs of a thread. Earlier runs' commits (index below 0) have it already."""
@@ -182,7 +177,6 @@ class FieldIndex(NamedTuple):
         sums: of amounts, the sum of each author.
         calls: of messages, the slot of the last message with a tool call, by the id of the call.
         results: of messages, the slots of tool results, by the slot of the call.
-        size: the size of all parts.
     """
 
     parts: SparseVector[FieldPart] = SparseVector()
@@ -192,7 +186,6 @@ class FieldIndex(NamedTuple):
     sums: PersistentMap[str, Any] = _NONE
     calls: PersistentMap[str, int] = _NONE
     results: PersistentMap[int, tuple[int, ...]] = _NONE
-    size: int = 0
 
     def backwards(self, owners: Iterable[str] | None = None) -> Iterator[FieldPart]:
         """The parts from the last to the first, of some owners or of all."""
@@ -324,13 +317,11 @@ class _IndexBuilder:
         self._load(index)
 
     def _load(self, index: FieldIndex) -> None:
-        self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size = index
+        self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results = index
 
     def index(self) -> FieldIndex:
         """The index as it is now."""
-        return FieldIndex(
-            *(self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size)
-        )
+        return FieldIndex(self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results)
 
     def holds(self, value: Any) -> bool:
         """Return whether the parts make up a value."""
@@ -401,9 +392,6 @@ class _IndexBuilder:
         slot = part.slot
         if self._kind == "messages":
             part = self._with_call(part)
-        if self._of.size_of is not None:
-            part = part._replace(size=self._of.size_of(self._kind, part))
-            self.size += part.size
         if part.key is not None:
             self.keys = self.keys.set(part.key, slot)
         self.parts = self.parts.set(slot, part)
@@ -440,7 +428,6 @@ class _IndexBuilder:
     def _drop(self, part: FieldPart, *, forget_key: bool = True) -> None:
         self.parts = self.parts.discard(part.slot)
         self.owners = self.owners.set(part.owner, self.owners[part.owner].discard(part.slot))
-        self.size -= part.size
         if forget_key and part.key is not None:
             self.keys = self.keys.discard(part.key)
 

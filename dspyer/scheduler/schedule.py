@@ -252,80 +252,67 @@ def collapse_forks(paths: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPo
 
 # --- the ready queue
 
-# A node of a leftist heap (Crane, "Linear Lists and Priority Queues as Balanced Binary Trees", 1972): path, group,
-# length of the right spine, left heap, right heap. Two heaps are merged along their right spines, whose length is at
-# most logarithmic, and merging shares what it does not change: an older queue stays as it was.
-Heap: TypeAlias = "tuple[BranchPath, Group, int, Heap | None, Heap | None]"
+# A chain: path, group, and the chain after it. An older queue stays as it was, since what is added is put in front of
+# the rest that both share.
+Chain: TypeAlias = "tuple[BranchPath, Group, Chain] | None"
 
 
 class ReadyQueue:
-    """Groups by the smallest path among their branches, smallest first: a priority queue that is a value.
+    """Groups by the smallest path among their branches, smallest first: a queue that is a value.
 
-    Adding and taking cost logarithmic time; taking the first of groups that were added together costs constant time.
+    Taking the first costs constant time, and adding a group a step for each one that will be taken before it. Those are
+    few: what is added follows what was running, and that was taken first.
     """
 
-    __slots__ = ("_heap",)
+    __slots__ = ("_chain",)
 
-    def __init__(self, heap: Heap | None = None) -> None:
-        self._heap = heap
+    def __init__(self, chain: Chain = None) -> None:
+        self._chain = chain
 
-    @classmethod
-    def of(cls, groups: Iterable[Group]) -> ReadyQueue:
+    @staticmethod
+    def of(groups: Iterable[Group]) -> ReadyQueue:
         """A queue of groups, given in any order."""
-        heap: Heap | None = None
-        # From the last to the first, each the parent of the one before: a chain of left children, so that taking the
-        # first needs no merging.
-        for path, group in sorted(
-            [(_smallest_path(group), group) for group in groups], key=itemgetter(0), reverse=True
-        ):
-            heap = (path, group, 1, heap, None)
-        return cls(heap)
+        return _in_front(sorted([(_smallest_path(group), group) for group in groups], key=itemgetter(0)), None)
 
     def added(self, groups: Iterable[Group]) -> ReadyQueue:
         """The queue with more groups, given in any order."""
-        return ReadyQueue(_merged_heaps(self._heap, ReadyQueue.of(groups)._heap))
+        before: list[tuple[BranchPath, Group]] = []
+        rest, more = self._chain, ReadyQueue.of(groups)._chain
+        while rest is not None and more is not None:
+            if more[0] < rest[0]:
+                rest, more = more, rest
+            path, group, rest = rest
+            before.append((path, group))
+        return _in_front(before, rest or more)
 
     def taken(self, index: int = 0) -> tuple[Group, ReadyQueue]:
         """The group at an index (0 for the smallest path, others in a replay), and the queue without it."""
-        heap = self._heap
-        if not index and heap is not None:
-            _, group, _, left, right = heap
-            rest = left if right is None else _merged_heaps(left, right)
-            return group, NOTHING_READY if rest is None else ReadyQueue(rest)
-        before: list[Group] = []
-        while heap is not None:
-            _, group, _, left, right = heap
-            heap = _merged_heaps(left, right)
+        before: list[tuple[BranchPath, Group]] = []
+        rest = self._chain
+        while rest is not None:
+            path, group, rest = rest
             if len(before) == index:
-                return group, ReadyQueue(heap).added(before) if before else ReadyQueue(heap)
-            before.append(group)
+                return group, _in_front(before, rest) if before or rest else NOTHING_READY
+            before.append((path, group))
         raise IndexError(f"no group at {index}: {len(before)} may start")
 
     def __iter__(self) -> Iterator[Group]:
-        heap = self._heap
-        while heap is not None:
-            yield heap[1]
-            heap = _merged_heaps(heap[3], heap[4])
+        chain = self._chain
+        while chain is not None:
+            _, group, chain = chain
+            yield group
 
     def __bool__(self) -> bool:
-        return self._heap is not None
+        return self._chain is not None
 
 
 NOTHING_READY = ReadyQueue()
 
 
-def _merged_heaps(one: Heap | None, two: Heap | None) -> Heap | None:
-    if one is None:
-        return two
-    if two is None:
-        return one
-    if two[0] < one[0]:
-        one, two = two, one
-    path, group, _, left, right = one
-    right = _merged_heaps(right, two)
-    if left is None or (right is not None and left[2] < right[2]):  # leftist: the right spine is the shorter one
-        left, right = right, left
-    return path, group, 1 if right is None else right[2] + 1, left, right
+def _in_front(groups: Sequence[tuple[BranchPath, Group]], rest: Chain) -> ReadyQueue:
+    for path, group in reversed(groups):
+        rest = path, group, rest
+    return ReadyQueue(rest)
 
 
 def _smallest_path(group: Group) -> BranchPath:
@@ -353,7 +340,7 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
     """
     position: Position = (node, topology.rounds.first(node) if topology.rounds.loops else ())
     trunk = Branch((), ((),), state, -1, "", -1, _NONE)
-    ready = ReadyQueue(((), Group(position, (trunk,)), 1, None, None))
+    ready = ReadyQueue(((), Group(position, (trunk,)), None))
     positions = NO_POSITIONS.set(position, 1)
     return RunState(topology, PersistentVector(), _NONE, ready, _NONE, positions, trunk_state=state, first=first)
 
@@ -435,7 +422,7 @@ def advance(
     commit_id, node, branch, path, visit, left, _ = execution
     patch, state, targets, reason, started, duration, live, made, attempt, failure, failed_attempts, cached = outcome
     _, fork_children, _, head, parent, last, counts = branch
-    alone = ready._heap is None and not (waiting._data or running._data) and not failures and not suspended._data
+    alone = ready._chain is None and not (waiting._data or running._data) and not failures and not suspended._data
     index, step, one, schema = log._count, last + 1, len(targets) == 1, topology.schema
     number = first + index
     version = number if alone else None  # other branches may commit before this one: none until they join
@@ -465,7 +452,7 @@ def advance(
         rounds = topology.rounds
         position = target, rounds.move(left[0], left[1], target) if rounds.loops else left[1]
         positions = positions if position == left else NO_POSITIONS.set(position, 1)
-        ready = ReadyQueue((path, _new(Group, (position, (moved,), None, None)), 1, None, None))
+        ready = ReadyQueue((path, _new(Group, (position, (moved,), None, None)), None))
         then = (topology, log, waiting, ready, running, positions, failures, state, ended, suspended, first)
         return _new(RunState, then), events
     children = [moved] if one else _fork(moved, len(targets))

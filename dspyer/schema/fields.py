@@ -34,12 +34,13 @@ from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, 
 from dspyer.hints import UNIONS, without_none
 from dspyer.message_list import Edited
 from dspyer.patch import DELETE, Replace, apply_value, resets
+from dspyer.policies import ShowPath
 from dspyer.reducers import WITH_PARTS, Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import freeze, same, unvalidated
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
-from dspyer.values.scalars import KeyPath, check_flags
+from dspyer.values.scalars import check_flags
 
 Check = Callable[[Any], Any]
 """Validates a value and returns it as the declared type; raises `ValidationError`."""
@@ -284,13 +285,13 @@ def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
             values[name] = thaw(apply_value(freeze(old), part))
         else:
             values[name] = thaw(part)
-    merged = type(model).model_validate({_input_name(type(model), name): value for name, value in values.items()})
+    merged = type(model).model_validate({input_name(type(model), name): value for name, value in values.items()})
     written = {name for name, part in update.items() if part is not DELETE}
     object.__setattr__(merged, "__pydantic_fields_set__", (model.model_fields_set - set(update)) | written)
     return merged
 
 
-def _input_name(model: type[BaseModel], name: str) -> str:
+def input_name(model: type[BaseModel], name: str) -> str:
     """Return the name by which the input of a model gives a field: its alias, if it has one."""
     info = model.model_fields.get(name)
     alias = None if info is None else info.validation_alias
@@ -315,13 +316,7 @@ CHANGING_OPTIONS = frozenset(
 # The names of the reducers whose fields are conversations, also of LangGraph's function.
 CONVERSATIONS = frozenset({"conversation", "add_messages"})
 # The empty value by type, from which the reducers start that work on several types.
-STARTS: Mapping[Any, Any] = {
-    list: FrozenList(),
-    dict: FrozenDict(),
-    set: freeze(set()),
-    frozenset: frozenset(),
-    tuple: (),
-}
+STARTS: Mapping[Any, Any] = {kind: freeze(kind()) for kind in (list, dict, set, frozenset, tuple)}
 
 
 def read_model(model: object) -> dict[str, Field]:
@@ -534,12 +529,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
     def validate(value: Any, others: Mapping[str, Any]) -> Any:
         # pydantic validates a single field only as an assignment, so it gets an instance with the other fields. The
         # instance is built without validation: the values of a state are valid.
-        blank = checker.__new__(checker)
-        values = {other: each for other, each in others.items() if other != name}
-        object.__setattr__(blank, "__dict__", values)
-        object.__setattr__(blank, "__pydantic_fields_set__", set())
-        object.__setattr__(blank, "__pydantic_extra__", None)
-        object.__setattr__(blank, "__pydantic_private__", None)
+        blank = unvalidated(checker, {other: each for other, each in others.items() if other != name})
         assign(blank, name, thaw(freeze(value)) if thaws else value)
         return blank.__dict__[name]
 
@@ -618,14 +608,6 @@ def _names_inside(annotation: Any, marker: type) -> bool:
 
 # --- writing one field
 
-ShowPath = Callable[[KeyPath, Any], str]
-"""Returns a value as errors show it; the path says whether it must be hidden."""
-
-
-def show_brief(_path: KeyPath, value: Any) -> str:
-    """Return a value as errors show it if nothing is hidden."""
-    return brief(value)
-
 
 class FieldWriter(NamedTuple):
     """The writer of some updates: a node, or the caller with the inputs (`node` is None); and how values are written.
@@ -658,8 +640,11 @@ class FieldWriter(NamedTuple):
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
-        if field.reducer is not None and field.reducer.append_only and self.node is not None:
-            self._check_kept(field, update)
+        if field.reducer is not None and field.reducer.append_only and self.node is not None and resets(update):
+            raise NodeOutputError(
+                f"{self.author} a new value to field {field.name!r}, whose entries are never removed (reducer "
+                f"{field.reducer.name!r}): return the new entries alone"
+            )
         if isinstance(update, Edited):  # of a person, who may change what nodes only add to
             update = Replace(update.messages)
         try:
@@ -673,14 +658,6 @@ class FieldWriter(NamedTuple):
             raise self._refusal(field, update, refusal_text(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
-
-    def _check_kept(self, field: Field, update: Any) -> None:
-        assert field.reducer is not None  # the caller has tested `append_only`
-        if resets(update):
-            raise NodeOutputError(
-                f"{self.author} a new value to field {field.name!r}, whose entries are never removed (reducer "
-                f"{field.reducer.name!r}): return the new entries alone"
-            )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
         text = (

@@ -14,7 +14,7 @@ from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer
 from dspyer.values import json as encoding
-from dspyer.values.frozen import FrozenDict, FrozenList, RecentFindings, measured_size, store_size
+from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
 from dspyer.values.scalars import is_number
 
 Full = Literal["refuse", "drop_oldest"]
@@ -61,11 +61,6 @@ class Limit:
     kb: float
     full: Full
 
-    @property
-    def max_bytes(self) -> int:
-        """The limit in bytes."""
-        return int(self.kb * 1000)
-
     def enforce(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
         """Return `new`, the value of field `name` after an update, without its oldest entries if it is too large.
 
@@ -76,12 +71,13 @@ class Limit:
             for key in update:  # move the written keys to the end: the order of a mapping is the order of writing
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
         size = _size_after(current, update, new, reducer)
-        most = self.max_bytes
+        most = int(self.kb * 1000)
         # Also of a value that is within the limit: the next update computes its size from this one.
         if size <= most:
-            remember_size(new, size)
+            store_size(new, size)
             return new
-        for key, value in _entries(new) if _count(new) < 2 or self.full == "drop_oldest" else ():
+        entries = _entries(new)
+        for key, value in entries if len(entries) < 2 or self.full == "drop_oldest" else ():
             alone = entry_size(key, value) + 2
             if alone > most:
                 raise NodeOutputError(
@@ -122,31 +118,14 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
 
 def size_of(value: Any) -> int:
     """Return the bytes of the JSON form of a frozen container."""
-    known = size_if_known(value)
+    known = measured_size(value)
     if known is None:
         if isinstance(value, frozenset):  # its JSON form is an object with the type
             known = len(_encoded(value))
         else:
             known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
-        remember_size(value, known)
+        store_size(value, known)
     return known
-
-
-# A frozenset has no attribute to store its size in.
-_set_sizes: RecentFindings[int] = RecentFindings()
-
-
-def size_if_known(value: Any) -> int | None:
-    """Return the size of a container if it was measured, else None."""
-    return _set_sizes.get(value) if isinstance(value, frozenset) else measured_size(value)
-
-
-def remember_size(value: Any, size: int) -> None:
-    """Store the size of a container with it; of a set only while it is among the last ones."""
-    if isinstance(value, frozenset):
-        _set_sizes.put(value, size)
-    else:
-        store_size(value, size)
 
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:
@@ -155,10 +134,6 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, FrozenList):
         return [(None, item) for item in value.raw_items()]
     return [(None, item) for item in value] if isinstance(value, (frozenset, tuple)) else []
-
-
-def _count(value: Any) -> int:
-    return len(value) if isinstance(value, (FrozenDict, FrozenList, frozenset, tuple)) else 0
 
 
 def entry_size(key: Any, value: Any) -> int:
@@ -176,7 +151,7 @@ def _size_after(current: Any, update: Any, new: Any, reducer: Reducer | None) ->
 
     `current` is the value before, `DELETE` for none. `reducer` folded the update in; None if the value was replaced.
     """
-    before = None if current is DELETE else size_if_known(current)
+    before = measured_size(current)
     if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
     if reducer.appends:
@@ -215,7 +190,7 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
         kept = value
         for key, _ in entries[:dropped]:
             kept = kept.discard(key)
-    remember_size(kept, max(2, size))
+    store_size(kept, max(2, size))
     return kept
 
 

@@ -6,6 +6,7 @@ Everything is validated before anything is committed. A schema without a model a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from inspect import formatannotation
 from types import MappingProxyType
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from dspyer.errors import (
     GraphError,
     ImmutableError,
-    InputError,
     NodeOutputError,
     UnsetFieldError,
     list_names,
@@ -25,20 +25,19 @@ from dspyer.errors import (
 from dspyer.events import Commit, FieldShape
 from dspyer.hints import bare_subclass
 from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff, diff_value
+from dspyer.policies import ShowPath, show_brief
 from dspyer.reducers import Reducer, Updates, built_in
 from dspyer.schema.fields import (
     NO_OTHER_FIELDS,
     Field,
     FieldWriter,
     Live,
-    ShowPath,
     read_model,
     refusal_text,
-    show_brief,
 )
 from dspyer.schema.limits import size_of
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import same
+from dspyer.values.freezing import same, unvalidated
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.persistent import as_map
 from dspyer.values.scalars import SCALARS
@@ -75,7 +74,6 @@ class Schema:
     __slots__ = (
         "_defaults",
         "_read_only_class",
-        "_reducers",
         "field_shapes",
         "fields",
         "lasting",
@@ -106,9 +104,10 @@ class Schema:
         fixed = all(field.info.default_factory is None for field in fields.values())
         self._defaults = self._with_defaults({}) if fixed else None
         self._read_only_class = view
-        self._reducers = {name: field.reducer for name, field in fields.items()}
         self.user_folded = frozenset(
-            name for name, reducer in self._reducers.items() if reducer and built_in(reducer.name) is not reducer
+            name
+            for name, field in fields.items()
+            if field.reducer is not None and built_in(field.reducer.name) is not field.reducer
         )
 
     @classmethod
@@ -135,7 +134,6 @@ class Schema:
     def initial_state(
         self,
         inputs: Mapping[str, object],
-        required: Iterable[str] | None = None,
         *,
         commit_id: str = "inputs",
         valid: Mapping[str, Any] = NONE_VALID,
@@ -143,11 +141,8 @@ class Schema:
         """Return the state with which a run starts: the defaults, with the inputs folded in.
 
         `valid` are the frozen values of inputs that are valid as they are: whole values of fields of the same type.
-        The fields are in the order of the schema. Raises `InputError` for missing, unknown or invalid inputs.
+        The fields are in the order of the schema. Raises `InputError` for unknown or invalid inputs.
         """
-        missing = [name for name in required or () if name not in inputs]
-        if missing:
-            raise InputError(f"missing inputs: {list_names(missing)} (given: {list_names(inputs)})")
         if self.model is None:
             return ImmutableState().apply_patch(_as_whole(inputs))
         state = self._with_defaults(valid) if valid or self._defaults is None else self._defaults
@@ -233,25 +228,21 @@ class Schema:
         names = sorted(self.user_folded.intersection(written))
         return {name: change_between(before.raw(name, DELETE), after.raw(name, DELETE)) for name in names}
 
-    def as_replacements(self, inputs: Mapping[str, object], commit_id: str = "inputs") -> dict[str, object]:
+    def as_replacements(self, inputs: Mapping[str, object], commit_id: str) -> dict[str, object]:
         """Wrap inputs that are values of another state: none is folded into the default of its field.
 
         Messages without an id, which the field of the other state may hold, get one from `commit_id`.
         """
-        return {name: self._as_replacement(name, value, commit_id) for name, value in inputs.items()}
-
-    def _as_replacement(self, name: str, value: object, commit_id: str) -> object:
-        reducer = self.reducer(name)
-        if reducer is None:
-            return value
-        if reducer.assign_ids is None or value is None:
-            return Replace(value)
-        try:
-            if reducer.check is not None:
-                reducer.check(value)
-        except NodeOutputError:
-            return Replace(value)  # refused where the whole value is validated
-        return Replace(reducer.assign_ids(value, commit_id, DELETE))
+        found = dict(inputs)
+        for name, value in inputs.items():
+            reducer = self.reducer(name)
+            if reducer is not None and reducer.assign_ids is not None and value is not None:
+                with suppress(NodeOutputError):  # it is refused where the whole value is validated
+                    if reducer.check is not None:
+                        reducer.check(value)
+                    value = reducer.assign_ids(value, commit_id, DELETE)  # noqa: PLW2901 - the same, with ids
+            found[name] = value if reducer is None else Replace(value)
+        return found
 
     def commit(
         self,
@@ -326,7 +317,9 @@ class Schema:
             raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
         names = self.fields if readable is None else frozenset(readable)
         values = {name: state[name] for name in self.fields if name in names and name in state}
-        return instance_with(self._read_only_class, values)
+        # No field counts as set: a node that returns `view.model_copy(update={...})` writes only the update.
+        view: BaseModel = unvalidated(self._read_only_class, values)
+        return view
 
     def _commit_exact(
         self, state: ImmutableState, updates: Mapping[str, Any]
@@ -358,7 +351,8 @@ class Schema:
         for name, update in updates.items():
             field = self.fields.get(name)
             if field is None:
-                self._refuse_key(name, write)
+                hint, known = suggestion(name, self.fields), list_names(self.fields)
+                raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
             old = state.raw(name, DELETE)
             if type(update) in field.exact_types and field.reducer is None:
                 stored, new = update, update
@@ -380,10 +374,6 @@ class Schema:
                     new = apply_value(old, net)  # keys in the order in which a reader of the patch has them
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
-
-    def _refuse_key(self, name: object, write: FieldWriter) -> NoReturn:
-        hint, known = suggestion(name, self.fields), list_names(self.fields)
-        raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
     def __repr__(self) -> str:
         return f"Schema({None if self.model is None else self.model.__name__})"
@@ -473,13 +463,13 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
             f"the state that a node reads cannot be changed: return {{{key!r}: ...}} from the node instead"
         )
 
-    def plain(view: BaseModel) -> BaseModel:
-        return instance_with(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
+    def plain(view: BaseModel) -> Any:
+        return unvalidated(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
 
-    def model_dump(view: BaseModel, *args: Any, **options: Any) -> dict[str, Any]:
+    def model_dump(view: BaseModel, *args: Any, **options: Any) -> Any:
         return plain(view).model_dump(*args, **options)
 
-    def model_dump_json(view: BaseModel, *args: Any, **options: Any) -> str:
+    def model_dump_json(view: BaseModel, *args: Any, **options: Any) -> Any:
         return plain(view).model_dump_json(*args, **options)
 
     namespace = {
@@ -493,17 +483,4 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
         "model_dump_json": model_dump_json,
     }
     view: type[BaseModel] = bare_subclass(model, namespace)
-    return view
-
-
-def instance_with(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-    """Return an instance of a model with these values, unvalidated; its other fields are absent.
-
-    No field counts as set, so that a node that returns `view.model_copy(update={...})` writes only the update.
-    """
-    view = cls.__new__(cls)
-    object.__setattr__(view, "__dict__", values)
-    object.__setattr__(view, "__pydantic_fields_set__", set())
-    object.__setattr__(view, "__pydantic_extra__", None)
-    object.__setattr__(view, "__pydantic_private__", None)
     return view

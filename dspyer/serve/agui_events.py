@@ -133,13 +133,13 @@ class EventTranslator:
         self._nodes: dict[str, str] = {}  # by execution
         self._open: dict[Place, str] = {}  # the ids of the texts that are being written
         self._unwritten: dict[str, _Text] = {}  # texts that no commit has, by id
-        self._written: dict[str, str] = {}  # the id of the text that a field has, if this run wrote it
+        # The ids of the texts that this run has written, by what holds them: a field, or the id of a message.
+        self._held: dict[str | tuple[str], str] = {}
         self._messages: dict[str, _Text | Message] = {}  # what the client was shown, by id
         self._ids = count()
         self._lists: dict[str, Any] = {}  # the fields of messages when they were last looked at
         self._seen: set[str] = set()  # ids of messages
         self._calls: dict[str, tuple[str, ToolUse]] = {}  # by id in the state: the id of the client, the call
-        self._said: dict[str, str] = {}  # by the id of a message in the state: that of its text
         self._committed = False
 
     def translate(self, event: Event, session: Session | None) -> Iterator[BaseEvent]:
@@ -179,7 +179,7 @@ class EventTranslator:
         for node in +self._steps:
             yield StepFinishedEvent(step_name=node)
         if not self._committed and end.status == "completed":  # the same request again: nothing was played
-            yield from self._new_texts("", frozenset(end.state), end.state)
+            yield from self._new_texts(frozenset(end.state), end.state)
         yield from self._take_back([*self._unwritten])
         yield from self._snapshot(end.state)
         yield self._last(end)
@@ -235,7 +235,7 @@ class EventTranslator:
         self._committed = True
         yield from self._end_texts(self._unwritten_of(commit.id))
         if commit.node != START and not commit.node.startswith("join:"):
-            yield from self._new_texts(commit.id, frozenset(commit.patch), state)
+            yield from self._new_texts(frozenset(commit.patch), state)
         if not commit.branch:  # a branch may lack what another one has said
             yield from self._take_back(self._gone(state))
         for message in self._new_messages(state):
@@ -281,35 +281,32 @@ class EventTranslator:
     def _new_id(self) -> str:
         return f"{self._body.run_id}/{next(self._ids)}"
 
-    def _new_texts(self, execution: str, fields: frozenset[str], state: ImmutableState) -> Iterator[BaseEvent]:
+    def _new_texts(self, fields: frozenset[str], state: ImmutableState) -> Iterator[BaseEvent]:
         """The texts that a commit has written. What the field had before, in this run, counts no more."""
         for field in sorted(self._texts & fields - self._of_messages):
             text = thaw(self._hide(field, state.raw(field, None)))
-            old = self._written.pop(field, None)
+            old = self._held.get((field,))
+            if old is not None and self._text_of(old) == text:
+                continue
+            self._held.pop((field,), None)
             if isinstance(text, str) and text:
-                unwritten = [one for one, shown in self._unwritten.items() if shown.field == field]
-                shown_id = old if old and self._text_of(old) == text else self._count_one(unwritten, text)
-                self._written[field] = shown_id or self._new_id()
-                if shown_id is None:
-                    yield from self._whole(self._written[field], _Text(field, (execution,), [text]))
-            if old is not None and old != self._written.get(field):
-                yield from self._take_back([old])
+                yield from self._say((field,), text, [one for one, it in self._unwritten.items() if it.field == field])
+            yield from self._take_back([] if old is None else [old])
 
     def _text_of(self, message_id: str) -> str:
         shown = self._messages[message_id]
         return "".join(shown.parts) if isinstance(shown, _Text) else ""
 
-    def _count_one(self, ids: Iterable[str], text: str) -> str | None:
-        """The one of these texts that is equal to that of a commit: it counts from now on."""
-        found = next((one for one in ids if self._text_of(one) == text), None)
-        if found is not None:
-            del self._unwritten[found]
-        return found
-
-    def _whole(self, message_id: str, text: _Text) -> Iterator[BaseEvent]:
-        self._messages[message_id] = text
+    def _say(self, key: str | tuple[str], text: str, unwritten: Iterable[str]) -> Iterator[BaseEvent]:
+        """Show a text of a commit; if it is one of those that were shown as tokens, that one counts from now on."""
+        shown = next((one for one in unwritten if self._text_of(one) == text), None)
+        self._held[key] = message_id = shown or (key if isinstance(key, str) else self._new_id())
+        if shown is not None:
+            del self._unwritten[shown]
+            return
+        self._messages[message_id] = _Text("", (), [text])
         yield TextMessageStartEvent(message_id=message_id)
-        yield TextMessageContentEvent(message_id=message_id, delta="".join(text.parts))
+        yield TextMessageContentEvent(message_id=message_id, delta=text)
         yield TextMessageEndEvent(message_id=message_id)
 
     def _unwritten_of(self, *path: str) -> list[str]:
@@ -363,24 +360,21 @@ class EventTranslator:
     def _gone(self, state: ImmutableState) -> list[str]:
         """The texts of this run that were removed from their field, or replaced under the same id."""
         gone = []
-        for field in self._of_messages if self._said else ():
+        for field in self._of_messages if self._held else ():
             found, before = state.raw(field, None), self._lists.get(field)
             if found is before or not (isinstance(found, FrozenList) and isinstance(before, FrozenList)):
                 continue
             texts = {one.id: one.text for one in _said(found.raw_items(), _new(found, before))}
             for one in _said(before.raw_items(), _new(before, found)):
-                if one.id in self._said and texts.get(one.id) != one.text:
-                    gone.append(self._said.pop(one.id))
+                if one.id in self._held and texts.get(one.id) != one.text:
+                    gone.append(self._held.pop(one.id))
                     self._seen.discard(one.id)
         return gone
 
     def _message(self, message: Said, execution: str) -> Iterator[BaseEvent]:
         if message.role == "assistant":
             if message.text and self._texts & self._of_messages:
-                shown_id = self._count_one(self._unwritten_of(execution), message.text)
-                self._said[message.id] = shown_id or message.id
-                if shown_id is None:
-                    yield from self._whole(message.id, _Text("", (), [message.text]))
+                yield from self._say(message.id, message.text, self._unwritten_of(execution))
             for call in message.calls:
                 if self._calls[call.id][0] not in self._messages:
                     yield from self._call(call)

@@ -194,6 +194,7 @@ def fake_clock(*, stands: bool = True, skips_pauses: bool = True) -> Iterator[Fa
         yield clock
     finally:
         set_clock(before)
+        # A block inside of another one has changed that one's clock, and gives it back as it was.
         if clock is before:
             clock.skips_pauses, clock.pauses = own
         else:

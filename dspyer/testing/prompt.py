@@ -356,6 +356,7 @@ def _literal_values(type_: str) -> tuple[str, ...]:
 _CHUNK = re.compile(r"\s*\S+\s*")
 
 
+@dataclass(slots=True)
 class Sampling:
     """The settings by which an answer may vary.
 
@@ -365,12 +366,9 @@ class Sampling:
         candidate: the number of the answer among the `n` of one call, from 0.
     """
 
-    __slots__ = ("candidate", "rollout", "temperature")
-
-    def __init__(self, temperature: float = 0.0, rollout: int | None = None, candidate: int = 0) -> None:
-        self.temperature = temperature
-        self.rollout = rollout
-        self.candidate = candidate
+    temperature: float = 0.0
+    rollout: int | None = None
+    candidate: int = 0
 
 
 AnswerWriter = Callable[[Prompt, Sampling], str | LMAnswer]

@@ -93,6 +93,7 @@ def write_concurrently(store: Store, changes: Sequence[Change]) -> list[bool]:
 
 def has_all_blobs(store: Store, run: str) -> bool:
     """Return whether the store has all blobs that the rows of a run refer to."""
+    # By content: a blob with the right id and other bytes is none of them.
     contents = [entry.content for entry in store.rows(run) if entry.content is not None]
     return all(set(found.refs) <= {blob_id(data) for data in blobs_of(store, found).values()} for found in contents)
 

@@ -249,6 +249,7 @@ def play(store: Store, *steps: Step) -> None:
             runs |= {step.rows_of} | ({step.run.id} if step.run else set())
             contents = [entry.content for entry in step.rows] + ([step.snapshot.content] if step.snapshot else [])
             ids |= {name for stored in contents if stored for name in stored.refs}
+        # After each step, and not at the end: what one step has broken another may hide.
         wanted, found = outcome(reference, step), outcome(store, step)
         assert found == wanted, f"step {number}, {step}: {found}, where a store in memory says {wanted}"
         there, left = (({*one.blobs(ids)}, dump(one, *runs)) for one in (store, reference))

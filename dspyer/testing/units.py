@@ -24,7 +24,7 @@ from dspyer.nodes.function import given
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.patch import plain_patch
-from dspyer.runtime.session_views import Fields, FieldsOrigin, RunViews
+from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.provenance import PriorHistory
 from dspyer.scheduler.schedule import Branch
 from dspyer.values.persistent import PersistentMap
@@ -216,7 +216,8 @@ def _call(
     current = ImmutableState(state)
     # A view may ask who wrote a value: the test did.
     log = PriorHistory.of_state(current, START).log
-    views = RunViews(program.graph, Fields(FieldsOrigin(schema, whole_values=False)), log, None)
+    views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
+    # The answers of the test first: those of the program would hide what it asks.
     host = AttemptHost(first_of(answer_source(answers), program.graph.answer), program, given, views)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
     return Call(current, Context("test", node, delegate=attempt), program, None, given)

@@ -31,7 +31,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import Commit, MergedConflict
-from dspyer.graph.spec import TO_KEEP, checked_policies
+from dspyer.graph.spec import TO_KEEP, Exit, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing, History
@@ -63,7 +63,7 @@ from dspyer.log.rows import (
     first_version,
     frozen_conflicts,
 )
-from dspyer.log.time_travel import HistoryCache, Moment
+from dspyer.log.time_travel import Moment
 from dspyer.message_list import EMPTY, Remove, edited
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import run_script
@@ -110,7 +110,7 @@ def copy_thread(
             head = target.head_at(new_row, prefix.last_row)
             made = _run_of_one(target, head, (prefix.last_row,), patch, node)
             if node is None:
-                _check_lasting(target, patch)
+                _check_lasting(target, (prefix.last_row,), patch)
             _write_run(store, new_row, made)
         elif prefix.unfinished:
             part = target.next_part(ThreadHead(new_row), prefix.run.run, prefix.last_row, prefix.excluded)
@@ -141,18 +141,19 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
     else:
         if prefix is not None and node is None:
             _only_branch(thread, prefix)
-        made = _run_of_one(thread, head, () if last_row is None else (last_row,), patch, as_node or node)
+        parents = () if last_row is None else (last_row,)
+        made = _run_of_one(thread, head, parents, patch, as_node or node)
         if as_node is None and node is None:
-            _check_lasting(thread, patch)  # after the validation: what is no field at all is told first
+            _check_lasting(thread, parents, patch)  # after the validation: what is no field at all is told first
     _write_run(thread.store, head.row, made)
 
 
-def _check_lasting(thread: StoredThread, patch: Mapping[str, Any]) -> None:
+def _check_lasting(thread: StoredThread, parents: tuple[Point, ...], patch: Mapping[str, Any]) -> None:
     """Refuse a change between two runs of fields that do not last."""
     lost = [name for name in patch if not thread.graph.lasts(name)]
     if lost:
-        nodes = thread.graph.nodes.items()
-        writer = next((name for name, one in nodes if lost[0] in (one.writes or {}).values()), "a node")
+        writers = [name for name, one in thread.graph.nodes.items() if lost[0] in (one.writes or {}).values()]
+        writer = next((name for name in writers if _exits(thread, parents, name)), "a node")
         raise ThreadError(
             f"the next run of thread {thread.name!r} would begin without this change of {list_names(lost)}: {TO_KEEP}. "
             f"To correct what a node of the last run has written, name it: thread.update(patch, as_node={writer!r})"
@@ -171,11 +172,11 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     records.resumes = 0  # what follows is done anew: its resumes without progress are counted from here
     thread.count_before(records, prefix.run, head.row.root)
     thread.compatibility.check_graph(prefix.run)
-    _, names = thread.compatibility.allowed(prefix.run, True)  # a rerun is one of the graph as it is now
-    run_start, migration = thread.rebuild_adapted(prefix.run, records, adapt=names is not None)
-    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
+    changed = thread.compatibility.changed(prefix.run)  # a rerun is one of the graph as it is now
+    run_start, migration = thread.rebuild_adapted(prefix.run, records, changed)
+    part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
-    blobs = NO_BLOBS if names is None else thread.compatibility.fingerprint.blobs
+    blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS
     rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
@@ -265,11 +266,11 @@ def _run_of_one(
     if node is not None and node not in graph.nodes:
         hint, known = suggestion(node, graph.nodes), ", ".join(map(repr, graph.nodes))
         raise ThreadError(f"as_node={node!r} is no node of graph {graph.name!r}.{hint} Nodes: {known}")
-    exits = () if node is None else graph.exits.get(node) or _own_end(thread, parents, node)
+    exits = () if node is None else _exits(thread, parents, node)
     if node is not None and not exits:
         raise ThreadError(
             f"no edge leads on from node {node!r}: it chooses its targets itself, with Command(goto=...), and cannot "
-            "be asked. Pass the node before it, or call thread.update(...) without as_node"
+            "be asked. Pass the node before it or that which ended the run, or call thread.update(...) without as_node"
         )
     author, commit_id = node or UPDATE_AUTHOR, full_id(thread.next_label(head), FIRST)
     thread.compatibility.check_graph(head.last_run)
@@ -286,12 +287,13 @@ def _run_of_one(
     return _run_with(thread, head, parents, head.next_version, row, "completed")
 
 
-def _own_end(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[str, ...]:
-    """`END`, if a node ended the last run by its own decision, which a correction keeps; else nothing."""
-    run = read_run(thread.store, parents[0]) if parents else None
+def _exits(thread: StoredThread, parents: tuple[Point, ...], node: str) -> tuple[Exit, ...]:
+    """The ways on from a manual commit of a node: `END`, if it ended the last run by its own decision."""
+    declared = thread.graph.exits.get(node) or ()
+    run = read_run(thread.store, parents[0]) if parents and not declared else None
     rows = () if run is None or run.status != "completed" else reversed(run.rows)
     last = next(filter(None, map(own_commit, rows)), None)
-    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else ()
+    return (END,) if last is not None and (last.node, last.route) == (node, (END,)) else declared
 
 
 def _run_with(
@@ -373,7 +375,7 @@ def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> tuple[RunState,
     if len(branches) != 1:
         raise ThreadError(
             f"{len(branches)} branches of thread {thread.name!r} are active there, and a manual change must be one "
-            f"that all of them share. {_nearest_single_branch(thread.history.cache.listed(), prefix.number)}"
+            f"that all of them share. {_nearest_single_branch(thread.history.listed(), prefix.number)}"
         )
     (branch,) = branches
     if branch.head < 0:
@@ -539,7 +541,15 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         return False
     if head.row.head is None:
         raise ThreadError(f"thread {thread.name!r} has no run yet: make it with other.copy(to={thread.name!r})")
-    history, left, right = _histories(thread.history.cache, head.row, other_head.row)
+    history = thread.history.extended(head.row, other_head.row)
+    root = other_head.row.root
+    if root != head.row.root and root in history.roots.intersection(history.runs_behind([other_head.row.head])):
+        raise ThreadError(
+            f"history of thread {other.name!r} was pruned, and thread {thread.name!r} has no commit where it begins: "
+            f"merge {thread.name!r} into {other.name!r}, or a copy of it"
+        )
+    # The last commit of each that all its branches shared.
+    left, right = (history.runs[at].trunk_index for at in (head.row.head, other_head.row.head))
     ours = set(ancestry(history.log, [] if left is None else [left]))
     if right is None or right in ours:
         return False
@@ -551,7 +561,14 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     if base is not None:
         merged = _merge_states(thread.history.state_of(base), topology.schema, head.state, other_head.state, policies)
     elif related and left is not None:
-        merged = _merge_lineages(history, left, right, other.name, _deciding(thread, policies))
+
+        def deciding(path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
+            # Fields that last for one run only take the other thread's value.
+            return (
+                policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
+            )
+
+        merged = _merge_lineages(history, left, right, other.name, deciding)
     else:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have no commit in common, so that no common state "
@@ -570,28 +587,6 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=merged.winners)
     _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row.row(), "completed"))
     return True
-
-
-def _deciding(thread: StoredThread, policies: Policies) -> PolicyLookup:
-    """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
-
-    def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-        return policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
-
-    return deciding
-
-
-def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:
-    """The history of two threads, and the last commit of each that all its branches shared."""
-    assert left.head is not None
-    assert right.head is not None
-    history = cache.extended(left, right)
-    if right.root != left.root and right.root in history.roots.intersection(history.runs_behind([right.head])):
-        raise ThreadError(
-            f"history of thread {right.name!r} was pruned, and thread {left.name!r} has no commit where it begins: "
-            f"merge {left.name!r} into {right.name!r}, or a copy of it"
-        )
-    return history, history.runs[left.head].trunk_index, history.runs[right.head].trunk_index
 
 
 def _merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
@@ -619,17 +614,12 @@ def _merge_states(
         value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
-    patch = _patch_between(schema, left, merged)
-    return MergeResult(patch, merged)
-
-
-def _patch_between(schema: Schema, left: ImmutableState, merged: ImmutableState) -> dict[str, Any]:
-    """A patch from one state to another. What reducers fold is replaced: no update of either side leads there."""
     patch = diff(left, merged)
     for field in patch:
+        # What reducers fold is replaced: no update of either side leads there.
         if schema.reducer(field) is not None and patch[field] is not DELETE:
             patch[field] = Replace(merged.raw(field))
-    return patch
+    return MergeResult(patch, merged)
 
 
 # --- delete: what other threads still reach stays
@@ -658,7 +648,7 @@ def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> De
     check_flags(take_over=take_over)
     store, reader, name = thread.store, thread.reader, thread.name
     row = thread.existing_row(take_over)
-    listed = thread.history.cache.listed()
+    listed = thread.history.listed()
     history, run_end = listed.history, listed.runs[listed.index_of(before)]
     parents = history.runs[run_end].parents
     if len(parents) > 1:

@@ -286,7 +286,6 @@ _HEADER: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("named", "continues", "live"), bool),
     "first": int,
     "started": (int, float),
-    "names": dict,
     "without": list,
     "hidden": (str, list),
 }

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from dspyer.errors import ChangedGraphError, StateError, ThreadError, brief, list_names, suggestion
 from dspyer.graph.spec import Exit, GraphSpec, drawing_facts
 from dspyer.hints import UNIONS
-from dspyer.log.reader import HistoryReader, RunRows, rename_nodes
+from dspyer.log.reader import HistoryReader, RunRows
 from dspyer.log.replay import update_commit
 from dspyer.log.rows import (
     COMMITS,
@@ -223,19 +223,10 @@ def _router_writes(ways: Iterable[Exit]) -> Iterator[list[str]]:
 
 
 def _policy_facts(policies: Policies) -> list[list[str]]:
-    found = [[".".join(map(str, rule.pattern.segments)), rule.policy.name] for rule in policies.rules]
-    if policies.otherwise is not None:
-        return found + _policy_facts(policies.otherwise)
-    return [*found, ["**", policies.default.name]] if policies.given else found
+    return [[".".join(map(str, rule.pattern.segments)), rule.policy.name] for rule in policies.rules]
 
 
 # --- may the graph continue the thread?
-
-NodeNames = Mapping[str, str]
-"""New names of nodes by their old ones."""
-
-AllowChanged = bool | NodeNames
-"""The type of `resume(allow_changed_graph=...)`."""
 
 MIGRATION_AUTHOR = "migrate"
 """The author of a commit that fits the state of an open run to a changed graph."""
@@ -380,61 +371,30 @@ class GraphCompatibility:
             return state
         return ImmutableState({name: state.raw(name) for name in state if name in schema.fields})
 
-    def allowed(self, last: RunRows, allow: AllowChanged) -> tuple[RunRows, NodeNames | None]:
-        """An open run with the names that nodes have now, and these by the old ones: None if the graph has not changed.
-
-        Raises `ChangedGraphError` with the differences if the graph may not continue the run.
-        """
-        if allow is False:
+    def allows(self, last: RunRows, allow: bool) -> bool:
+        """Return whether another graph has made an open run; raises `ChangedGraphError` if this one may not go on."""
+        if not allow:
             self.check_graph(last)
-        names: NodeNames = {} if isinstance(allow, bool) else allow
-        self._check_names(names, last)
-        if not self.changed(last):
-            return last, None
-        if allow is False:
-            raise self._changed_graph(last)
-        rows = tuple([rename_nodes(row, names) for row in last.rows]) if names else last.rows
-        return last._replace(rows=rows), names
-
-    def _changed_graph(self, last: RunRows) -> ChangedGraphError:
+        if allow or not self.changed(last):
+            return self.changed(last)
         made_by = self._made_by(last)
         found = ["the graph that made the run is not stored, so the differences are unknown"]
         if made_by is not None:
-            old, new = made_by, self.fingerprint.facts
-            found = differences(old, new)
-            found += [f"node renamed? pass allow_changed_graph={pair}" for pair in likely_renames(old, new)]
-        return ChangedGraphError(
+            found = differences(made_by, self.fingerprint.facts)
+        raise ChangedGraphError(
             f"the graph has changed since the open run of thread {self.thread!r} was made:{_lines(found)}\n"
-            "Nothing was called. Continue as far as the log fits with thread.resume(allow_changed_graph=True), or with "
-            "a mapping {'old name': 'new name'} of nodes; or abandon the run with thread.run(..., if_open='abandon')",
+            "Nothing was called. Continue as far as the log fits with thread.resume(allow_changed_graph=True), or "
+            "abandon the run with thread.run(..., if_open='abandon')",
             found,
         )
-
-    def _check_names(self, names: NodeNames, last: RunRows) -> None:
-        """Raise `ThreadError` for a name that no node had when the open run was made, or that none has now.
-
-        A pair that renamed nodes of this run before renames nothing more: the call may come again.
-        """
-        # In the rows of such a run the nodes have their new names already.
-        names = {old: new for old, new in names.items() if last.run.header.get("names", {}).get(old) != new}
-        made_by = self._made_by(last)
-        before = names if made_by is None else made_by["nodes"]
-        wrong = [(old, "of the graph that made the open run", before) for old in names if old not in before]
-        wrong += [(new, "of this graph", self.graph.nodes) for new in names.values() if new not in self.graph.nodes]
-        if wrong:
-            name, where, known = wrong[0]
-            raise ThreadError(
-                f"allow_changed_graph={dict(names)}: {name!r} is no node {where}.{suggestion(name, known)} Its nodes "
-                f"are {list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
-            )
 
     def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:
         """The error of a replay that does not fit the graph, with all that has changed since the run was made."""
         made_by = self._made_by(last)
         found = [] if made_by is None else differences(made_by, self.fingerprint.facts)
         return ChangedGraphError(
-            f"thread {self.thread!r} cannot continue with this graph: {error}.{_lines(found)}\nNothing was called. If "
-            "a node has another name now, pass allow_changed_graph={'old name': 'new name'}; else abandon the run with "
+            f"thread {self.thread!r} cannot continue with this graph: {error}.{_lines(found)}\nNothing was called. "
+            "Give renamed nodes their old names until the run has ended, or abandon it with "
             "thread.run(..., if_open='abandon')",
             (*error.changes, *found),
         )
@@ -559,108 +519,85 @@ def _reason(error: Exception) -> str:
 
 def differences(old: FingerprintFacts, new: FingerprintFacts) -> list[str]:
     """The differences between two graphs, one sentence each."""
-    before, after = ({subject: about for subject, *about in _subjects(facts)} for facts in (old, new))
-    found = []
-    for subject in dict.fromkeys((*before, *after)):
+    before, after = dict(_subjects(old)), dict(_subjects(new))
+    found: list[str] = []
+    whole: tuple[str, ...] = ()  # what is gone or new: of its parts nothing is said
+    for subject in {**before, **after}:
         were, are = before.get(subject), after.get(subject)
-        owner, value = were or are or ("", None)
-        if owner and (owner not in before or owner not in after):
-            continue  # what a new or a removed thing has is not said one by one
-        if were is None or are is None:
-            found += [f"{subject} is {'gone' if are is None else 'new'}"] if value is None else []
-        elif isinstance(value, tuple):  # that other ones are there is said already
-            if were != are and sorted(value) == sorted(are[1] or ()):
+        if isinstance(were or are, list):  # that other targets are there is said already
+            if were and are and were != are and sorted(were) == sorted(are):
                 found.append(f"{subject} have another order")
-        elif were != are:
-            found.append(f"{subject} {value} -> {are[1]}")
-    return found
+        elif subject.startswith(whole) or were == are:
+            continue
+        elif subject in before and subject in after:
+            found.append(f"{subject} {were} -> {are}")
+        else:
+            whole = (*whole, subject + _PART)
+            found.append(f"{subject} is {'gone' if subject in before else 'new'}")
+    return [text.replace(_PART, "") for text in found]
 
 
-Subject = tuple[str, str, str | tuple[str, ...] | None]
-"""A thing of a graph: its name in a sentence, that of the thing to which it belongs, and its value.
+Subject = tuple[str, str | list[str]]
+"""A thing of a graph: its name in a sentence, and its value.
 
-Of one without a value it is said that it is there or not, of one with a text that it was this and is that, and of a
-sequence that its parts have another order.
+"" is the value of what is there or not; of a list it is said whether its parts have another order.
 """
 
+_PART = "\0"
+"""Follows the name of a whole in that of a part of it, which comes after it."""
 
-def _subjects(facts: FingerprintFacts, owner: str = "", inside: str = "") -> Iterator[Subject]:
+
+def _subjects(facts: FingerprintFacts, inside: str = "") -> Iterator[Subject]:
     """Yield all things of a graph; of one in a node, `inside` begins their names."""
     for name, node in facts.get("nodes", {}).items():
-        yield from _of_node(f"node {name!r}", node, owner, inside)
-    yield from _of_edges(
-        "edge", [(source, f"-> {target!r}") for source, target in facts.get("edges", [])], owner, inside
-    )
-    failing = [
-        (source, f"-> {target!r} on {error}" + (f" into {into!r}" if into else ""))
-        for source, ways in facts.get("errors", {}).items()
-        for target, error, into in ways
+        yield from _of_node(f"{inside}node {name!r}", node)
+    ways = [("edge", source, f"-> {target!r}") for source, target in facts.get("edges", [])]
+    ways += [
+        ("error edge", source, f"-> {target!r} on {error}" + (f" into {into!r}" if into else ""))
+        for source, failing in facts.get("errors", {}).items()
+        for target, error, into in failing
     ]
-    yield from _of_edges("error edge", failing, owner, inside)
+    orders: dict[str, list[str]] = {}
+    for what, source, text in ways:
+        yield f"{inside}{what} {source!r} {text}", ""
+        orders.setdefault(f"{inside}the {what}s of {source!r}", []).append(text)
+    yield from orders.items()
     for source, written in facts.get("routers", {}).items():
         for names in written:
-            yield f"{inside}router of {source!r} that writes {_listed(names)}", owner, None
-    schema = f"{inside}the schema of the state"
+            yield f"{inside}router of {source!r} that writes {_listed(names)}", ""
     if not facts.get("open"):
-        yield schema, owner, None
+        yield f"{inside}the schema of the state", ""
     for name, (kind, reducer, *limits) in facts.get("fields", {}).items():
         field = f"{inside}field {name!r}"
-        yield field, schema, None
-        yield f"{field}:", field, kind
-        yield f"{field}: reducer", field, reducer or "none"
-        yield f"{field}: limit", field, "".join(f"{kb:g} KB, {full}" for kb, full in limits) or "none"
+        yield field, ""
+        yield f"{field}{_PART}:", kind
+        yield f"{field}{_PART}: reducer", reducer or "none"
+        yield f"{field}{_PART}: limit", "".join(f"{kb:g} KB, {full}" for kb, full in limits) or "none"
     for name, parts in facts.get("types", {}).items():
         short = f"{inside}{name.rpartition(':')[2]}"
-        yield f"{short} in a field", schema, None
+        yield short, ""
         for part in parts:  # of an enum its members, of other classes their fields with their types
-            yield f"{short}.{part}", f"{short} in a field", None
-            yield f"{short}.{part}:", f"{short}.{part}", parts[part] if isinstance(parts, dict) else ""
+            yield f"{short}{_PART}.{part}", ""
+            yield f"{short}{_PART}.{part}{_PART}:", parts[part] if isinstance(parts, dict) else ""
     joins = {f" of the join at {node!r}": found for node, found in facts.get("joins", {}).items()}
     for where, rules in {"": facts.get("merge", []), **joins}.items():
         for path, policy in rules:
-            rule = f"{inside}merge policy of {path!r}{where}"
-            yield rule, owner, None
-            yield f"{rule}:", rule, policy
-        yield f"{inside}the merge policies{where}", owner, tuple(path for path, _ in rules)
+            yield f"{inside}merge policy of {path!r}{where}", ""
+            yield f"{inside}merge policy of {path!r}{where}{_PART}:", policy
+        yield f"{inside}the merge policies{where}", [path for path, _ in rules]
 
 
-def _of_node(text: str, node: FingerprintFacts, owner: str, inside: str) -> Iterator[Subject]:
-    subject = f"{inside}{text}"
-    yield subject, owner, None
+def _of_node(subject: str, node: FingerprintFacts) -> Iterator[Subject]:
+    yield subject, ""
     for verb in ("reads", "writes"):
-        yield f"{subject} {verb}", subject, _listed(node[verb])
+        yield f"{subject}{_PART} {verb}", _listed(node[verb])
     over, item, into = [*node.get("map", ()), None, None, None][:3]
-    yield f"{subject}: map", subject, f"over {over!r} as {item!r} into {into!r}" if over else "none"
-    yield f"{subject} asks for", subject, node.get("asks", "no answer")
-    graphs = {f"the graph {called!r} of {text}": found for called, found in node.get("calls", {}).items()}
-    if "graph" in node:
-        graphs[f"the graph of {text}"] = node["graph"]
-    for graph, found in graphs.items():
-        yield f"{inside}{graph}", subject, None
-        yield from _subjects(found, f"{inside}{graph}", f"{inside}in {graph}: ")
-
-
-def _of_edges(what: str, edges: list[tuple[str, str]], owner: str, inside: str) -> Iterator[Subject]:
-    """Yield edges, and for each source their order."""
-    leading: dict[str, list[str]] = {}
-    for source, text in edges:
-        yield f"{inside}{what} {source!r} {text}", owner, None
-        leading.setdefault(source, []).append(text)
-    for source, texts in leading.items():
-        yield f"{inside}the {what}s of {source!r}", owner, tuple(texts)
-
-
-def likely_renames(old: FingerprintFacts, new: FingerprintFacts) -> list[dict[str, str]]:
-    """Pairs of a removed and a new node with equal facts: the node may have been renamed."""
-    before, after = old.get("nodes", {}), new.get("nodes", {})
-    added = [name for name in after if name not in before]
-    found = []
-    for name in [name for name in before if name not in after]:  # in order: the error names them
-        alike = [other for other in added if after[other] == before[name]]
-        if len(alike) == 1:
-            added.remove(alike[0])
-            found.append({name: alike[0]})
-    return found
+    yield f"{subject}{_PART}: map", f"over {over!r} as {item!r} into {into!r}" if over else "none"
+    yield f"{subject}{_PART} asks for", node.get("asks", "no answer")
+    for called, found in {**node.get("calls", {}), **({"": node["graph"]} if "graph" in node else {})}.items():
+        graph = f"{subject}{_PART}, in its graph{f' {called!r}' if called else ''}"
+        yield graph, ""
+        yield from _subjects(found, f"{graph}{_PART}: ")
 
 
 def changed_fields(old: FingerprintFacts, new: FingerprintFacts) -> set[str]:

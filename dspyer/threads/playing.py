@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Owner, Point, ThreadRow
 from dspyer.threads.changes import first_write_of_rerun
-from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRun
 from dspyer.threads.start import MAX_RESUMES, REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
 from dspyer.values.scalars import check_flags
@@ -86,9 +85,10 @@ def resumed_play(
     request: Request,
     take_over: bool,
     max_resumes: int,
-    allow: AllowChanged,
+    allow: bool,
 ) -> Play:
     """Return the play of the last run, to be resumed."""
+    check_flags(allow_changed_graph=allow)
     first = partial(thread.resumed_run, delivery=delivery, request=request, max_resumes=max_resumes, allow=allow)
     return Play(thread, {}, request, first, take_over)
 
@@ -113,10 +113,11 @@ def rerun_play(thread: StoredThread, version: int | str, request: Request, take_
 # --- play
 
 
+@dataclass(eq=False, repr=False)
 class Play:
     """A run to play, with the four ways to do so. The thread is owned while it is played, and released in any case.
 
-    Args:
+    Attributes:
         thread: the thread.
         inputs: those of the run.
         request: what asks for the run.
@@ -128,57 +129,48 @@ class Play:
         as_stored: the request of a run that is returned as it is stored though another run owns the thread, if any.
     """
 
-    def __init__(
-        self,
-        thread: StoredThread,
-        inputs: Mapping[str, Any],
-        request: Request,
-        first_write: Callable[[ThreadHead], FirstWrite | Request],
-        take_over: bool,
-        remedy: str = REPLACE,
-        patience: float = 0.0,
-        as_stored: Callable[[], Request | None] = lambda: None,
-    ) -> None:
-        if take_over is not False:  # else, as mostly, there is nothing to find fault with
-            check_flags(take_over=take_over)
-        resources_of_call(thread.program, request)
-        self._thread = thread
-        self._inputs = inputs
-        self._request = request
-        self._first_write = first_write
-        self._take_over = take_over
-        self._remedy = remedy
-        self._patience = patience
-        self._as_stored = as_stored
-        # Set by `_acquire` and not its result, which a Ctrl-C could drop before it is assigned.
-        self._started: Request | None = None
-        self._owned: tuple[Journal, Owner] | None = None
+    thread: StoredThread
+    inputs: Mapping[str, Any]
+    request: Request
+    first_write: Callable[[ThreadHead], FirstWrite | Request]
+    take_over: bool
+    remedy: str = REPLACE
+    patience: float = 0.0
+    as_stored: Callable[[], Request | None] = lambda: None
+    # Set by `_acquire` and not its result, which a Ctrl-C could drop before it is assigned.
+    _started: Request | None = field(default=None, init=False)
+    _owned: tuple[Journal, Owner] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.take_over is not False:  # else, as mostly, there is nothing to find fault with
+            check_flags(take_over=self.take_over)
+        resources_of_call(self.thread.program, self.request)
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 
     def run(self) -> Run:
         """Play it."""
-        program = self._thread.program
-        with self._request.until_ctrl_c(), self._held() as started:
+        program = self.thread.program
+        with self.request.until_ctrl_c(), self._held() as started:
             if self._owned is None:
                 return stored_run(program, started)
-            return run_program(program, self._inputs, started)
+            return run_program(program, self.inputs, started)
 
     async def arun(self) -> Run:
         """Play it in async code."""
-        program = self._thread.program
+        program = self.thread.program
         async with self._aheld() as started:
             if self._owned is None:
                 return stored_run(program, started)
-            return await arun_program(program, self._inputs, started)
+            return await arun_program(program, self.inputs, started)
 
     def stream(self) -> Events:
         """Return its events; it begins with the first one that is asked for."""
-        return Events(self.run, self._request)
+        return Events(self.run, self.request)
 
     def astream(self) -> AsyncEvents:
         """Return its events in async code."""
-        return AsyncEvents(self.arun, self._request)
+        return AsyncEvents(self.arun, self.request)
 
     @contextmanager
     def _held(self) -> Iterator[Request]:
@@ -227,9 +219,9 @@ class Play:
 
     def _pauses(self) -> Iterator[float]:
         """Yield the seconds to sleep before each next attempt; raise if the run was stopped meanwhile."""
-        end, pause = now() + self._patience, 0.001
+        end, pause = now() + self.patience, 0.001
         while (left := end - now()) > 0:
-            reason = self._request.stop_signal.reason
+            reason = self.request.stop_signal.reason
             if reason is not None:
                 raise RunStoppedError(
                     f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
@@ -246,16 +238,16 @@ class Play:
 
     def _acquire(self) -> None:
         """Acquire the thread and write the first rows of the run, or find that it is returned as it is stored."""
-        thread = self._thread
+        thread = self.thread
         try:
-            head = thread.load_head() if self._take_over else thread.load_free_head(self._remedy)
-            first = self._first_write(head)  # all checks come before the first write
+            head = thread.load_head() if self.take_over else thread.load_free_head(self.remedy)
+            first = self.first_write(head)  # all checks come before the first write
             if isinstance(first, Request):
                 self._started = first
             else:
                 self._write(head, first)
         except ConcurrentRunError:
-            self._started = self._as_stored()
+            self._started = self.as_stored()
             if self._started is None:
                 raise
 
@@ -266,9 +258,9 @@ class Play:
         try:
             if head.row.owner is not None:
                 # It may still be writing. Fence it off, then read again: all that it wrote until then is kept.
-                replacing = replace_owner(self._thread, head.row, owner)
-                head = self._thread.load_head()
-                again = self._first_write(head)
+                replacing = replace_owner(self.thread, head.row, owner)
+                head = self.thread.load_head()
+                again = self.first_write(head)
                 if isinstance(again, Request):  # the other owner was alive, and has finished the run
                     replacing.release()
                     leases.let_go(owner.token)
@@ -284,7 +276,7 @@ class Play:
 
     def _write_first(self, head: ThreadHead, first: FirstWrite, owner: Owner) -> None:
         """Write owner, head and first rows in one transaction."""
-        thread, row, run, seq = self._thread, head.row, first.run, first.first_seq
+        thread, row, run, seq = self.thread, head.row, first.run, first.first_seq
         rows = [one.numbered(seq + index) for index, one in enumerate(first.rows)]
         journal = Journal(thread.store, thread.name, 0, run.id, seq + len(rows))
         earlier = thread.store.rows(run.id, 0, seq - 1) if seq else ()
@@ -307,14 +299,14 @@ class Play:
         journal.set_epoch(thread.store.write(change))
         self._owned = journal, owner
         # The signal and not the request, which refers to the sessions and so to the journal: they would form a cycle.
-        journal.lost = partial(self._request.stop_signal.stop, "its thread was stopped or taken over")
+        journal.lost = partial(self.request.stop_signal.stop, "its thread was stopped or taken over")
         first.records.journal = journal
-        options = self._request.options._replace(live=run.header.get("live", True))  # of a resumed run as it was begun
-        self._started = replace(self._request, options=options, run_start=first.start, records=first.records)
+        options = self.request.options._replace(live=run.header.get("live", True))  # of a resumed run as it was begun
+        self._started = replace(self.request, options=options, run_start=first.start, records=first.records)
 
     def _has_ended(self) -> bool:
         """Return whether the run has written its end, which releases the thread in the same transaction."""
-        sessions = self._request.outcome.sessions
+        sessions = self.request.outcome.sessions
         log = sessions[-1].log if sessions else None
         return log is not None and log.end_written
 

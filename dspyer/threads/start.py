@@ -26,7 +26,7 @@ from dspyer.events import Answer, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
-from dspyer.log.history import CommitListing, FoldedRun, recover_state
+from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
@@ -55,7 +55,6 @@ from dspyer.stores.base import Change, Point, RunRow, Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.threads.graph_changes import (
     Adapted,
-    AllowChanged,
     GraphCompatibility,
     OtherGraphs,
     StorableCheck,
@@ -189,9 +188,7 @@ class StoredThread:
             return ThreadHead(row or ThreadRow(self.name, None, 0))
         # By the class of states, since another graph may read the same values as other classes.
         known = self.store.heads.get(row, self.schema.model)
-        if known is None:
-            return self.head_at(row, row.head)
-        return ThreadHead(row, known.state, known.next_version, known.last_run, known.tail)
+        return self.head_at(row, row.head) if known is None else ThreadHead(row, *known)
 
     def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
         """The head of a thread as if it ended at a row."""
@@ -320,7 +317,7 @@ class StoredThread:
         delivery: Delivery,
         request: Request,
         max_resumes: int,
-        allow: AllowChanged,
+        allow: bool,
         added: Sequence[Any] = (),
         own_part: bool = False,
     ) -> FirstWrite | Request:
@@ -341,14 +338,15 @@ class StoredThread:
             )
         if head.broken:
             raise head.broken_error()
-        last, names = self.compatibility.allowed(read_run(self.store, at), allow)
+        last = read_run(self.store, at)
+        changed = self.compatibility.allows(last, allow)
         asked = _Asked(self, last)
         given, records = asked.given(delivery), asked.records
         # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
         for one in given:
             records.deliver(one)
-        run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
+        run_start, migration = self.rebuild_adapted(last, records, changed)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
@@ -358,14 +356,14 @@ class StoredThread:
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., if_open='abandon')"
             )
-        blobs = NO_BLOBS if names is None else self.compatibility.fingerprint.blobs
+        blobs = self.compatibility.fingerprint.blobs if changed else NO_BLOBS
         rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [records.add(*added)] if added else []
         rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
-        if own_part or names is not None or run.thread != self.name or self.store.rows(run.id, seq, seq):
-            run, seq = self.next_part(head, run, at, names=names), 0
+        if own_part or changed or run.thread != self.name or self.store.rows(run.id, seq, seq):
+            run, seq = self.next_part(head, run, at, changed=changed), 0
             run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
         self.count_before(records, last, head.row.root)
         return FirstWrite(run, seq, rows, run_start, records)
@@ -395,7 +393,7 @@ class StoredThread:
             raise StoreError(f"thread {self.name!r}: {folded.run.broken}")
         log = [
             entry._replace(commit=changed(entry.commit, version=first + index if alone else None))
-            for index, (entry, alone) in enumerate(zip(folded.entries, folded.settled, strict=True))
+            for index, (entry, alone) in enumerate(zip(folded.log, folded.settled, strict=True))
         ]
         run = start(self.graph.topology, before, first)._replace(
             log=PersistentVector(log),
@@ -470,11 +468,7 @@ class StoredThread:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        listed, root = self._commits_up_to, row.root
-        return EarlierRuns(self.graph, self.reader, listed, self.program, self.name, parents[0], root, state, first)
-
-    def _commits_up_to(self, at: Point) -> CommitListing:
-        return self.history.cache.up_to(at)
+        return EarlierRuns(self, parents[0], row.root, state, first)
 
     # --- totals
 
@@ -506,23 +500,21 @@ class StoredThread:
         run: RunRow,
         at: Point,
         excluded: Sequence[tuple[int, int]] = (),
-        names: Mapping[str, str] | None = None,
+        changed: bool = False,
     ) -> RunRow:
         """A new part of a run: it continues `run`, under an id of its own, after the row `at`.
 
-        The spans `excluded` of rows up to `at` do not belong to the continued run. `names` is None unless another graph
-        continues the run; then it holds new names of nodes by their old ones.
+        The spans `excluded` of rows up to `at` do not belong to the continued run. `changed` says that another graph
+        continues the run.
         """
         # Named one by one: what is said of the rows of the part before does not hold for this one.
         header = {name: run.header[name] for name in INHERITED if name in run.header}
-        if names is not None:
+        if changed:
             header.pop("named", None)
             header |= self._graph_header()
         header |= {"continues": True, **self._own_header(head)}
         if excluded:
             header["without"] = [list(span) for span in excluded]
-        if names:
-            header["names"] = dict(names)
         return RunRow(new_run_id(), self.name, (at,), header)
 
     def next_label(self, head: ThreadHead) -> str:

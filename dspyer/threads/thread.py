@@ -28,7 +28,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
 from dspyer.threads.export import export, load
-from dspyer.threads.graph_changes import NO_OTHERS, AllowChanged, OtherGraphs
+from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
 from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
 
@@ -219,7 +219,7 @@ class Thread:
         budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
-        allow_changed_graph: AllowChanged = False,
+        allow_changed_graph: bool = False,
     ) -> Run:
         """Continues the last run where it ended: after a failure, a crash, a stop or a question.
 
@@ -235,7 +235,7 @@ class Thread:
             take_over: replaces another owner, which can commit nothing more.
             max_resumes: how often a run may be resumed without progress.
             allow_changed_graph: whether a graph may continue the run that has changed since it began (nodes, edges,
-                fields, policies; code, prompts and LMs may always differ). A mapping gives new names of nodes by old.
+                fields, policies; code, prompts and LMs may always differ), as far as the log fits it.
 
         Returns:
             The run, with the commits from its beginning.
@@ -267,7 +267,7 @@ class Thread:
         budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
-        allow_changed_graph: AllowChanged = False,
+        allow_changed_graph: bool = False,
     ) -> Run:
         """Continues the last run in async code; arguments, result and errors are those of `resume`.
 
@@ -292,7 +292,7 @@ class Thread:
         budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
-        allow_changed_graph: AllowChanged = False,
+        allow_changed_graph: bool = False,
         tokens: bool = False,
     ) -> Events:
         """Continues the last run like `resume` and yields the events of what happens now; `tokens` as in `stream`.
@@ -321,7 +321,7 @@ class Thread:
         budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
-        allow_changed_graph: AllowChanged = False,
+        allow_changed_graph: bool = False,
         tokens: bool = False,
     ) -> AsyncEvents:
         """Continues the last run in async code and yields its events; otherwise like `stream_resume`.
@@ -775,7 +775,7 @@ class Thread:
             ('join:try-1', 'checked', None)
         """
         merged = merge_thread(self._stored, other._stored, base, policy)
-        return self._stored.history.cache.listed().commits[-1] if merged else None
+        return self._stored.history.listed().commits[-1] if merged else None
 
     # --- delete and export
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, proxy
 
-from dspyer.graph.spec import GraphSpec
 from dspyer.log.history import CommitListing, part_before, part_of, read_back, runs_back
-from dspyer.log.reader import HistoryReader
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point
+
+if TYPE_CHECKING:
+    from dspyer.threads.start import StoredThread
 
 logger = logging.getLogger("dspyer")
 
@@ -33,22 +33,14 @@ class EarlierRuns:
     """The history before a run, read field by field as views ask for it. Safe for use by several threads at once.
 
     Attributes:
-        graph: the graph of the run.
-        reader: reads the history.
-        list_commits: lists all commits up to a row of the thread.
-        program: it caches indexes of fields.
-        thread: the name of the thread.
+        thread: the thread; its program caches indexes of fields.
         head: the last row of this history.
         root: the row at which it begins, if older history was pruned.
         state: the state at its end.
         first: how many commits it has, which is the version of the first commit of the run.
     """
 
-    graph: GraphSpec
-    reader: HistoryReader
-    list_commits: Callable[[Point], CommitListing]
-    program: object
-    thread: str
+    thread: StoredThread
     head: Point
     root: Point | None
     state: ImmutableState
@@ -66,8 +58,8 @@ class EarlierRuns:
             return self._found[name]
 
     def _history_of(self, name: str) -> PriorHistory:
-        if name and not self.graph.lasts(name):  # each run begins with its default
-            field = self.reader.schema.fields.get(name)
+        if name and not self.thread.graph.lasts(name):  # each run begins with its default
+            field = self.thread.reader.schema.fields.get(name)
             default = DELETE if field is None else field.fixed_default
             return PriorHistory.of_state(ImmutableState({} if default is DELETE else {name: default}), START)
         if not self.first:
@@ -77,15 +69,15 @@ class EarlierRuns:
 
     def _index(self, name: str, log: _EarlierLog) -> FieldIndex | None:
         """The index of a field at the end of the history, extended from the newest index that is cached."""
-        of = IndexedField.of(self.reader.schema.fields.get(name))
+        of = IndexedField.of(self.thread.reader.schema.fields.get(name))
         if of is None:
             return None
-        recent = recent_indexes(self.program)
+        recent = recent_indexes(self.thread.program)
         known = recent.get(self.head, name, self.root)
         if known is not None:
             return known
         indexes, number, before = FieldIndexes(of), 0, None
-        for span in runs_back(self.reader.store, self.head, self.root):
+        for span in runs_back(self.thread.reader.store, self.head, self.root):
             before = span.at
             # At the newest run, number is still 0: its end is the head, for which no index is cached.
             known = recent.get(before, name, self.root) if number else None
@@ -113,10 +105,10 @@ class EarlierRuns:
             if at is None or (oldest is not None and at == self.root):
                 break
             if oldest is None:
-                part = part_of(self.reader, read_back(self.reader, self.head), self.root)
+                part = part_of(self.thread.reader, read_back(self.thread.reader, self.head), self.root)
             else:
-                part = part_before(self.reader, oldest, self.root)
-            parts.append(part or self.list_commits(at))
+                part = part_before(self.thread.reader, oldest, self.root)
+            parts.append(part or self.thread.history.up_to(at))
         part = next((part for part in parts if part.first <= number), parts[-1])
         if number < part.first or (part.history.roots and number == part.first):
             begin = part.log_indexes[0] if part.history.roots else 0
@@ -128,8 +120,8 @@ class EarlierRuns:
 
     def _folds_alike(self, name: str, fingerprint: str) -> bool:
         """Return whether the graph with a fingerprint folds a field as the current graph does."""
-        was = self.reader.schema_of(fingerprint).fields.get(name)
-        return name not in self.state if was is None else was.folds_like(self.reader.schema.fields[name])
+        was = self.thread.reader.schema_of(fingerprint).fields.get(name)
+        return name not in self.state if was is None else was.folds_like(self.thread.reader.schema.fields[name])
 
     def _unknown(self, state: ImmutableState, name: str, why: str) -> LogEntry:
         """A commit with the whole state as its patch and without an author; logged once for each field."""
@@ -138,7 +130,7 @@ class EarlierRuns:
             logger.warning(
                 "thread %r: it is unknown who wrote what to %r in older runs, since %s; views show all of that as new "
                 "and from an unknown author",
-                self.thread,
+                self.thread.name,
                 name or "its fields",
                 why,
             )

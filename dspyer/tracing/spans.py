@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -236,6 +237,7 @@ class _Guard:
         return True
 
 
+@dataclass(slots=True)
 class _Running:
     """The span of an execution that has begun.
 
@@ -244,11 +246,8 @@ class _Running:
         ended: when its script ended, nanoseconds since the Unix epoch; None while it runs.
     """
 
-    __slots__ = ("ended", "span")
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-        self.ended: int | None = None
+    span: Span
+    ended: int | None = None
 
 
 class RunSpans:

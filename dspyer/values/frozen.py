@@ -9,7 +9,7 @@ value that could be changed in place and has no frozen form of its own (a model,
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from functools import partial
+from functools import partial, total_ordering
 from types import GenericAlias
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast, overload
 
@@ -313,6 +313,7 @@ def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:
 # --- lists
 
 
+@total_ordering
 class FrozenList(NestedContainer, Sequence[T_co]):
     """An immutable list; equal to a plain list with the same items. `+` with a list, on either side, gives a new one.
 
@@ -452,15 +453,6 @@ class FrozenList(NestedContainer, Sequence[T_co]):
     def __lt__(self, other: Any) -> bool:
         return list(self) < list(other) if isinstance(other, FrozenList | list) else NotImplemented
 
-    def __le__(self, other: Any) -> bool:
-        return list(self) <= list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
-    def __gt__(self, other: Any) -> bool:
-        return list(self) > list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
-    def __ge__(self, other: Any) -> bool:
-        return list(self) >= list(other) if isinstance(other, FrozenList | list) else NotImplemented
-
     def __hash__(self) -> int:
         return hash((FrozenList, tuple(self._seq)))
 
@@ -494,7 +486,9 @@ def _restore_list(items: tuple[Any, ...], depth: int) -> Any:
 class FrozenSet(Container, frozenset[Any]):
     """The frozen form of a `set`: a frozenset that `thaw` turns into a set again."""
 
-    __slots__ = ()
+    __slots__ = ("_measured",)
+
+    _measured: int  # as in `NestedContainer`
 
     def copy(self) -> Any:
         """Return a plain set.
@@ -521,6 +515,9 @@ class FrozenSet(Container, frozenset[Any]):
 
     def __repr__(self) -> str:
         return f"FrozenSet({set(self)!r})" if self else "FrozenSet()"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without the size, which is not part of the value
+        return FrozenSet, (list(self),)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         refuse_change(
@@ -729,14 +726,14 @@ def _correct(frozen: Any, seen: set[int]) -> None:
 
 
 def measured_size(value: object) -> int | None:
-    """Return the size that `store_size` has stored with a mapping or list; None if there is none."""
+    """Return the size that `store_size` has stored with a container; None if there is none."""
     size: int | None = getattr(value, "_measured", None)
     return size
 
 
 def store_size(value: object, size: int) -> None:
-    """Store the size of a mapping or list with it. It is not part of the value: copies and pickles lack it."""
-    if isinstance(value, NestedContainer):
+    """Store the size of a container with it. It is not part of the value: copies and pickles lack it."""
+    if isinstance(value, (NestedContainer, FrozenSet)):
         value._measured = size
 
 

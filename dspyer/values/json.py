@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
 from operator import is_
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -218,14 +218,6 @@ def _from_base(cls: Any, value: Any) -> Any:
     return cls(int=value.int) if isinstance(value, UUID) else cls(value)
 
 
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 def _pack(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -244,33 +236,39 @@ OnUnknown = Callable[[dict[str, Any], Exception], Any]
 """Returns the replacement for a tagged value that cannot be read, from its JSON form and the error."""
 
 
-class _Known(NamedTuple):
-    """The classes that the JSON form may name, and what to do with any other."""
-
-    types: Mapping[str, type]
-    unknown: OnUnknown
-
-
-def raise_unknown(tagged: dict[str, Any], error: Exception) -> NoReturn:
-    """Raise the error, as decoding does by default."""
-    del tagged
-    raise error
-
-
-def decoder(types: Iterable[type] = (), unknown: OnUnknown = raise_unknown) -> Callable[[Any], Any]:
+def decoder(types: Iterable[type] = (), unknown: OnUnknown | None = None) -> Callable[[Any], Any]:
     """Return the inverse of `encode`.
 
-    `types` are classes that the JSON form may name besides the registered ones; `unknown` is called for any other.
+    `types` are classes that the JSON form may name besides the registered ones; `unknown` is called for any other,
+    which is an error without it.
     """
-    known = _Known({class_name(cls): cls for cls in types}, unknown)
+    known = {class_name(cls): cls for cls in types}
 
     def decoding(value: Any) -> Any:
         try:
-            return freeze(_decode(value, known))
+            return freeze(_read(value, known, unknown))
         except RecursionError:
             raise StateError(f"the JSON form is nested deeper than {MAX_DEPTH} levels") from None
 
     return decoding
+
+
+# No closure that calls itself: it would be a cycle, and keep what it refers to until the collector runs.
+def _read(value: Any, types: Mapping[str, type], unknown: OnUnknown | None) -> Any:
+    if type(value) is list:
+        return [_read(item, types, unknown) for item in value]
+    if type(value) is not dict:
+        return value
+    if TAG not in value:
+        return {key: _read(item, types, unknown) for key, item in value.items()}
+    try:
+        return _decode_tagged(value, types, unknown)
+    except RecursionError:
+        raise
+    except (StateError, *_MALFORMED) as error:
+        if unknown is None:
+            raise
+        return unknown(value, error)
 
 
 def decode(value: Any, types: Iterable[type] = ()) -> Any:
@@ -283,33 +281,15 @@ def decode(value: Any, types: Iterable[type] = ()) -> Any:
     return decoder(types)(value)
 
 
-def _decode(value: Any, known: _Known) -> Any:
-    if type(value) is list:
-        return [_decode(item, known) for item in value]
-    if type(value) is not dict:
-        return value
-    if TAG in value:
-        try:
-            return _decode_tagged(value, known)
-        except RecursionError:
-            raise
-        except (StateError, *_MALFORMED) as error:
-            return known.unknown(value, error)
-    plain = {}
-    for key, item in value.items():
-        plain[key] = _decode(item, known)
-    return plain
-
-
-def _decode_tagged(tagged: dict[str, Any], known: _Known) -> Any:
+def _decode_tagged(tagged: dict[str, Any], types: Mapping[str, type], unknown: OnUnknown | None) -> Any:
     name, value = tagged[TAG], tagged.get("value")
     if name in _READERS:
         return _READERS[name](value)
     if name in ("array", "scalar"):
         return _decode_array(name, tagged)
     # The class before its parts: the error names the outermost one that is unknown.
-    cls = _class_of(tagged["class"], known.types) if "class" in tagged else None
-    parts = _decode(value, known)
+    cls = _class_of(tagged["class"], types) if "class" in tagged else None
+    parts = _read(value, types, unknown)
     if name == "dict":
         _refuse_opaque(key for key, _ in parts)
         return dict(parts)
@@ -317,7 +297,7 @@ def _decode_tagged(tagged: dict[str, Any], known: _Known) -> Any:
         return tuple(parts)
     if name in ("set", "frozenset"):  # lists as members are hashable only in frozen form
         _refuse_opaque(parts)
-        members = [part if _is_hashable(part) else freeze(part) for part in parts]
+        members = [freeze(part) for part in parts]
         return set(members) if name == "set" else frozenset(members)
     if cls is None:
         raise StateError(f"the JSON form has a value tagged {name!r}, which this version of dspyer does not know")
@@ -361,16 +341,9 @@ def _decode_array(name: str, tagged: dict[str, Any]) -> Any:
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         raise StateError("the JSON form has arrays of numpy: import numpy first")
-    dtype = tagged["dtype"]
-    dtype = numpy.dtype(dtype if isinstance(dtype, str) else _decode_fields(thaw(decode(dtype))))
+    dtype = numpy.lib.format.descr_to_dtype(thaw(decode(tagged["dtype"])))
     array = numpy.frombuffer(_unpack(tagged["value"]), dtype)
     return array.reshape(tagged["shape"]).copy() if name == "array" else array[0]
-
-
-def _decode_fields(fields: Any) -> Any:
-    return [
-        (field[0], _decode_fields(field[1]) if isinstance(field[1], list) else field[1], *field[2:]) for field in fields
-    ]
 
 
 def _write_time(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ live version, so a run that keeps its history would pay for all versions in each
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -32,7 +32,7 @@ _ABSENT: Any = object()
 # --- maps
 
 
-class PersistentMap(Generic[K, V]):
+class PersistentMap(Mapping[K, V]):
     """An insertion-ordered map. The cost of a change depends on the change, not on the size of the map.
 
     Example:
@@ -79,13 +79,10 @@ class PersistentMap(Generic[K, V]):
         data = without_key(self._data, key)
         return self if data is self._data else self._of(data)
 
-    def keys(self) -> KeysView[K] | tuple[K, ...]:
-        return self._data.keys()
-
-    def items(self) -> ItemsView[K, V] | Iterable[tuple[K, V]]:
+    def items(self) -> Any:  # in one walk, where that of `Mapping` looks each key up
         return self._data.items()
 
-    def values(self) -> ValuesView[V] | Iterable[V]:
+    def values(self) -> Any:
         return self._data.values()
 
     def __getitem__(self, key: K) -> V:
@@ -99,13 +96,6 @@ class PersistentMap(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._data)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PersistentMap):
-            return NotImplemented
-        return self._data is other._data or dict(self.items()) == dict(other.items())
-
-    __hash__ = None  # type: ignore[assignment]  # values may be unhashable
 
     def __repr__(self) -> str:
         return f"PersistentMap({dict(self.items())!r})"
@@ -401,14 +391,8 @@ class SparseVector(Generic[T]):
     _depth: int  # number of levels above the lowest one
     count: int
 
-    def __init__(self) -> None:
-        self._root, self._depth, self.count = None, 0, 0
-
-    @classmethod
-    def _of(cls, root: SparseNode | None, depth: int, count: int) -> SparseVector[T]:
-        new: SparseVector[T] = object.__new__(cls)
-        new._root, new._depth, new.count = root, depth, count
-        return new
+    def __init__(self, root: SparseNode | None = None, depth: int = 0, count: int = 0) -> None:
+        self._root, self._depth, self.count = root, depth, count
 
     def set(self, index: int, item: T) -> SparseVector[T]:
         """Return a vector with `item` at `index`; None is not an item."""
@@ -429,7 +413,7 @@ class SparseVector(Generic[T]):
             node = below
         grown = node[index & _INDEX_MASK] is None
         node[index & _INDEX_MASK] = item
-        return SparseVector._of(root, depth, self.count + grown)
+        return SparseVector(root, depth, self.count + grown)
 
     def discard(self, index: int) -> SparseVector[T]:
         """Return a vector with nothing at `index`; the same vector if it is empty there."""
@@ -449,7 +433,7 @@ class SparseVector(Generic[T]):
             if any(item is not None for item in above[slot]):
                 break
             above[slot] = None
-        return SparseVector._of(root, self._depth, self.count - 1)
+        return SparseVector(root, self._depth, self.count - 1)
 
     def get(self, index: int) -> T | None:
         """Return the item at `index`; None if it is empty there."""

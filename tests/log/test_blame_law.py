@@ -267,7 +267,7 @@ def test_blame_of_stored_commits(every: int, monkeypatch: pytest.MonkeyPatch, se
     assume(first.status == "completed")
     for change in changes:
         change(program, thread)
-    listed = program.thread("a/t")._stored.history.cache.listed()
+    listed = program.thread("a/t")._stored.history.listed()
     log, there = listed.history.log, program.thread("a/t")._stored.history
     rule, rng = Rule(log), random.Random(seed)
     assert listed.trunk_index is not None

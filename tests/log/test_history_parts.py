@@ -58,7 +58,7 @@ def history_of(thread: Any) -> Any:
 
 def reader_of_all(thread: Any) -> Any:
     """A reader of the same thread that reads nothing but the whole history."""
-    reader = ThreadReader(history_of(thread).cache._reader, thread.name)
+    reader = ThreadReader(history_of(thread)._reader, thread.name)
     pages: Any = NoPages()
     reader.pages = pages
     return reader
@@ -67,7 +67,7 @@ def reader_of_all(thread: Any) -> Any:
 def check(thread: Thread) -> None:
     """Compares what is read in pages with the whole history."""
     whole_reader = reader_of_all(thread)
-    listed = whole_reader.cache.listed()
+    listed = whole_reader.listed()
     whole = list(listed.commits)
     assert thread.history() == whole
     for number, commit in enumerate(whole):

@@ -123,19 +123,6 @@ def test_what_is_read_again_has_the_failed_attempts(tmp_path: Path, mode: str) -
     assert commit_of(loaded.history()).failed_attempts == expected()
 
 
-def test_a_renamed_node_has_its_new_name_in_its_failures(tmp_path: Path) -> None:
-    address = str(tmp_path / "runs.db")
-    start(program(address), "sync")
-    graph = Graph(outputs=["n"]).add_node("first", failing(0))
-    graph.add_node("ask", lambda n, ctx: {"n": n + ctx.interrupt("on", "On?", answer=int)}).add_path(
-        START, "first", "ask", END
-    )
-    t = graph.compile(store=address).thread("t")
-    run = t.resume({"on": 1}, allow_changed_graph={"one": "first"})
-    assert commit_of(run.commits, "first").failed_attempts == expected(node="first")
-    assert commit_of(t.history(), "first").failed_attempts == expected(node="first")
-
-
 def rows(store: Store) -> list[Row]:
     thread = store.thread("t")
     assert thread is not None

@@ -361,28 +361,6 @@ def test_items_of_a_map_that_are_gone_make_its_commit_unreadable(all_kinds: Path
         assert "of kind 'commit', is damaged" in repr(thread.history()[2].patch), "it may have been one"
 
 
-def test_a_damaged_commit_from_before_nodes_were_renamed_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-
-    def built(name: str, store: Any) -> CompiledGraph:
-        made = Graph(State, inputs=["q"]).add_node(name, lambda q: {"log": [q]}, writes=["log"])
-        made.add_interrupt("ok", question="Sure?", answer=None)
-        return made.add_path(START, name, "ok", END).compile(store=store)
-
-    with SQLite(path) as store:
-        built("old", store).thread("t").run({"q": "a"})
-        thread = built("new", store).thread("t")
-        assert thread.resume(answers={"ok": None}, allow_changed_graph={"old": "new"}).status == "completed"
-        assert [commit.node for commit in thread.history()] == ["START", "new", "ok"]
-    with closing(sqlite3.connect(path)) as file, file:
-        first = "(SELECT id FROM run ORDER BY started LIMIT 1)"
-        file.execute(f"UPDATE entry SET body = x'1234' WHERE run = {first} AND kind = 'commit' AND seq = 2")
-    with SQLite(path) as store:
-        history = built("new", store).thread("t").history()
-        assert [commit.node for commit in history] == ["START", "?", "ok"]
-        assert "row 2, of kind 'commit', is damaged" in repr(history[1].patch)
-
-
 def test_a_row_that_is_gone_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     with SQLite(path) as store:

@@ -380,12 +380,12 @@ async def acloses(events: Any) -> None:
 
 async def is_cancelled(events: Any) -> None:
     """As `asyncio.run` does with every task when it ends, and this one with a stream that is still referenced."""
-    events._task.cancel()
-    await asyncio.wait([events._task])
+    events._future.cancel()
+    await asyncio.wait([events._future])
 
 
 async def adrops(events: Any) -> None:
-    task = events._task
+    task = events._future
     del events
     await asyncio.wait([task])
 

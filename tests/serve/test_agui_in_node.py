@@ -12,14 +12,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Kept, agents
+from dspyer import END, START, Graph, agents
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
-from tests.serve.posting import app_of, kinds, of_kind
+from tests.serve.posting import app_of, of_kind
 
 CLIENT = Path(__file__).parent / "agui_client"
 
@@ -114,31 +113,6 @@ def test_an_agent_asks_before_a_call_and_goes_on_with_the_answer(client: Client)
     assert (done["state"], done["interrupts"], paid) == ({"reply": "You have 70 back."}, [], [70])
 
 
-def test_users_have_conversations_of_their_own(client: Client) -> None:
-    both = threading.Barrier(2)
-
-    class Count(BaseModel):
-        message: str
-        said: Kept[list[str]] = []
-        reply: str = ""
-
-    def answer(message: str, said: list[str]) -> dict[str, Any]:
-        if len(said) == 0:
-            both.wait(PATIENCE)  # two runs at once
-        return {"said": [*said, message], "reply": f"{message} {len(said) + 1}"}
-
-    graph = Graph(Count, inputs=["message"], outputs=["reply"]).add_node(answer, writes=["said", "reply"])
-    with served(app_of(graph.add_path(START, "answer", END).compile(store=":memory:"))) as url:
-        begun = [client.begin(url, user=user, say=user) for user in ("ada", "bob")]
-        assert [one.result(PATIENCE)["state"] for one in begun] == [{"reply": "ada 1"}, {"reply": "bob 1"}]
-        again = client.run(url, user="ada", say="again")
-        other = client.begin(url, user="ada", thread="other", say="new")
-        client.begin(url, user="cleo", say="cleo").result(PATIENCE)
-        assert other.result(PATIENCE)["state"] == {"reply": "new 1"}
-    assert texts(again) == [("user", "ada"), ("assistant", "ada 1"), ("user", "again"), ("assistant", "again 2")]
-    assert kinds(again["events"])[-1] == "RUN_FINISHED"
-
-
 def test_the_state_of_the_client_is_that_of_the_thread_after_each_run(client: Client) -> None:
     class Plan(BaseModel):
         message: str
@@ -190,18 +164,3 @@ def test_a_client_that_leaves_stops_the_run_and_its_next_message_starts_another_
         assert next(status for status in iter(lambda: thread.status, None) if status != "running") == "stopped"
         assert client.run(url, say="go")["state"] == {"reply": "go"}
     assert [commit.node for commit in thread.history()] == ["START", "START", "work"]
-
-
-def test_what_an_attempt_wrote_before_it_failed_is_taken_back(client: Client) -> None:
-    class Answer(BaseModel):
-        message: str
-        reply: str = ""
-
-    graph = Graph(Answer, inputs=["message"])
-    graph.add_node("answer", dspy.Predict("message -> reply: str, sure: bool"), writes={"reply": "reply"}, retry=2)
-    program = graph.add_path(START, "answer", END).compile(store=":memory:")
-    program.set_lm(ScriptedLM([{"reply": "Well, no.", "sure": "maybe"}, {"reply": "Yes.", "sure": True}]))
-    with served(app_of(program, text="reply")) as url:
-        done = client.run(url, say="Is it?")
-    assert len(of_kind(done["events"], "TEXT_MESSAGE_START")) == 2
-    assert texts(done) == [("user", "Is it?"), ("assistant", "Yes.")]

@@ -174,21 +174,6 @@ def test_an_added_error_edge_lets_a_failed_run_continue(store: Store) -> None:
     assert t.resume(allow_changed_graph=True).state["a"] == "ask 1!"
 
 
-def test_a_renamed_node_keeps_its_failure(store: Store) -> None:
-    desk = Desk()
-    desk.down = {"last"}
-    desk.program(store).thread("t").run({"q": "x"})
-    desk.down = set()
-    graph = Graph(State, name="desk", inputs=["q"]).add_node("query", desk.ask, writes=["a"])
-    graph.add_node("handle", desk.handle, writes=["text"]).add_node("last", desk.last, writes=["a"])
-    graph.add_path(START, "query", "last", END).add_edge("handle", "last")
-    graph.add_error_edge("query", "handle", on=ConnectionError, into="problem")
-    run = graph.compile(store=store).thread("t").resume(allow_changed_graph={"ask": "query"})
-    assert run.status == "completed"
-    assert run.commits[1].failure is not None
-    assert (run.commits[1].node, run.commits[1].failure.node) == ("query", "query")
-
-
 # --- redaction
 
 

@@ -237,23 +237,25 @@ def test_a_corrected_node_completes_the_run_or_opens_it(mode: str, tmp_path: Pat
     assert thread.run({"order": "b"}).state["orders"] == ["a", "b"]
 
 
-def test_a_node_that_ended_the_run_itself_can_be_corrected(tmp_path: Path) -> None:
-    """As that which writes the answer of an agent, to which the refused update points."""
-    thread = agents.tool_loop("question -> answer", []).compile(store=tmp_path / "runs.db").thread("t")
+@pytest.mark.parametrize(("node", "check"), [("settle", None), ("check", lambda answer: [])])
+def test_a_node_that_ended_the_run_itself_can_be_corrected(node: str, check: Any, tmp_path: Path) -> None:
+    """As that which ends the run of an agent, to which the refused update points."""
+    agent = agents.tool_loop("question -> answer", [], check=check)
+    thread = agent.compile(store=tmp_path / "runs.db").thread("t")
     submit = {"name": "submit", "args": {"answer": "wrong"}}
     with ScriptedLM([{"next_thought": "", "tool_calls": [submit]}] * 2):
         run = thread.run({"question": "?"}, key="k")
-        with pytest.raises(ThreadError, match="as_node='settle'"):
+        with pytest.raises(ThreadError, match=f"as_node='{node}'"):
             thread.update({"answer": "right"})
         with pytest.raises(ThreadError, match="no edge leads on from node 'react'"):
             thread.update({"answer": "right"}, as_node="react")
         for answer in ("better", "right"):
-            commit = thread.update({"answer": answer}, as_node="settle")
-            assert (commit.node, commit.route, thread.status) == ("settle", (END,), "completed")
+            commit = thread.update({"answer": answer}, as_node=node)
+            assert (commit.node, commit.route, thread.status) == (node, (END,), "completed")
         assert (thread.state["answer"], thread.replay()) == ("right", thread.state)
         assert thread.run({"question": "?"}, key="k").run_id == run.run_id
         thread.prune(before=thread.history()[-1].id)
-        thread.update({"answer": "pruned"}, as_node="settle")
+        thread.update({"answer": "pruned"}, as_node=node)
         assert thread.run({"question": "again?"}).state["answer"] == "wrong"
 
 

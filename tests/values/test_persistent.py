@@ -224,5 +224,4 @@ def test_appends_of_several_threads_to_one_version_are_independent() -> None:
 def test_maps_compare_by_items() -> None:
     assert PersistentMap({"a": 1, "b": 2}) == PersistentMap({"b": 2, "a": 1})
     assert PersistentMap({"a": 1}) != PersistentMap({"a": 2})
-    assert PersistentMap() != {}
     assert PersistentVector([1]) != [1]
