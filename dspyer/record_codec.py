@@ -434,23 +434,14 @@ def _encode_value(value: Any) -> Any:
         return {TAG: "object", "class": f"{type(value).__module__}:{type(value).__qualname__}", "value": brief(value)}
 
 
-def _decode_value(value: Any, decode_value: DecodeValue) -> Any:
-    return DELETE if type(value) is dict and value.get(TAG) == "delete" else decode_value(value)
-
-
-def _read_failure(value: Any, _: DecodeValue) -> Failure:
-    return Failure.model_validate(value, strict=False)
-
-
-def _read_time(value: Any, _: DecodeValue) -> datetime:
-    return datetime.fromisoformat(value)
-
-
 def _same(value: Any) -> Any:
     return value
 
 
-_VALUES = _Codec(_encode_value, _decode_value)
+_VALUES = _Codec(
+    _encode_value,
+    lambda value, read: DELETE if type(value) is dict and value.get(TAG) == "delete" else read(value),
+)
 _JSON = _Codec(_same, lambda value, _: value)
 _UPDATES = _Codec(encode_update, decode_update)
 _PLAIN: dict[Any, _Codec] = {
@@ -459,6 +450,6 @@ _PLAIN: dict[Any, _Codec] = {
     int: _scalar(int),
     bool: _scalar(bool),
     float: _Codec(lambda value: encoding.encode(value) if type(value) is float else _encode_value(value), _read_float),
-    Failure: _Codec(Failure.to_dict, _read_failure),
-    datetime: _Codec(datetime.isoformat, _read_time),
+    Failure: _Codec(Failure.to_dict, lambda value, _: Failure.model_validate(value, strict=False)),
+    datetime: _Codec(datetime.isoformat, lambda value, _: datetime.fromisoformat(value)),
 }
