@@ -306,7 +306,6 @@ def test_no_file_stem_is_there_twice() -> None:
 ONE_SUBCLASS: dict[str, str] = {
     "clock.Clock": "a process has the real one; the subclass is that of tests",
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
-    "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
     "layers.attempts.Retry": "a node of LangGraph has several policies, and the first that accepts an error counts",

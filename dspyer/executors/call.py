@@ -49,11 +49,6 @@ SENT_SETTINGS = (
 the trace."""
 
 
-def _is_own_setting(name: str) -> bool:
-    """Return whether a setting may be read by code of the user, and not by that of predictors."""
-    return name == "rm" or not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))
-
-
 # --- what may have an executor
 
 
@@ -155,9 +150,11 @@ class ExecutorCall:
         recorder, here = subscriber(LMRecorder), executing.get() or Executing()
         self._caller = None if request.inside is not None or not here.id else here.program
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
+        # Settings of the user, which code of nodes may read: they are none of DSPy's, and none of this package's.
+        own = [name for name in settings if not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))]
         sent = SentProgram(
             program._with(_store=None),
-            {name: value for name, value in settings.items() if name in SENT_SETTINGS or _is_own_setting(name)},
+            {name: settings[name] for name in (*SENT_SETTINGS, *own) if name in settings},
             program._resources,
         )
         self._id = uuid4().bytes
@@ -296,6 +293,7 @@ class ExecutorCall:
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(returned)
+        # Layers are sent as copies: what those in the worker have noted is added to the caller's own.
         again = [layer.asked_again for layer in self._layers if hasattr(layer, "asked_again")]
         for known, asked in zip(again, returned.asked, strict=True):
             known.extend(asked)

@@ -109,6 +109,7 @@ class _Pickler(cloudpickle.Pickler):
 class _NamingPickler(_Pickler):
     def __init__(self, file: io.BytesIO, parts: Parts) -> None:
         super().__init__(file, returning=True)
+        # By identity: an equal object of the worker is its own, and comes back as bytes.
         self._names = {id(part): name for name, part in parts.items()}
 
     def persistent_id(self, value: object) -> Hashable:
@@ -148,6 +149,7 @@ def _load_class(key: str, make: Callable[..., type], *arguments: Any) -> type:
     if known is not None:
         return known
     kind = make(*arguments)
+    # Made without the lock, since making it may load other classes: of two threads that make it, the first one counts.
     with _lock:
         kind = _classes.setdefault(key, kind)
         _received[key] = kind

@@ -303,6 +303,7 @@ def _identity(fn: Any) -> tuple[list[Any], list[str]]:
     seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
     plain = plain_function(fn)
     home = getattr(plain, "__module__", None) or type(plain).__module__
+    # A list and no recursion: functions and containers may refer to each other in circles, and to any depth.
     work: list[tuple[str, Any]] = [("the function", fn)]
     for name, value in work:  # grows meanwhile
         if not (defined := isinstance(value, types.FunctionType | type)):
@@ -317,7 +318,7 @@ def _identity(fn: Any) -> tuple[list[Any], list[str]]:
         if defined:
             text, used = _text_and_names(name, value, home, unknown)
             parts.append([value.__module__, value.__qualname__, text])
-            work += sorted(used.items())
+            work += sorted(used.items())  # by name: the order in which code uses them is a part of its text
         elif (held := _parts_of(value)) is None:
             unknown.append(f"{name!r} ({with_article(type(value).__name__)})")
         else:

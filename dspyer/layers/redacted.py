@@ -84,6 +84,7 @@ class Redacted(Layer):
             whole = failure.model_copy(update={"message": error_text(value)})
             self._learn([failure, whole], self._places(failure.node, failure.index))
         self._learn_items(value)
+        # All learn before one hides: a value that the first has hidden could not be learned by the next.
         for redactor in self.redactors:
             redactor.learn(value)
         for redactor in self.redactors:

@@ -56,7 +56,6 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id, index_of_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
-from dspyer.scheduler.lineage import LogEntry
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import CHANGED, DAMAGED
@@ -550,49 +549,7 @@ def is_settled(row: Row) -> bool:
     return "settled" not in row.header  # which is true unless it is written
 
 
-def commit_row(
-    entry: LogEntry,
-    index: int,
-    scope: tuple[str, ...],
-    made: Mapping[str, Any],
-    winners: Mapping[KeyPath, str],
-    is_opening: bool = False,
-    items: MapItems | None = None,
-    lm_calls: Sequence[Mapping[str, Any]] = (),
-    lm_texts: Mapping[str, bytes] = NO_BLOBS,
-) -> DraftRow:
-    """Build the row of a commit.
-
-    Args:
-        entry: the commit in the log of its run.
-        index: its index there.
-        scope: local ids of the executions around it.
-        made: how it has changed the fields that functions of the user fold; of a join, all fields that it changed.
-        winners: of a join, the id of the commit that wrote each resolved value.
-        is_opening: whether its patch is in the run's open row already, and is not written again.
-        items: of a map, which item rows hold its results; None if its own row does.
-        lm_calls: the LM calls of the execution, in their JSON form.
-        lm_texts: their long texts, by id.
-    """
-    record = CommitRow.of_commit(
-        entry.commit,
-        kind=RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT,
-        parents=None if entry.parents == ((index - 1,) if index else ()) else entry.parents,
-        scope=scope,
-        items=items,
-        sent=entry.sends,
-        lm_calls=lm_calls,
-        made=made,
-        conflicts=frozen_conflicts(entry.conflicts),
-        winners=winners,
-    )
-    if is_opening:
-        record.patch = None
-    # A store in memory, and the next attempt of the node around the run, read the results in the record.
-    return record.row(lm_texts, None if items is None else partial(_content_without, items.field))
-
-
-def _content_without(field: str, record: CommitRow) -> dict[str, Any]:
+def content_without(field: str, record: CommitRow) -> dict[str, Any]:
     """Return the content of a map's commit without its results, which are in the rows of its items."""
     patch = {name: update for name, update in (record.patch or {}).items() if name != field}
     return encode_content(replace(record, patch=patch))

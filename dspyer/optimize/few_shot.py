@@ -69,7 +69,7 @@ def accepted_only(program: CompiledGraph) -> CompiledGraph:
     given: Any = program
     if not isinstance(given, CompiledGraph):
         raise TypeError(f"accepted_only takes a compiled graph, and got {with_article(type(given).__name__)}")
-    return program._with_accepted_only()
+    return program._with(_accepted_only=True)
 
 
 # What is wrong with the examples of an optimization, found before the first run.

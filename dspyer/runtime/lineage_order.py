@@ -36,6 +36,7 @@ def executions_in_order(run: RunState) -> Iterator[str]:
         branches, failures = unfinished_branches(run), run.failures
         heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]
     done: set[str] = set()
+    # Of a stopped run, branches that wait at one join have ancestors in common: `ancestry` gives each commit once.
     for index in ancestry(run.log, heads):
         done.add(run.log[index].commit.id)
         yield run.log[index].commit.id
@@ -111,6 +112,7 @@ def trace_of(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> li
     last = len(run.log) - 1
     rejected = rejected_in(run, graph.rejecting)
     never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
+    # The traces are in the order of arrival, which is that of the lineage as long as there is one branch.
     if never_forked and not rejected and not graph.searches:
         return [step for steps in traces.values() for step in steps]
     trials = credited_in(run, graph.searches)

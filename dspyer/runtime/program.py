@@ -296,10 +296,6 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             raise refused(self)
 
-    def _with_accepted_only(self) -> CompiledGraph:
-        """The same program, which keeps the steps that checks refused from the trace around it."""
-        return self._with(_accepted_only=True)
-
     def _with(self, **attributes: object) -> CompiledGraph:
         """A program with other attributes, which shares the modules of this one."""
         twin = type(self).__new__(type(self))

@@ -50,6 +50,7 @@ def checks_in(
 ) -> list[LoggedChecks]:
     """The commits of one log, if a check has refused something there."""
     commits = [entry.commit for entry in log]
+    # Most runs have no refusal: nothing of their logs is kept then.
     if not any(one.node in checks and checks[one.node].rejects(one.route) for one in commits):
         return []
     # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
@@ -125,6 +126,7 @@ def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> lis
     found: list[dspy.Example] = []
     for one in sorted(logged, key=lambda one: [id_order(execution) for execution in one.scope]):
         places = {entry.commit.id: index for index, entry in enumerate(one.log)}
+        # By id and not by arrival: two runs whose branches took turns differently give the same list.
         for name in sorted(places, key=id_order):
             commit = one.log[places[name]].commit
             check = one.checks.get(commit.node)

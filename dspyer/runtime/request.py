@@ -175,6 +175,7 @@ class Outcome:
 
     def take(self) -> tuple[SessionEnd, dspy.Prediction | None]:
         """Removes the end of the last session, and returns it with its result."""
+        # Taken out, since it refers to the session: a request that is kept would keep every state of the run.
         ended, self.ended = self.ended, None
         assert ended is not None
         return ended, self.predictions.get(ended.session.run_id)

@@ -249,6 +249,7 @@ class Run:
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)  # before anyone has the run: `Run.of(prediction)` gives this one, and makes none
         self._view_reads = tuple(session.notes.view_reads)  # a copy: a node that was left running may read on
+        # With the index that views have made: it keeps no session, and is extended under a lock of its own.
         self._fields = session.fields
         # Of `run` its log alone, and what failed: branches and groups that wait would keep states that nothing shows.
         self._log = run.log

@@ -26,10 +26,11 @@ from dspyer.log.rows import (
     DraftRow,
     MapItems,
     RowKind,
-    commit_row,
+    content_without,
     counted,
     end_row,
     fingerprint_id,
+    frozen_conflicts,
     sum_usage,
 )
 from dspyer.nodes.node import Node
@@ -68,14 +69,28 @@ def _commit_rows(
             calls = lm_calls.calls_of(execution, packed)
         if records.with_commit:  # before it, as these
             found += [row.row() for row in records.with_commit.get(execution, ())]
-        is_first = commit.patch is first_patch  # the row of its start has it already
         made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
         if joined or (schema.user_folded and entry.parents):
             before, written = run.log[entry.parents[0]].state, None if joined else commit.patch
             made = schema.made(before, entry.state, written)
         winners = {path: run.log[winner].commit.id for path, winner in entry.winners.items()}
         items = _item_results(commit, nodes.get(commit.node), records, execution)
-        found.append(commit_row(entry, index, ids.scope, made, winners, is_first, items, *calls))
+        record = CommitRow.of_commit(
+            commit,
+            kind=RowKind.JOIN if joined else RowKind.COMMIT,
+            parents=None if entry.parents == ((index - 1,) if index else ()) else entry.parents,
+            scope=ids.scope,
+            items=items,
+            sent=entry.sends,
+            lm_calls=calls[0],
+            made=made,
+            conflicts=frozen_conflicts(entry.conflicts),
+            winners=winners,
+        )
+        if commit.patch is first_patch:
+            record.patch = None  # the open row of the run has it already
+        # A store in memory, and the next attempt of the node around the run, read the results of a map in the record.
+        found.append(record.row(calls[1], None if items is None else partial(content_without, items.field)))
     return found
 
 

@@ -203,6 +203,7 @@ class Sizes:
 
     def parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
         """The tokens of some parts."""
+        # Each part once: a list of which a loop reads the whole at each visit would be counted again each time.
         if kind == "amount":  # one number, the sum of the parts
             return tokens_of_parts(kind, tuple(parts), self._count)
         known = self._known

@@ -161,7 +161,7 @@ class Join:
         if self._keyed(field) is not None:
             by_key = self.keys.setdefault(field, {})
             for item in writes:
-                for key in self._keys_of(field, item):
+                for key, _ in self._parts_of(field, item):
                     by_key.setdefault(key, []).append(item)
 
     def _fold_field(
@@ -273,10 +273,6 @@ class Join:
         reducer = self.schema.reducer(field)
         return None if reducer is None else reducer.keyed
 
-    def _keys_of(self, field: str, item: ReachableCommit) -> Iterator[Any]:
-        """The keys that a commit's updates of a field set, in order."""
-        return (key for key, _ in self._parts_of(field, item))
-
     def _parts_of(self, field: str, item: ReachableCommit) -> Iterator[tuple[Any, Any]]:
         """The keys that a commit's updates of a field set, in order, with their values."""
         reducer, update = self.schema.reducer(field), self.log[item.log_index].commit.patch.get(field, DELETE)
@@ -371,7 +367,7 @@ class Join:
         """Return whether a commit set a key of a keyed field, or the whole field."""
         field, key = path
         written = field in self.log[item.log_index].commit.patch
-        return written and (bool(self._resets([item], field)) or key in self._keys_of(field, item))
+        return written and (bool(self._resets([item], field)) or key in dict(self._parts_of(field, item)))
 
     # --- live fields
 

@@ -53,13 +53,6 @@ class LogEntry(NamedTuple):
 NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 
-def sent_along(commit: Commit, sends: Sequence[FrozenDict[str, Any] | None], path: BranchPath) -> FrozenDict[str, Any]:
-    """Values of a `Send` to the execution that follows a commit on the branch at `path`; `sends` as in `LogEntry`."""
-    depth = len(commit.branch)
-    index = 0 if len(sends) < 2 else path[depth] if len(path) > depth else len(sends)
-    return (sends[index] if index < len(sends) else None) or NOTHING_SENT
-
-
 class Log(Protocol):
     """The entries of a run by index."""
 
@@ -73,7 +66,10 @@ def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[
     # One that changes the state alone sends nothing; one with a route has decided anew.
     while len(parents) == 1 and log[parents[0]].commit.is_manual() and not log[parents[0]].commit.route:
         parents = log[parents[0]].parents
-    return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
+    sends = log[parents[0]].sends if len(parents) == 1 else ()
+    # With several, which of them is for this branch stands in its path, behind that of the branch that has forked.
+    rest = path[len(log[parents[0]].commit.branch) :] if len(sends) > 1 else (0,)
+    return (sends[rest[0]] if sends and rest else None) or NOTHING_SENT
 
 
 class ReachableCommit(NamedTuple):

@@ -272,10 +272,12 @@ class ReadyQueue:
     @staticmethod
     def of(groups: Iterable[Group]) -> ReadyQueue:
         """A queue of groups, given in any order."""
-        return _in_front(sorted([(_smallest_path(group), group) for group in groups], key=itemgetter(0)), None)
+        named = [(min([branch.path for branch in group.branches]), group) for group in groups]
+        return _in_front(sorted(named, key=itemgetter(0)), None)
 
     def added(self, groups: Iterable[Group]) -> ReadyQueue:
         """The queue with more groups, given in any order."""
+        # Merged as sorted lists are, up to where one of them ends: what is behind it is shared with the older queue.
         before: list[tuple[BranchPath, Group]] = []
         rest, more = self._chain, ReadyQueue.of(groups)._chain
         while rest is not None and more is not None:
@@ -313,11 +315,6 @@ def _in_front(groups: Sequence[tuple[BranchPath, Group]], rest: Chain) -> ReadyQ
     for path, group in reversed(groups):
         rest = path, group, rest
     return ReadyQueue(rest)
-
-
-def _smallest_path(group: Group) -> BranchPath:
-    branches = group.branches
-    return branches[0].path if len(branches) == 1 else min([branch.path for branch in branches])
 
 
 Advanced = tuple[RunState, list[Event]]
@@ -555,28 +552,20 @@ def _settle(
     position that blocks it, and is checked again only when that position is left. This is sound because reachability
     only shrinks: what a branch can reach from its next position, it could reach from the one before.
     """
-    unblocked = []
+    unblocked, can_reach = [], topology.rounds.can_reach
     if left not in positions:
         unblocked = [position for position, group in waiting.items() if group.blocker == left]
     settled: list[Group] = []
     for position in dict.fromkeys((*arrived, *unblocked)):
         group = waiting[position]
-        blocker = _blocker(topology, positions, position)
+        # The position of another group from which this one can be reached, in its round or an earlier one.
+        blocker = next((one for one in positions if one != position and can_reach(*one, *position)), None)
         if blocker is None:
             settled.append(group)
             waiting = waiting.discard(position)
         elif blocker != group.blocker:
             waiting = waiting.set(position, group._replace(blocker=blocker))
     return waiting, settled
-
-
-def _blocker(topology: Topology, positions: PersistentMap[Position, int], position: Position) -> Position | None:
-    """The position of another group from which `position` can be reached, in its round or an earlier one."""
-    can_reach = topology.rounds.can_reach
-    for other in positions:
-        if other != position and can_reach(other[0], other[1], position[0], position[1]):
-            return other
-    return None
 
 
 # --- joins

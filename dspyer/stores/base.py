@@ -434,25 +434,18 @@ class Store(ABC):
             >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
             [('r', 'failed')]
         """
-        made = None if query.run is None or query.last else self.run(query.run)
-        if query.thread is not None:
-            names = [query.thread]
-        elif query.run is None or query.last:
-            names = self.threads()
-        else:  # one run is asked for: the other threads are not looked at
-            names = [] if made is None else [made.thread]
         found: list[ListedRun] = []
-        for name in names:
+        for name in self.threads() if query.thread is None else [query.thread]:
             thread = self.thread(name)
             if thread is None:
                 continue
-            if query.last:
-                head = thread.head
-                run = None if head is None else self.run(head.run)
-                found += [self._listed(thread, run, head.seq)] if head is not None and run is not None else []
+            made: Sequence[RunRow | None]
+            if query.last:  # the thread may reach a part of it, and another thread may have made it
+                made, last = ((), None) if thread.head is None else ([self.run(thread.head.run)], thread.head.seq)
             else:
-                runs = self.runs(name) if query.run is None else [made]
-                found += [self._listed(thread, run, None) for run in runs if run is not None and run.thread == name]
+                made, last = (self.runs(name) if query.run is None else [self.run(query.run)]), None
+            runs = [run for run in made if run is not None and (query.last or run.thread == name)]
+            found += [self._listed(thread, run, last) for run in runs]
         chosen = sorted([one for one in found if is_listed(one, query)], key=lambda one: one.place, reverse=True)
         return chosen[: query.limit]
 

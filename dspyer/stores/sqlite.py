@@ -72,10 +72,6 @@ _TYPES = {"name": "TEXT", "id": "TEXT", "bytes": "BLOB", "time": "REAL"}
 TABLES = ALL_TABLES.replace("{s}.", "").format(**_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION)
 
 
-class StoreClosedError(StoreError):
-    """The store is closed."""
-
-
 def is_busy(error: sqlite3.Error) -> bool:
     """Return whether SQLite refused because another connection holds a lock."""
     code = getattr(error, "sqlite_errorcode", None)
@@ -256,7 +252,7 @@ class ReadOnlyFile:
 
     def _facts(self) -> FileFacts:
         if self.closed:
-            raise StoreClosedError(f"the store {str(self.path)!r} is closed: open it again")
+            raise StoreError(f"the store {str(self.path)!r} is closed: open it again")
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -478,7 +474,7 @@ class FileConnections:
         try:
             with held.lock:
                 if self.closed:
-                    raise StoreClosedError(
+                    raise StoreError(
                         f"the store {self.path} is closed: open it again with open_store({str(self.path)!r})"
                     )
                 if held.connection is None:

@@ -173,7 +173,7 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     thread.count_before(records, prefix.run, head.row.root)
     thread.compatibility.check_graph(prefix.run)
     changed = thread.compatibility.changed(prefix.run)  # a rerun is one of the graph as it is now
-    run_start, migration = thread.rebuild_adapted(prefix.run, records, changed)
+    run_start, migration = thread.compatibility.adapted_run(thread.rebuild(prefix.run, records), prefix.run)
     part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
     blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS

@@ -400,11 +400,13 @@ class GraphCompatibility:
         )
 
     def adapted_run(self, run_start: RunStart, last: RunRows) -> tuple[RunStart, list[DraftRow]]:
-        """A rebuilt run with its state fitted to the graph, and the rows that store the change.
+        """A rebuilt run with its state fitted to the graph, and the rows that store the change; none if it is the same.
 
         Raises `ChangedGraphError` if a value does not fit, or if several branches are active: the change would have to
         be a commit that all of them share.
         """
+        if not self.changed(last):
+            return run_start, []
         run, schema = run_start.run, self.graph.topology.schema
         branches = active_branches(run)
         patches = []

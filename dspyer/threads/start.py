@@ -346,7 +346,7 @@ class StoredThread:
         records.resumes += 1
         for one in given:
             records.deliver(one)
-        run_start, migration = self.rebuild_adapted(last, records, changed)
+        run_start, migration = self.compatibility.adapted_run(self.rebuild(last, records), last)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
         running = names_of_next(run_start.run)
@@ -410,13 +410,6 @@ class StoredThread:
         records = ExecutionRecords()
         records.read(run.rows, self.reader.fetch, self.reader.decode)
         return records
-
-    def rebuild_adapted(
-        self, last: RunRows, records: ExecutionRecords, adapt: bool
-    ) -> tuple[RunStart, Sequence[DraftRow]]:
-        """A run rebuilt from its rows, and with `adapt` the new rows that fit its state to a changed graph."""
-        run_start = self.rebuild(last, records)
-        return self.compatibility.adapted_run(run_start, last) if adapt else (run_start, ())
 
     def rebuild(self, last: RunRows, records: ExecutionRecords) -> RunStart:
         """A run as its log left it: every commit is replayed, no node is called."""
