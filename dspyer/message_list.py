@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, get_origin
 
@@ -286,7 +286,7 @@ def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
         >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
         [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
     """
-    messages = [valid_message(message) for message in _as_list(update)]
+    messages = [valid_message(message) for message in _added(update)]
     ids = [_id_of(message) for message in messages]
     if None not in ids:
         return messages
@@ -364,17 +364,19 @@ def _index_of(messages: FrozenList[Any]) -> IdIndex:
 # --- what is refused
 
 
-def _check_adds(message: Any) -> None:
-    if isinstance(message, Remove):
-        raise NodeOutputError(
-            f"{message!r} is for thread.update(...): the nodes and the inputs of a run only add messages"
-        )
+def _added(update: Any) -> Iterator[Any]:
+    """The messages of an update, which is one message or a list of them."""
+    for message in update if isinstance(update, (list, tuple, FrozenList)) else [update]:
+        if isinstance(message, Remove):
+            raise NodeOutputError(
+                f"{message!r} is for thread.update(...): the nodes and the inputs of a run only add messages"
+            )
+        yield message
 
 
 def check(update: Any) -> None:
     """Refuses what is neither a message nor a list of messages."""
-    for message in _as_list(update):
-        _check_adds(message)
+    for message in _added(update):
         if not isinstance(message, Mapping) and not hasattr(message, "id"):
             raise NodeOutputError(
                 f"reducer 'add_messages' takes one message or a list of messages, not {type(message).__name__} "
@@ -384,8 +386,7 @@ def check(update: Any) -> None:
 
 def check_chat(update: Any) -> None:
     """Refuses what is no chat message, and system messages."""
-    for message in _as_list(update):
-        _check_adds(message)
+    for message in _added(update):
         if not isinstance(message, Mapping):
             raise NodeOutputError(
                 f"a message is a dict such as {EXAMPLE}, not {type(message).__name__} {brief(message)}"
@@ -454,7 +455,3 @@ def item_type(annotation: Any) -> Any:
             f"{getattr(annotation, '__name__', annotation)} has none: add `id: str | None = None`"
         )
     return annotation
-
-
-def _as_list(update: Any) -> Any:
-    return update if isinstance(update, (list, tuple, FrozenList)) else [update]

@@ -171,15 +171,11 @@ class Templates(NamedTuple):
 
     def all_reads(self, reads: Mapping[str, str]) -> dict[str, str]:
         """The reads of a node and of its templates; a field whose name another input has is read as input `{field}`."""
-        if self is NO_TEMPLATES:
-            return dict(reads)
         more = [name for name in dict.fromkeys([*self.fields, *dict(self.of_views)]) if name not in reads.values()]
         return {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
 
     def optional_fields(self, reads: Mapping[str, str], optional: frozenset[str]) -> frozenset[str]:
         """The fields among `all_reads` that may be unset: a template is filled with the values that there are."""
-        if self is NO_TEMPLATES:
-            return optional
         more = {*self.fields, *(name for name, unset in self.of_views if unset)}
         needed = {name for name, unset in self.of_views if not unset}
         return (optional | {name for name in more if name not in reads.values()}) - needed

@@ -6,8 +6,7 @@ NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": "FinderNode Repair build_finder facts_around giving into_problems set_apart",
     "agents.conversation": (
-        "ARGS COVERS EMPTY FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
-        "without_none"
+        "ARGS COVERS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
@@ -15,15 +14,15 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "InsideRun SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction "
-        "with_valid_text"
+        "SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
         "problem_texts refusal_text reject_steps source_class step_count steps_since"
     ),
     "agents.tools": (
-        "OfGraph check_name class_of is_value_class node_options own_call shown_type signature_of signature_of_module"
+        "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
+        "signature_of_module"
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
     "archive.archived_thread": (

@@ -161,10 +161,7 @@ class AgentCheckNode(FinderNode):
         """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""
         fn = giving(fake.get(PROBLEMS, [])) if isinstance(fake, Mapping) else fake
         built = build_finder(fn, NodeOptions(self.name, schema), PROBLEMS)
-        finder = built.node
-        if finder is None:
-            return built
-        node = replace(self, **_facts_around(finder, schema))
+        node = None if built.node is None else replace(self, **_facts_around(built.node, schema))
         return built._replace(node=node)
 
     @property

@@ -157,8 +157,8 @@ def plan_modes(modes: Mapping[str, Shown], options: NodeOptions, compact: Compac
     # What is wrong with a render is said of its mode.
     planned = {mode: plan_rendering(None, how, options, []) for mode, how in modes.items()}
     reads = [MESSAGES, MODE] if MODE in options.schema.fields else [MESSAGES]
-    reads += [field for one in planned.values() for field in one.reads.values()]
-    return PlannedModes({mode: one.rendering for mode, one in planned.items()}, tuple(dict.fromkeys(reads)), compact)
+    reads += [field for _, read, _ in planned.values() for field in read.values()]
+    return PlannedModes({mode: one[0] for mode, one in planned.items()}, tuple(dict.fromkeys(reads)), compact)
 
 
 def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:

@@ -50,8 +50,8 @@ from dspyer.extend import (
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
 from dspyer.message_list import COVERS as COVERS
-from dspyer.message_list import EMPTY, check_chat
 from dspyer.message_list import TURN as TURN
+from dspyer.message_list import check_chat
 from dspyer.messages import ARGS as ARGS
 from dspyer.messages import FORCED as FORCED
 from dspyer.messages import HANDOFFS as HANDOFFS
@@ -375,7 +375,12 @@ class CallOfTurn(NamedTuple):
         # A render may change what it gets, and pieces are shared by all turns to come.
         args, value = copy.deepcopy((args, result.value))
         call = ShownCall(self.name, args, value, result.error, ages.get(self.id, 0), how.mode)
-        return _rendered(how.renders[self.name], call)
+        try:
+            value = how.renders[self.name](call)
+        except Exception as error:
+            annotate(error, f"in the render of the tool {self.name!r}")
+            raise
+        return (value.args, value.value) if isinstance(value, ShownCall) else (call.args, value)
 
 
 class Piece:
@@ -469,16 +474,6 @@ class Piece:
         call = ToolCalls.ToolCall(id=f"said_{place}", name=SUBMIT, args=outputs)
         result = ToolCallResults.ToolCallResult(call_id=f"said_{place}", name=SUBMIT, value=outputs)
         return {"tool_calls": _tool_calls([call], [result]), **outputs}
-
-
-def _rendered(render: Render, call: ShownCall) -> tuple[dict[str, Any], Any]:
-    """The arguments and the value to show; the value None leaves out the call."""
-    try:
-        value = render(call)
-    except Exception as error:
-        annotate(error, f"in the render of the tool {call.name!r}")
-        raise
-    return (value.args, value.value) if isinstance(value, ShownCall) else (call.args, value)
 
 
 def _thought_of(turn: dict[str, Any] | None, content: Any) -> dict[str, Any]:
@@ -604,9 +599,6 @@ class AgentPart(KindOptions):
 # Which messages of a conversation a mode shows: the plan of `context=`, and the rendering of one call.
 
 
-ContextFunction = Callable[..., Any]
-"""A pure function of the conversation and other fields that returns the messages to show."""
-
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""
 
@@ -637,7 +629,7 @@ class Rendering:
         """The conversation as the predictor is shown it at a call, `shorter` times made shorter."""
         sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
         found = call.state.raw(MESSAGES, None) if sent is None else sent
-        whole: FrozenList[Any] = EMPTY if found is None else found
+        whole: FrozenList[Any] = FrozenList() if found is None else found
         messages, how = list(whole.raw_items()), self.bound(call)
         seen = uncovered(messages, messages if self.selects is None else self._selected(self.selects, call))
         # Without a selection no message needs to be compared with others.
@@ -794,18 +786,14 @@ def reader(messages: Iterable[Mapping[str, Any]] = (), how: Shown = Shown("")) -
 READ_ON = "Reads on in the result of a call that is shown cut: gives the text from the character `start` on."
 
 
-class PlannedRendering(NamedTuple):
-    """A rendering, the fields that it reads by the mode's own names, and those of them that may be unset."""
-
-    rendering: Rendering
-    reads: Mapping[str, str]
-    optional: frozenset[str]
-
-
 def plan_rendering(
-    context: View | ContextFunction | None, how: Shown, options: NodeOptions, problems: list[str]
-) -> PlannedRendering:
-    """Decide which messages a mode with these options shows, and how; adds what is wrong to `problems`."""
+    context: View | Callable[..., Any] | None, how: Shown, options: NodeOptions, problems: list[str]
+) -> tuple[Rendering, Mapping[str, str], frozenset[str]]:
+    """Decide which messages a mode with these options shows, and how; adds what is wrong to `problems`.
+
+    Returns:
+        The rendering, the fields that it reads by the mode's own names, and those of them that may be unset.
+    """
     selects = _plan_context(context, options, problems)
     own, optional = selects.binding.reading() if isinstance(selects, BoundFunction) else ({}, frozenset[str]())
     reads = {MESSAGES: MESSAGES, **(own or {})}
@@ -816,7 +804,7 @@ def plan_rendering(
         # No run needs them before a call of the tool is shown.
         new = {name: field for name, field in (bound.reads or {}).items() if name not in reads}
         reads, optional = {**reads, **new}, optional | {*new.values()}
-    return PlannedRendering(Rendering(how, options.who, selects, renders), reads, optional)
+    return Rendering(how, options.who, selects, renders), reads, optional
 
 
 def _behind_call(render: Render, who: str) -> FunctionSignature:

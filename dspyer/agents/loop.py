@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from types import MethodType
@@ -42,7 +42,7 @@ from dspyer.agents.settle import (
     build_settle,
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
-from dspyer.agents.tool_node import OfAgent, ToolSpec, build_tool, max_result_problem
+from dspyer.agents.tool_node import OF_AGENT, ToolSpec, build_tool, max_result_problem
 from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
@@ -55,7 +55,7 @@ from dspyer.policies import Policies
 # `tool_loop` and `modes` are one graph: `START -> begin -> a mode -> its tools -> settle -> a mode, check or END`.
 
 
-OF_AGENT = (BEGIN, SETTLE, CHECK, SUBMIT, READ_RESULT)
+RESERVED = (BEGIN, SETTLE, CHECK, SUBMIT, READ_RESULT)
 """The names that neither a tool nor a mode may have."""
 
 OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_calls")
@@ -113,7 +113,7 @@ class AgentPlan(NamedTuple):
         if self.shows_mode:
             names = tuple(self.modes)
             found[MODE] = (Literal[names], names[0])
-        if any(is_program(tool.target) and has_sessions(tool.target, tool.reads) for tool in self.nodes.values()):
+        if any(is_program(tool.target) and has_sessions(tool.target, tool.reads or ()) for tool in self.nodes.values()):
             found[SESSIONS] = (Sessions, {})
         # Without a default: it is unset until a call of this run leaves something to the end of its turn.
         found[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
@@ -142,10 +142,9 @@ def assemble(plan: AgentPlan) -> Graph:
         rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
-        handoffs = frozenset(f"{HAND_OFF}{other}" for other in mode.to)
-        predictor, callable_tools = predictors[name], tuple(reacts[name].tools.values())
-        build = partial(build_mode, predictor, callable_tools, own, given.max_turns, shown[name], fn, handoffs)
-        graph.add_node(name, AgentPart(build, "take_turn", (predictor,)), reads=reads)
+        react = reacts[name]
+        build = partial(build_mode, react.react, tuple(react.tools.values()), own, given.max_turns, shown[name], fn)
+        graph.add_node(name, AgentPart(build, "take_turn", (react.react,)), reads=reads)
     for tool in tools.values():
         fields = () if given.schema is None else tuple(given.schema.model_fields)
         graph.add_node(
@@ -158,8 +157,8 @@ def assemble(plan: AgentPlan) -> Graph:
         )
         graph.add_edge(tool.name, SETTLE)
     after = END if given.check is None else CHECK
-    # Each mode has the same `submit`.
-    settle = partial(build_settle, reacts[name].tools[SUBMIT], tuple(task.output_fields), rules, after, compact)
+    submit = next(iter(reacts.values())).tools[SUBMIT]  # each mode has the same one
+    settle = partial(build_settle, submit, tuple(task.output_fields), rules, after, compact)
     decides = tuple([fn for rule in rules.values() for fn in (rule.route, rule.guard) if fn is not None])
     graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
     if compact is not None:
@@ -176,7 +175,7 @@ def assemble(plan: AgentPlan) -> Graph:
 
 def _shown(plan: AgentPlan, tools: Mapping[str, ToolSpec], predictors: Mapping[str, dspy.Predict]) -> dict[str, Shown]:
     """The way in which each mode is shown messages."""
-    limits = {name: tool.max_result for name, tool in tools.items() if not isinstance(tool.max_result, OfAgent)}
+    limits = {name: tool.max_result for name, tool in tools.items() if tool.max_result != OF_AGENT}
     output, most, found = text_output_of(plan.task), plan.options.max_result, {}
     for mode, predictor in predictors.items():
         renders = {tool.name: tool.render for tool in plan.tools[mode] if tool.render is not None}
@@ -224,7 +223,8 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     fields |= {name: field for name, field in plan.fields.items() if name not in own}
     model = create_model(given.name, __base__=schema or BaseModel, **fields)
     inputs = (*task.input_fields, *own)
-    written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
+    writes = [tool.writes for tool in tools.values() if tool.writes is not None]
+    written = {field for one in writes for field in (one.values() if isinstance(one, Mapping) else one)}
     # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
     kept = [name for name in (SESSIONS, MODE) if name in plan.fields]  # besides what the schema says
@@ -241,10 +241,6 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     if given.warn_at is not None or given.max_demo_turns is not None:
         graph._layers.append(Conversations(warn_at=given.warn_at, max_demo_turns=given.max_demo_turns))
     return graph
-
-
-def _written(writes: Collection[str] | Mapping[str, str]) -> Iterable[str]:
-    return writes.values() if isinstance(writes, Mapping) else writes
 
 
 # --- what is wrong
@@ -267,7 +263,7 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
 
 def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[str]:
     modes = list(plan.modes)
-    reserved = OF_AGENT if plan.options.compact is None else (*OF_AGENT, COMPACT)
+    reserved = RESERVED if plan.options.compact is None else (*RESERVED, COMPACT)
     for name in tools:
         if name in reserved:
             own = "tool" if name == READ_RESULT else "node"

@@ -7,7 +7,7 @@ state: the node passes them at each call, and takes them out of the trace, from 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +22,6 @@ from dspyer.agents.conversation import (
     SUBMIT,
     THOUGHT,
     TURN,
-    ContextFunction,
     Rendering,
     Shown,
     TurnPrompt,
@@ -69,8 +68,7 @@ def build_mode(
     nodes: frozenset[str],
     max_turns: int,
     how: Shown,
-    context: ContextFunction | None,
-    handoffs: frozenset[str],
+    context: Callable[..., Any] | None,
     options: NodeOptions,
 ) -> Built:
     """The node of a mode.
@@ -78,11 +76,10 @@ def build_mode(
     Args:
         predictor: takes the turns; made by `dspy.ReActV2`.
         tools: what the model may call, in the order in which it is shown: with `submit`.
-        nodes: the tools among them that are nodes.
+        nodes: the tools among them that are nodes. By others, but for `submit`, the model hands off.
         max_turns: the most ordinary turns of a run.
         how: how messages are shown.
         context: selects the messages to show, unless the node reads a view of them.
-        handoffs: the tools by which the model hands off; their descriptions are instructions of other modes.
         options: those of the node.
     """
     found = Flaws(options.who)
@@ -90,7 +87,8 @@ def build_mode(
     templates = plan_templates([predictor], options, reads, found)
     # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
     # are templates.
-    told = {tool.name: tool.desc or "" for tool in tools if tool.name in handoffs and is_template(tool.desc or "")}
+    told = {tool.name: tool.desc or "" for tool in tools if tool.name not in (*nodes, SUBMIT)}
+    told = {name: text for name, text in told.items() if is_template(text)}
     named = [name for text in told.values() for name in names_in(text) if name in options.schema.fields]
     templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
     node = ModeNode(
@@ -146,7 +144,13 @@ class ModeNode(Node):
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""
         warning = warning_of(call)
-        return with_warning((yield from self._turn(call, warning)), warning)
+        reply = yield from self._turn(call, warning)
+        # The warning comes before the turn that it was shown to.
+        return (
+            reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
+            if warning
+            else reply
+        )
 
     def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw(MESSAGES)
@@ -203,11 +207,12 @@ class ModeNode(Node):
                     raise
         # A demo with tools would hold functions, which no file can save.
         without_tools(before)
-        calls = _tool_calls(found)
+        given = getattr(found, "tool_calls", None)
+        calls = [] if given is None else ToolCalls.model_validate(given).tool_calls
         if not calls:  # no turn, and so no example of one
             # Steps that are set apart stay in the trace of the run, and become no demos.
             set_steps_apart(before)
-        return found, calls
+        return found, [one.model_copy(update=with_valid_text(dict(one))) for one in calls]
 
     def _tools(self, call: Call, prompt: TurnPrompt) -> list[Tool]:
         """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
@@ -269,13 +274,6 @@ def is_retried(call: Call, error: Exception) -> bool:
     return policy is not None and policy.pause(call.attempt, error) is not None
 
 
-def with_warning(reply: Reply, warning: str) -> Reply:
-    """The reply with the warning as a message before its own."""
-    if not warning:
-        return reply
-    return reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
-
-
 def without_tools(count: int) -> None:
     """Take the tools out of the steps of the recording around the caller, but for the first `count`."""
     trace = dspy.settings.get(TRACE)
@@ -283,9 +281,3 @@ def without_tools(count: int) -> None:
         predictor, inputs, outputs = trace[index]
         if "tools" in inputs:
             trace[index] = predictor, {name: value for name, value in inputs.items() if name != "tools"}, outputs
-
-
-def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
-    found = getattr(prediction, "tool_calls", None)
-    calls = [] if found is None else ToolCalls.model_validate(found).tool_calls
-    return [one.model_copy(update=with_valid_text(dict(one))) for one in calls]

@@ -230,7 +230,10 @@ def build_settle(
     }
     planned = plan_modes({mode: one.shown for mode, one in rules.items()}, options, compact)
     bound = [rule for one in rules.values() for rule in (one.route, one.guard) if isinstance(rule, BoundFunction)]
-    reads = _reads(bound, (*planned.reads, HANDOFFS))
+    found = [rule.reads for rule in bound if rule.reads is not None]
+    names = (*planned.reads, HANDOFFS, *(field for one in found for field in one.values()))
+    # One that reads the whole state: then the node does.
+    reads = {name: name for name in names} if len(found) == len(bound) else None
     own = [name for name in (MESSAGES, *outputs, MODE) if name in options.schema.fields]
     node = SettleNode(
         name=options.name,
@@ -386,13 +389,3 @@ def _handoff_message(
     elif value is None and target is not None:
         value = f"The next mode is {target}."
     return tool_message(call.id, call.name, value, error, message.get(ARGS), message.get(PROBLEMS, ()))
-
-
-def _reads(rules: list[BoundFunction], own: tuple[str, ...]) -> dict[str, str] | None:
-    """The fields that the node and its rules read; None for the whole state."""
-    reads = {name: name for name in own}
-    for rule in rules:
-        if rule.reads is None:
-            return None
-        reads |= {field: field for field in rule.reads.values()}
-    return reads

@@ -6,7 +6,7 @@ Parameters that the model does not see (`ctx`, fields of `reads=`, resources) ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
@@ -39,7 +39,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import InsideRun, program_step
+from dspyer.nodes.steps import program_step
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -300,20 +300,18 @@ Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.con
 """The type of the field `sessions`."""
 
 
-def has_sessions(program: Any, reads: object = None) -> bool:
+def has_sessions(program: Any, reads: Collection[str]) -> bool:
     """Tell if each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
     graph = program.graph
     reducer = graph.topology.schema.reducer(MESSAGES)
-    given = isinstance(reads, (Mapping, list, tuple, set, frozenset)) and MESSAGES in reads
     takes_one = MESSAGES in graph.inputs or MESSAGES in graph.also
-    return takes_one and reducer is not None and reducer.name == "conversation" and not given
+    return takes_one and reducer is not None and reducer.name == "conversation" and MESSAGES not in reads
 
 
-def arguments_of(program: Any, reads: object = None) -> tuple[str, ...]:
+def arguments_of(program: Any, reads: Collection[str]) -> tuple[str, ...]:
     """The inputs that a model gives: those that are required, but for those that the fields of the caller give."""
     graph = program.graph
-    given = reads if isinstance(reads, (Mapping, list, tuple, set, frozenset)) else ()
-    return tuple([name for name in graph.inputs if name in graph.required and name not in given])
+    return tuple([name for name in graph.inputs if name in graph.required and name not in reads])
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,25 +361,17 @@ class ProgramAction(ToolAction):
 
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[Command[Any]]:
         """Run the program; returns its outputs and what it writes."""
-        program, inputs, session = self._begun(call, args)
-        return self._ended(program, inputs, session, (yield program_step(program, inputs, call)))
-
-    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[Any, dict[str, Any], str]:
-        """The program, its inputs, and the key of its session."""
         program: Any = attrgetter(".".join(self.path))(call.program)
-        inputs = {**args, **self.binding.bind(call)}
-        if not self.has_sessions:
-            return program, inputs, ""
-        # By tool: two sub-agents may have a session of one name.
-        session = f"{self.tool}/{inputs.pop(SESSION)}"
-        known = cast("FrozenDict[str, Any]", call.state.raw(SESSIONS, FrozenDict())).raw(session, None)
-        if known:
-            inputs[MESSAGES] = known
-            if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
-                inputs[MODE] = last_turn(known).mode
-        return program, inputs, session
-
-    def _ended(self, program: Any, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
+        inputs, session = {**args, **self.binding.bind(call)}, ""
+        if self.has_sessions:
+            # By tool: two sub-agents may have a session of one name.
+            session = f"{self.tool}/{inputs.pop(SESSION)}"
+            known = cast("FrozenDict[str, Any]", call.state.raw(SESSIONS, FrozenDict())).raw(session, None)
+            if known:
+                inputs[MESSAGES] = known
+                if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
+                    inputs[MODE] = last_turn(known).mode
+        inside = yield program_step(program, inputs, call)
         changes = inside.changes()
         updates: dict[str, object] = {
             # A value that the program has computed is meant whole; only a reducer is given what was added.

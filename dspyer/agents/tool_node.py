@@ -22,8 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
 from jsonschema.exceptions import best_match
@@ -33,7 +32,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
+from dspyer.agents.conversation import ARGS, HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
 from dspyer.agents.tool_action import (
     BuiltAction,
     FunctionAction,
@@ -191,7 +190,6 @@ def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
 CHECK = "check"
 """The attribute of a check's module in what the program holds for the tool: `program.mail.check`."""
 
-ARGS = "args"
 SEEN = ("tool", ARGS, "result")
 """What a check reads besides fields."""
 
@@ -357,15 +355,13 @@ def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: Validatio
     return refusal
 
 
-class OfAgent(Enum):
-    """The value of an option that is that of the agent."""
-
-    MAX_RESULT = "max_result"
+OF_AGENT: Final = "of the agent"
+"""The default of an option of a tool that means that of the agent."""
 
 
 def max_result_problem(given: Any) -> str | None:
     """The problem with the option `max_result`; None if there is none."""
-    if given is None or isinstance(given, OfAgent) or (is_whole_number(given) and given > 0):
+    if given in (None, OF_AGENT) or (is_whole_number(given) and given > 0):
         return None
     return f"max_result={brief(given)}: give the most characters of a result that are shown whole, or None for all"
 
@@ -418,12 +414,7 @@ class ToolSpec:
     raises: tuple[type[Exception], ...] = ()
     retry: Retry | int | OfGraph | None = OfGraph.RETRY
     timeout: float | None = None
-    max_result: int | OfAgent | None = OfAgent.MAX_RESULT
-
-    @property
-    def desc(self) -> str:
-        """The description that the model is shown."""
-        return self.tool.desc or ""
+    max_result: int | Literal["of the agent"] | None = OF_AGENT
 
     def __repr__(self) -> str:
         return f"tool({self.name}: {', '.join(self.tool.args or ())})"
@@ -438,9 +429,12 @@ def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
     check = plan_tool_check(spec.check, options, who, problems)
     fields = (options.writes or {}) if built.fields is None else built.fields
     reads, optional = dict(built.reads), built.optional
-    for more, unset in _further_reads(approval, check):
+    further = [] if check is None else [(check.finder.reads, check.finder.optional)]
+    if approval is not None and approval.condition is not None:
+        further.insert(0, approval.condition.binding.reading())
+    for more, unset in further:
         # A module may have inputs that are no fields. The name of a field may be the tool's own for another one.
-        new = [one for one in more.values() if one in options.schema.fields and one not in reads.values()]
+        new = [one for one in (more or {}).values() if one in options.schema.fields and one not in reads.values()]
         reads |= {one if one not in reads else f"field {one}": one for one in new}
         optional |= unset
     # The result is a message, or waits among the handoffs until the turn has ended.
@@ -735,17 +729,6 @@ def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module |
         return module
     modules = {CHECK: check} if module is None else {MODULE: module, CHECK: check}
     return source_class(name, NodeModules, modules_text(name, modules))(**modules)
-
-
-def _further_reads(
-    rule: ApprovalRule | None, check: ToolCheck | None
-) -> Iterator[tuple[Mapping[str, str], frozenset[str]]]:
-    """The fields that the approval and the check read, and those of them that may be unset."""
-    if rule is not None and rule.condition is not None:
-        reads, optional = rule.condition.binding.reading()
-        yield reads or {}, optional
-    if check is not None:
-        yield check.finder.reads or {}, check.finder.optional
 
 
 def _write_problems(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import dspy
 from pydantic import TypeAdapter
@@ -17,8 +16,8 @@ from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
 from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
-from dspyer.agents.tool_node import OfAgent, ToolSpec, max_result_problem
-from dspyer.errors import GraphError, annotate, brief, list_names
+from dspyer.agents.tool_node import OF_AGENT, ToolSpec, max_result_problem
+from dspyer.errors import GraphError, brief, list_names
 from dspyer.extend import (
     FunctionSignature,
     Parameter,
@@ -29,6 +28,7 @@ from dspyer.extend import (
     module_io,
     read_signature,
 )
+from dspyer.graph.builder import compiled
 from dspyer.graph.checks import signature_of_module
 from dspyer.graph.spec import check_name
 from dspyer.hints import signature_of
@@ -52,7 +52,7 @@ def tool(
     raises: type[Exception] | tuple[type[Exception], ...] = (),
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     timeout: float | None = None,
-    max_result: int | OfAgent | None = OfAgent.MAX_RESULT,
+    max_result: int | Literal["of the agent"] | None = OF_AGENT,
 ) -> ToolSpec:
     """Give something that a model can call the options of a tool.
 
@@ -114,7 +114,7 @@ def tool(
         approve=approve,
         effect=effect,
         render=render,
-        check=_compiled(check, f"the check of tool {found.name!r}"),
+        check=compiled(check, f"{found.name}.check"),
         raises=raises if isinstance(raises, tuple) else (raises,),
         retry=retry,
         timeout=timeout,
@@ -124,15 +124,6 @@ def tool(
     if problems:
         raise GraphError(problems)
     return found
-
-
-def _compiled(given: Any, what: str) -> Any:
-    """The program of a graph; anything else as it is."""
-    try:
-        return given.compile() if isinstance(given, Graph) else given
-    except GraphError as error:
-        annotate(error, f"in the graph that was given as {what}")
-        raise
 
 
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
@@ -146,21 +137,13 @@ def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
     if twice:
         raise GraphError(f"several tools are called {list_names(twice)}: give each its own name, tool(..., name='...')")
     for one in found:
-        if not one.desc.strip():
+        if not (one.tool.desc or "").strip():
             warnings.warn(
                 f"tool {one.name!r} has no description, so that a model must guess what it does: write a docstring, or "
                 "tool(..., desc='...')",
-                stacklevel=_level_of_user(),
+                stacklevel=4,  # the line of the user, who calls `tool_loop` or `modes`
             )
     return found
-
-
-def _level_of_user() -> int:
-    """The stack level, of a warning of the caller, of the first line outside of this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("dspyer."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 # --- what is wrong with the options
@@ -393,7 +376,7 @@ def _describe_program(
     target: Any, name: str | None, desc: str | None, reads: Collection[str], problems: list[str]
 ) -> ToolSpec:
     """A program, or a graph that becomes one: its required inputs are the arguments."""
-    program = _compiled(target, "a tool")
+    program = compiled(target, name or "tool")
     schema = program.graph.topology.schema
     name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", program.graph.name).lower()
     who = f"tool {name!r}"

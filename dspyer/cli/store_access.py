@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,16 +38,9 @@ def open_archive(common: CommonOptions, program: Any = None) -> Archive:
     """The archive of a store that exists, or of a program. It is opened for reading: nothing is created or changed."""
     if program is not None:
         return Archive(program._store)
-    address, key_file, _ = common
-    if address is None:
-        raise UsageError(NO_STORE)
-    if address == ":memory:":
-        raise UsageError(IN_MEMORY)
-    keys = None if key_file is None else _keys_in(key_file)
-    try:
+    keys = None if common.key_file is None else _keys_in(common.key_file)
+    with _refusing(_address_of(common)) as address:
         return Archive(address, key=keys)
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"the store {address!r}: {error}") from error
 
 
 def json_of(state: ImmutableState) -> dict[str, Any]:
@@ -147,9 +140,7 @@ def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
 
 def open_existing(common: CommonOptions) -> Store:
     """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
-    address, key_file, _ = common
-    if address is None:
-        raise UsageError(NO_STORE)
+    address, key_file = _address_of(common), common.key_file
     # First read only: a name that is mistyped must not make a file.
     with _opened(address, read_only=True) as reading:
         checked = CheckedStore(reading)
@@ -164,8 +155,7 @@ def open_or_create(common: CommonOptions) -> Store:
     try:
         return open_existing(common)
     except StoreError:
-        address, key_file, _ = common
-        assert address is not None  # else another error has been raised
+        address, key_file = _address_of(common), common.key_file
         if Path(address.removeprefix(SQLITE)).exists():
             raise
     return _opened(address, key_file, _has_key(key_file))
@@ -176,15 +166,27 @@ def _has_key(key_file: str | None) -> bool:
 
 
 def _opened(address: str, key_file: str | None = None, encrypted: bool = False, read_only: bool = False) -> Store:
-    if address == ":memory:":
-        raise UsageError(IN_MEMORY)
-    try:
+    with _refusing(address):
         store = open_store(address, read_only=read_only)
         if not encrypted:
             return store
         from dspyer.stores.encrypted import Encrypted
 
         return Encrypted(store, None if key_file is None else _keys_in(key_file))
+
+
+def _address_of(common: CommonOptions) -> str:
+    """The address of the store of a command, which lasts longer than its process."""
+    if common.store in (None, ":memory:"):
+        raise UsageError(NO_STORE if common.store is None else IN_MEMORY)
+    return common.store
+
+
+@contextmanager
+def _refusing(address: str) -> Iterator[str]:
+    """A block in which an address or a key that is no good is an error of who typed it."""
+    try:
+        yield address
     except (ValueError, ImportError) as error:
         raise UsageError(f"the store {address!r}: {error}") from error
 

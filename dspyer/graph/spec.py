@@ -15,7 +15,7 @@ from dspyer import display
 from dspyer.budget import Budget
 from dspyer.errors import GraphError, InputError, RouteError, brief, list_names, suggestion, with_article
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.condensers import Condense, Condensers
+from dspyer.layers.condensers import Condense, Condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges, Reports
 from dspyer.layers.layer import OF_EACH_ITEM, Layer, ordered
@@ -456,7 +456,7 @@ class GraphSpec:
     max_concurrency: int = 32
     keep: frozenset[str] | None = frozenset()
     answer: AnswerSource = no_answer
-    condensers: Condensers = field(default_factory=dict)
+    condensers: Mapping[str, Mapping[str, Condenser]] = field(default_factory=dict)
     redaction: Redaction | None = None
     conversations: Conversations = field(default_factory=Conversations)
     also: frozenset[str] = frozenset()

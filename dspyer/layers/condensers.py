@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import dspy
 
@@ -62,10 +62,6 @@ class Condenser(Node):
                 f"{self.who} gave {list_names(values)}: a module of condense gives one value, the shorter one"
             )
         return values[names[0]]
-
-
-Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
-"""The modules that shorten what nodes write, by node and field."""
 
 
 def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> Script[Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dspyer.failure import Failure
 from dspyer.ids import ids_around, is_within, part_id
-from dspyer.record.making import BranchStop, RunEnding, RunSteps, items_of_commit
+from dspyer.record.making import RunEnding, RunSteps, items_of_commit
 from dspyer.scheduler.lineage import sent_to
 from dspyer.values.frozen import thaw
 
@@ -57,9 +57,16 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
     # A branch that has stopped there is behind all commits.
     stop = next((one for one in reversed(list(steps.stops(ending))) if one.node == node), None)
     if stop is not None:
-        return _open_items(steps, ending, stop)
+        parents = tuple([steps.places[head.id] for head in stop.heads.values()])
+        attempts = (*ending.failed, *ending.failures)
+        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, attempts)
     results, failures = dict[int, Any](), dict[int, Failure]()
     entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
+    if entry is not None and entry.commit.failure is not None:  # an error edge took it, and closed its questions
+        commit = entry.commit
+        attempts = (*commit.failed_attempts, entry.commit.failure)
+        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, attempts)
+        return left._replace(waiting=0)
     if entry is not None:
         for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
             if failure is None:
@@ -73,12 +80,18 @@ _NOTE = re.compile(r"^in .*\[(\d+)\] of the map ", re.MULTILINE)
 """The note of an exception of an item that has failed its map: no other place says which item it was."""
 
 
-def _open_items(steps: RunSteps, ending: RunEnding, stop: BranchStop) -> Items:
-    """The items of a map that has not committed."""
-    node, local = stop.node, stop.local
+def _items_left(
+    steps: RunSteps,
+    node: str,
+    local: str,
+    branch: tuple[int, ...],
+    parents: tuple[int, ...],
+    failure: Failure | None,
+    attempts: Iterable[Failure],
+) -> Items:
+    """The items of a map that has not ended, or that has failed: its execution has committed none of them."""
     mapped, facts = steps.graph.maps[node], steps.facts.get(local)
-    parents = tuple([steps.places[head.id] for head in stop.heads.values()])
-    sent = sent_to(steps.log, parents, stop.branch) if parents else {}
+    sent = sent_to(steps.log, parents, branch) if parents else {}
     state = steps.log[parents[0]].state if parents else {}
     total = len((sent if mapped.over in sent else state).get(mapped.over, ()))
 
@@ -89,9 +102,9 @@ def _open_items(steps: RunSteps, ending: RunEnding, stop: BranchStop) -> Items:
         results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
         open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
         waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
-    failed = [one for one in (*ending.failed, *ending.failures) if is_within(one.execution, local)]
+    failed = [one for one in attempts if is_within(one.execution, local)]
     failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
-    if stop.failure is not None and (found := _NOTE.search(stop.failure.traceback)) and not failures:
-        failures[int(found[1])] = stop.failure
+    if failure is not None and (found := _NOTE.search(failure.traceback)) and not failures:
+        failures[int(found[1])] = failure
     waiting -= results.keys() | failures.keys()
     return Items(node, total, len(results), len(failures), len(waiting), results, failures)

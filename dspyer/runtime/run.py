@@ -846,7 +846,8 @@ class Run:
             steps.of(call.execution).calls.append(call)
         items, questions = ({}, {}) if self._kept is None or self._depth else self._kept
         for execution, value in items.items():
-            if outermost_execution(execution) not in steps.places:  # else the commit has it
+            place = steps.places.get(outermost_execution(execution))
+            if place is None or steps.log[place].commit.failure is not None:  # else the commit has it
                 steps.of(execution).items[execution] = freeze(value)
         asked_at = {event.question.id: event.at for event in self.events if isinstance(event, Asked)}
         answers = {one.question.id: replace(one, value=freeze(one.value)) for one in self.answers if questions}

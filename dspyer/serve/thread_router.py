@@ -147,6 +147,8 @@ class Service(NamedTuple):
             what = f"{unknown[0]!r} is no id of a question" if unknown else "there is no answer"
             raise HTTPException(422, f"{what}: give each answer by its question's id, {{id: answer}}")
         by = None if self.by is None else await asked(self.by, request)
+        if not isinstance(by, str | None):  # no fault of the client, as which `resume` would have it
+            raise TypeError(f"router(by=): the function gave {by!r}, and not a name as text, or None")
         return await self._played(request, thread.astream_resume(answers, by=by, tokens=wants_events(request)))
 
     async def resume(self, request: Request) -> Response:

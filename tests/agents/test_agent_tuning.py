@@ -259,26 +259,6 @@ def test_an_agent_that_checks_itself_is_reinforced() -> None:
     assert lm.reinforced.groups
 
 
-def test_files_of_a_loop_and_of_react_load_into_each_other(tmp_path: Path) -> None:
-    """And both send the same requests then."""
-    tuned, _ = tune(next(row for row in TUNED if row.name == "BootstrapFewShot"), lone())
-    assert tuned.react.demos
-    by_hand = dspy.ReActV2(f"question -> {LABEL}, note", [look_up])
-    tuned.save(tmp_path / "loop.json")
-    by_hand.load(tmp_path / "loop.json")
-    by_hand.save(tmp_path / "react.json")
-    again = agents.tool_loop(f"question -> {LABEL}, note", [look_up]).compile()
-    again.load(tmp_path / "react.json")
-    requests = []
-    for program in (by_hand, again):
-        with dspy.context(lm=AgentLM()) as _:
-            lm = dspy.settings.lm
-            assert program(question=TEXTS[1][0]).label in DESKS.values()
-        requests.append([call.prompt for call in lm.calls])
-    assert requests[0] == requests[1]
-    assert "an example of the task" in str(requests[0])
-
-
 def demos_of(program: Any, demo: dspy.Example, adapter: dspy.Adapter) -> str:
     """The demos in the prompt of a program with this demo."""
     tuned = program.deepcopy()

@@ -12,7 +12,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from dspyer import Command, agents
-from dspyer.errors import ConcurrentRunError, RouteError, StoreError
+from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import agent, results, run_turn, turn
 
@@ -117,14 +117,6 @@ def test_what_a_check_may_give_is_said_for_the_agent() -> None:
     with ScriptedLM([turn(("submit", {"answer": "x"}))]):
         run = program.run({"question": "q"})
     assert str(run.error).startswith("the check of the agent gave 'too short', a str: write a list around it.")
-
-
-def test_the_modes_that_a_route_may_name_are_listed_once() -> None:
-    program = agents.modes("question -> answer", {"only": agents.Mode(route=lambda question: "another")}).compile()
-    with ScriptedLM([turn(("submit", {"answer": "x"}))]):
-        run = program.run({"question": "q"})
-    assert isinstance(run.error, RouteError)
-    assert "return one of 'only', or None" in str(run.error)
 
 
 def test_an_input_may_have_a_default_factory() -> None:

@@ -51,14 +51,6 @@ def test_each_turn_and_each_result_is_a_commit() -> None:
     ]
 
 
-def test_the_requests_are_those_of_react_v2() -> None:
-    with ScriptedLM([ADD, SUBMIT]) as ours:
-        loop().compile()(question="1 + 2?")
-    with ScriptedLM([ADD, SUBMIT]) as theirs:
-        dspy.ReActV2("question -> answer: int", [add])(question="1 + 2?")
-    assert [call.messages for call in ours.calls] == [call.messages for call in theirs.calls]
-
-
 def test_no_trace_and_no_saved_file_holds_a_tool() -> None:
     program = loop().compile()
     with ScriptedLM([ADD, SUBMIT]):

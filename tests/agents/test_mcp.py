@@ -61,7 +61,7 @@ async def test_a_server_in_a_process_of_its_own() -> None:
     """Name, description and arguments are the server's; its errors become results; options are those of any tool."""
     async with tools_of_a_server() as tools:
         tide = agents.tool(tools["low_tide"])
-        assert (tide.name, tide.desc) == ("low_tide", "Says when the tide is low.")
+        assert (tide.name, tide.tool.desc) == ("low_tide", "Says when the tide is low.")
         assert list(tide.tool.args or {}) == ["place", "day"]
         program = agent(*tools.values())
         with dspy.context(lm=ScriptedLM([turn(*CALLS, ("process", {})), SUBMIT])):

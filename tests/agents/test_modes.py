@@ -128,7 +128,7 @@ def test_a_route_decides_before_the_model() -> None:
 def test_a_route_that_names_no_mode_that_may_follow_fails() -> None:
     run, _ = run_of(agent(plan={"route": lambda plan: "wrok"}), TO_WORK)
     assert isinstance(run.error, RouteError)
-    assert "'wrok'" in str(run.error)
+    assert "'wrok': return one of 'plan', 'work', or None" in str(run.error), "each once"
 
 
 def test_a_forced_last_turn_ends_whatever_the_route_says() -> None:

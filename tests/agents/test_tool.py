@@ -487,7 +487,7 @@ def test_a_module_is_tuned_under_the_name_of_its_tool() -> None:
 
     module = dspy.ChainOfThought("text, style -> summary")
     tool = agents.tool(module, name="summarize", reads=["style"], writes={"summary": "best"})
-    assert tool.desc == "Given the fields `text`, `style`, produce the fields `summary`."
+    assert tool.tool.desc == "Given the fields `text`, `style`, produce the fields `summary`."
     program = agent(tool, schema=Inputs)
     assert [name for name, _ in program.named_predictors()] == ["react", "summarize.predict"]
     script = [turn(("summarize", {"text": "long"})), {"reasoning": "r", "summary": "a tide"}, SUBMIT]
@@ -545,10 +545,10 @@ def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
 
 
 def test_an_error_of_a_graph_says_where_it_was_given() -> None:
-    for given, check, place in ((look_up, Graph(), "the check of tool 'look_up'"), (Graph(), None, "a tool")):
+    for given, check, place in ((look_up, Graph(), "look_up.check"), (Graph(), None, "tool")):
         with pytest.raises(GraphError, match="nothing starts") as refusal:
             agents.tool(given, check=check)
-        assert refusal.value.__notes__ == [f"in the graph that was given as {place}"]
+        assert refusal.value.__notes__ == [f"in the graph 'Graph' that was given for node {place!r}"]
 
 
 def test_all_problems_of_a_tool_are_reported_together() -> None:

@@ -35,7 +35,10 @@ def half(page: int, ctx: Context) -> float:
 
 def book(**options: Any) -> Graph:
     graph = Graph(Book, name="Book", inputs=["pages"])
+    handler = options.pop("handler", None)
     graph.add_map("read", half, over="pages", item="page", into="halves", max_concurrency=1, **options)
+    if handler:
+        graph.add_node(handler, lambda: None, writes=[]).add_error_edge("read", handler).add_edge(handler, END)
     return graph.add_path(START, "read", END)
 
 
@@ -60,6 +63,7 @@ CASES: dict[str, Case] = {
         {},
         {0: "ZeroDivisionError", 1: "ZeroDivisionError"},
     ),
+    "taken": ([1, -2, 0, 3], {"handler": "skip"}, "completed", (4, 1, 1, 0), {0: 6.0}, {2: "ZeroDivisionError"}),
     "waits": ([1, -2, 3], {}, "interrupted", (3, 2, 0, 1), {0: 6.0, 2: 2.0}, {}),
 }
 

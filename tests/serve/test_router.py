@@ -357,6 +357,10 @@ def test_an_error_of_the_application_is_one_of_the_server(calls: Calls, caplog: 
     with service(calls.mails(), thread=lambda request, name: None) as client:
         broken = client.post("/1", json={"customer": "Ada"})
         assert (broken.status_code, broken.json()["error"]["code"]) == (500, "failed")
+    with service(calls.mails(), by=lambda request: 7) as client:
+        asked = client.post("/1", json={"customer": "Ada"}).json()["questions"][0]["id"]
+        assert client.post("/1/answers", json={asked: True}).status_code == 500
+        assert client.get("/1").json()["status"] == "interrupted"
     with service(calls.mails()) as client:
         no_header = httpx.get(f"{client.base_url}1", timeout=PATIENCE)
         assert (no_header.status_code, no_header.json()["error"]["code"]) == (500, "failed")
