@@ -768,8 +768,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> graph = Graph(keep=["note"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+            >>> t = graph.add_path(START, "add", END).compile(store=":memory:").thread("t-42")
             >>> _, other = t.run({"n": 1}), t.copy(to="try-1", patch={"note": "checked"})
             >>> t.merge(other).node, t.state["note"], t.merge(other)
             ('join:try-1', 'checked', None)

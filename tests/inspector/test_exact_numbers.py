@@ -19,7 +19,7 @@ OTHER = 98765432109876543211
 
 
 def asking() -> Graph:
-    graph = Graph(name="Ids", inputs=["order"])
+    graph = Graph(name="Ids", inputs=["order"], keep=["order"])
     graph.add_interrupt("ask", question="Which id?", answer=int, into="chosen")
     return graph.add_path(START, "ask", END)
 

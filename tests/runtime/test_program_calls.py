@@ -686,7 +686,7 @@ def test_a_changed_program_is_a_changed_graph() -> None:
         return found
 
     program().thread("t").run({})
-    with pytest.raises(ChangedGraphError, match="in the graph 'research' of node 'work': node 'more' is new"):
+    with pytest.raises(ChangedGraphError, match="node 'work', in its graph 'research': node 'more' is new"):
         program("more").thread("t").resume({"use": True})
     assert program().thread("t").resume({"use": True}).state["result"] == "about a"
 
