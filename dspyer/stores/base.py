@@ -434,18 +434,22 @@ class Store(ABC):
             >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
             [('r', 'failed')]
         """
+        asked = None if query.run is None or query.last else self.run(query.run)
+        if query.run is not None and not query.last:  # the other threads are not looked at
+            names = [] if asked is None or query.thread not in (None, asked.thread) else [asked.thread]
+        else:
+            names = self.threads() if query.thread is None else [query.thread]
         found: list[ListedRun] = []
-        for name in self.threads() if query.thread is None else [query.thread]:
+        for name in names:
             thread = self.thread(name)
             if thread is None:
                 continue
-            made: Sequence[RunRow | None]
             if query.last:  # the thread may reach a part of it, and another thread may have made it
-                made, last = ((), None) if thread.head is None else ([self.run(thread.head.run)], thread.head.seq)
+                run = None if thread.head is None else self.run(thread.head.run)
+                made, last = [] if run is None else [run], thread.head and thread.head.seq
             else:
-                made, last = (self.runs(name) if query.run is None else [self.run(query.run)]), None
-            runs = [run for run in made if run is not None and (query.last or run.thread == name)]
-            found += [self._listed(thread, run, last) for run in runs]
+                made, last = self.runs(name) if asked is None else [asked], None
+            found += [self._listed(thread, run, last) for run in made]
         chosen = sorted([one for one in found if is_listed(one, query)], key=lambda one: one.place, reverse=True)
         return chosen[: query.limit]
 
