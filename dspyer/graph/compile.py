@@ -480,7 +480,7 @@ def _listeners(parts: GraphParts) -> tuple[str, ...]:
     found = [""] if any(node.listens for node in parts.nodes.values()) else []
     checks = checks_of(parts.nodes)
     for name, node in parts.nodes.items():
-        # Which of the items of a map a message is for, nobody could say.
+        # No message says which of the items of a map it is for.
         if node.runs_graph and node.mapped is None and name not in checks:
             found += [f"{name}/{path}".removesuffix("/") for path in parts.modules[name].graph.listeners]
     return tuple(found)

@@ -2,7 +2,7 @@
 
 An inbox is a log of rows beside the runs of the thread: a run that no run continues, with `inbox` in its header, whose
 rows are the messages. The number of a row is the order of its message. A row that exists is refused, so of two senders
-one takes the next number; nobody needs to own the thread.
+one takes the next number, and neither needs to own the thread.
 
 How far an agent has read is a row that the layer `Inbox` adds to the commit of its turn: both are stored, or none. Each
 run has in its header how far the runs before it have read.
@@ -83,7 +83,7 @@ class MessageLog:
 
     @property
     def id(self) -> str:
-        """What no other inbox has, but one that was loaded from an export of this one; `""` before a message."""
+        """The identity of the inbox, which one that was loaded from its export shares; `""` before a message."""
         if not self._id:
             run = self._store.run(self.run)
             self._id = "" if run is None else str(run.header.get("inbox", run.id))

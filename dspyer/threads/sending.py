@@ -1,6 +1,6 @@
 """Send a message to a thread, whether a run works on it, waits, has crashed or has ended.
 
-Nobody needs to own the thread for that. The message is written under the epoch that the thread has, so that none
+No thread need be owned for that. The message is written under the epoch that the thread has, so that none
 reaches a thread that was deleted meanwhile, and as the next row of its inbox, so that of two senders one writes again.
 """
 
