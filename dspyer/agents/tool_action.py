@@ -27,6 +27,7 @@ from dspyer.extend import (
     ModuleIO,
     ModuleStep,
     NodeOptions,
+    Schema,
     Script,
     Templates,
     arun_script,
@@ -40,7 +41,6 @@ from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import program_step
-from dspyer.schema.schema import Schema
 from dspyer.values.json import to_json, with_valid_text
 
 
