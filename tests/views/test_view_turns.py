@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph, Messages, Send, View, view
 from dspyer.errors import GraphError, UnsetFieldError
+from dspyer.views import estimate_tokens
 from tests.plain_values import plain
 from tests.rows import each
 
@@ -92,9 +93,8 @@ def last_turns(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any
 
 
 def tokens(message: dict[str, Any]) -> int:
-    """Four bytes of UTF-8 are a token."""
     calls = [json.dumps(plain(message["tool_calls"]), ensure_ascii=False)] if message.get("tool_calls") else []
-    return -(-len("\n".join([message["content"], *calls]).encode()) // 4)
+    return estimate_tokens("\n".join([message["content"], *calls]))
 
 
 def fitting(messages: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
