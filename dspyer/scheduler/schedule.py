@@ -614,7 +614,7 @@ def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunSt
 
 
 def _operations(topology: Topology, patch: Mapping[str, Any], state: ImmutableState, step: int) -> Mapping[str, str]:
-    """How the updates of a commit are folded in, for its event."""
+    """The way in which each update of a commit is folded in, for its event."""
     schema = topology.schema
     if step:
         return {name: schema.operation(name, update) for name, update in patch.items()}
