@@ -780,7 +780,7 @@ class LivePosts(Layer):
     def wait(self, attempt: Attempt, after: Mapping[str, int], timeout: float | None = None) -> Entries:
         """A loop whose next step waits for an entry that `unread` would give, and gives it.
 
-        It ends when nobody else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
+        It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
         It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
         """
         fields = tuple([field for field in self.shared if self.may(field, "reads")])
@@ -902,7 +902,7 @@ class LiveWaiters:
 
     Attributes:
         over: whether waits end at once, since the run has ended.
-        held: whether nobody gets a slot, since the node around waits and has none.
+        held: whether none of them gets a slot, since the node around waits and has none.
     """
 
     def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
