@@ -13,6 +13,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
     layer     what a layer adds to a commit (`Layer.rows`), just before the row of that commit
+    sent      a message of `thread.send`, in the run that is the inbox of its thread
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
@@ -34,6 +35,8 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
+    took       how far the agents had read the inbox before: its identity, the path of the agent, the number
+    inbox      of the run that is the inbox, alone: its identity
     keys       the salt of the ids of runs with keys; from the first one on in each run of the thread
 """
 
@@ -305,6 +308,7 @@ class RowKind:
     ANSWER = "answer"
     POST = "post"
     LAYER = "layer"
+    SENT = "sent"
     LM_CALL = "lm_call"
     TRACE = "trace"
     RESUME = "resume"
@@ -644,6 +648,10 @@ class AnswerRow(StoredRow):
         return Answer(question, self.value, self.by, self.comment, self.at)
 
 
+PostKey = tuple[tuple[str, ...], str]
+"""The places in which a post was made, and its id there."""
+
+
 @dataclass(slots=True)
 class PostRow(StoredRow):
     """A post to a live field.
@@ -654,12 +662,14 @@ class PostRow(StoredRow):
         node: its author; `"START"` for the value with which the run began.
         field: the field.
         seq: the arrival number.
-        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
+        id: what no other post of these places has: a digest of field and value, and which of several equal ones it is.
         over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others. None
             for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
         patch: the update as the node gave it, frozen, by the field.
         operation: how it is folded in, as in the event `Posted`.
+        places: where it was made: the execution, or the item of it, and those of the graphs inside; empty for a post of
+            the execution itself.
     """
 
     KIND: ClassVar[str] = RowKind.POST
@@ -673,11 +683,17 @@ class PostRow(StoredRow):
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
     operation: str = "replace"
+    places: tuple[str, ...] = ()
 
     @property
     def update(self) -> Any:
         """The update of the field."""
         return self.patch[self.field]
+
+    @property
+    def key(self) -> PostKey:
+        """Its key among the posts of the execution."""
+        return self.places, self.id
 
 
 @dataclass(slots=True)
@@ -694,6 +710,28 @@ class LayerRow(StoredRow):
     execution: str
     name: str
     body: Annotated[Any, CONTENT] = None
+
+
+@dataclass(slots=True)
+class SentRow(StoredRow):
+    """A message of `thread.send`; its number is that of the row.
+
+    Attributes:
+        id: random, so that no two of equal text are one row.
+        at: when it was sent, seconds since the Unix epoch.
+        text: the text.
+        by: who sent it.
+        to: the agent that it is for; None for each that is no sub-agent.
+        key: what identifies it if it is sent again.
+    """
+
+    KIND: ClassVar[str] = RowKind.SENT
+    id: str
+    at: float
+    text: Annotated[str, CONTENT] = ""
+    by: Annotated[str, CONTENT] = ""
+    to: Annotated[str | None, CONTENT] = None
+    key: Annotated[str | None, CONTENT] = None
 
 
 @dataclass(slots=True)
@@ -820,8 +858,8 @@ def end_row(
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
-        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, LMCallsRow),
-        *(StoredTrace, ResumeRow, EndRow),
+        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, SentRow),
+        *(LMCallsRow, StoredTrace, ResumeRow, EndRow),
     )
 }
 """The classes of the rows, by kind."""
