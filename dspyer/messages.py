@@ -240,7 +240,7 @@ def turn_message(
 
 
 class ToolStep(NamedTuple):
-    """What a module does before it answers: a thought, and tool calls with their results.
+    """A step of a module before it answers: a thought, and tool calls with their results.
 
     Attributes:
         thought: what the model has thought.
