@@ -200,6 +200,27 @@ class Answer(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Sent(JsonRecord):
+    """A message to a thread: what `thread.send` returns.
+
+    Attributes:
+        number: its place among the messages of the thread, from 0 on.
+        text: the text.
+        by: who sent it; `""` if nothing says so.
+        at: wall clock, seconds since the epoch.
+        to: the agent that it is for; None for the agent that the program is, or for each that is a node of it.
+        open: whether a run of the thread was open when it was sent, which will be shown it; else the next one will.
+    """
+
+    number: int
+    text: str
+    by: str
+    at: float
+    to: str | None = None
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class FieldShape(JsonRecord):
     """The declaration of a field in the schema.
 

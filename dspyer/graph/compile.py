@@ -38,6 +38,7 @@ from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
+from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
@@ -129,6 +130,7 @@ def compile_graph(
     if problems:
         raise GraphError(problems)
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
+    listeners = _listeners(parts)
     spec = GraphSpec(
         topology,
         parts.nodes,
@@ -147,6 +149,8 @@ def compile_graph(
         named=options.named,
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
+        of_runs=(Inbox(),) if listeners else (),
+        listeners=listeners,
         attempts=_attempts(parts, given),
         # In the order of declaration, in which the first match wins.
         error_edges={one.source: tuple([e for e in parts.errors if e.source == one.source]) for one in parts.errors},
@@ -469,6 +473,17 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
     return found
+
+
+def _listeners(parts: GraphParts) -> tuple[str, ...]:
+    """The paths of the graphs that listen to messages: the graph itself, `""`, and those inside of it."""
+    found = [""] if any(node.listens for node in parts.nodes.values()) else []
+    checks = checks_of(parts.nodes)
+    for name, node in parts.nodes.items():
+        # No message says which of the items of a map it is for.
+        if node.runs_graph and node.mapped is None and name not in checks:
+            found += [f"{name}/{path}".removesuffix("/") for path in parts.modules[name].graph.listeners]
+    return tuple(found)
 
 
 def _author_problems(parts: GraphParts) -> list[str]:

@@ -12,7 +12,7 @@ import dspy
 from dspyer import display
 from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
-from dspyer.events import Answer, Commit, LMCall, Question
+from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
@@ -30,7 +30,9 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
+from dspyer.threads.sending import send, unread
 from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
+from dspyer.worker_threads import run_in_thread
 
 
 @shows_removed
@@ -688,6 +690,54 @@ class Thread:
     def _stream_rerun(self, from_version: int | str) -> Events:
         """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
         return rerun_play(self._stored, from_version, new_request(None, True, None), False).stream()
+
+    def send(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
+        """Sends a message to the agent of the thread, in whatever process its run works, waits, or has ended.
+
+        The agent is shown it at its next turn, once, as a user message. What comes after the last turn of a run waits
+        for the first one of the next run.
+
+        Args:
+            text: the text, at most 100,000 bytes.
+            to: the node that is meant, `"team/lead"` for one inside of another; by default the agent that the program
+                is, or each agent that is a node of it.
+            by: who sends it, a text of at most 500 characters, which is the name of the message.
+            key: an idempotency key: sent again with it, the message is there once.
+
+        Returns:
+            The message, with its number; `open` says whether a run is open that will be shown it.
+
+        Raises:
+            InputError: for a text that is empty or too long, an agent that is not there, or another text under the key.
+            ThreadError: if the thread has no run yet, or the graph no agent. Nothing was sent then.
+
+        Example:
+            >>> from dspyer import agents, testing
+            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:")
+            >>> t = program.thread("t-42")
+            >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
+            ('completed', False, ['In words.'])
+        """
+        return send(self._stored, text, to, by, key)
+
+    async def asend(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
+        """Sends a message in async code; arguments, result and errors are those of `send`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import agents, testing
+            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> t = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:").thread("t-42")
+            >>> t.run({"question": "2 + 2?"}).status, asyncio.run(t.asend("In words.")).number
+            ('completed', 0)
+        """
+        return await run_in_thread(lambda: self.send(text, to=to, by=by, key=key))
+
+    @property
+    def unread(self) -> tuple[Sent, ...]:
+        """The messages that no turn has taken, in the order in which they were sent."""
+        return unread(self._stored)
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
