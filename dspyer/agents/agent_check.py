@@ -52,7 +52,6 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.tracing import set_apart
-
 from dspyer.messages import SENT
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
