@@ -7,6 +7,7 @@ node that was not built may write any field, and a router without known targets 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -129,6 +130,8 @@ def compile_graph(
     given = _given_layers(parts, retry, layers)
     if problems:
         raise GraphError(problems)
+    for text in parts.warnings:
+        warnings.warn(f"graph {options.name!r}: {text}", stacklevel=4)  # the line of the user that calls `compile`
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
     listeners = _listeners(parts)
     spec = GraphSpec(
@@ -171,6 +174,7 @@ class GraphParts:
     cached is asked for by these checks alone, when all parts are built.
 
     Attributes:
+        warnings: what its author should look at, though the graph can run.
         lost: the routers that could not be built.
         modules: the modules of the program by attribute.
         unsent: by node, what is wrong unless a `Send` brings the missing values.
@@ -181,6 +185,7 @@ class GraphParts:
     options: list[NodeOptions]
     errors: list[ErrorEdge]
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     exits: dict[str, list[Exit]] = field(default_factory=dict)
     lost: list[RouterOptions] = field(default_factory=list)
@@ -565,7 +570,7 @@ _NUMBER = re.compile(r"_?\d+$|_[a-z]$")  # `draft_2` beside `draft`, `price_a` b
 
 
 def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
-    """Run values that do not exist, and fields of templates that are not set when the template is filled in.
+    """Run values that do not exist. A warning says which fields of templates nothing can have set by then: they stay.
 
     Without a schema any field may be an input: one that only texts and views name is refused if it is spelt like one
     that a node has. The inputs are then those that the graph declares.
@@ -596,7 +601,10 @@ def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
                 earlier = earlier or WritesBefore(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
-                    yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
+                    parts.warnings.append(
+                        f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}. As it is, the "
+                        f"text shows {{{name}}} itself"
+                    )
 
 
 # --- inputs and outputs

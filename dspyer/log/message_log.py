@@ -32,7 +32,7 @@ def inbox_of(thread: str) -> str:
 
 
 def progress_before(header: Mapping[str, Any]) -> Progress:
-    """How far the runs before one have read, by its header."""
+    """The progress of the runs before one, by its header."""
     return {(inbox, path): number for inbox, path, number in header.get(TOOK, ())}
 
 
@@ -44,7 +44,7 @@ def note_progress(progress: Progress, row: LayerRow) -> None:
 
 
 def progress_at(store: Store, at: Point | None) -> Progress:
-    """How far the agents of a thread had read when a row of it was written."""
+    """The progress of the agents of a thread when a row of it was written."""
     run = None if at is None else store.run(at.run)
     if at is None or run is None:
         return {}

@@ -520,7 +520,7 @@ class StoredThread:
         return {**self._graph_header(), "first": first, **self._own_header(head, head.row.head)}
 
     def progress_at(self, at: Point | None) -> Progress:
-        """How far the agents had read the inbox at a row; of a thread without one, which is usual, nothing is read."""
+        """The progress of the agents in the inbox at a row; of a thread without one nothing is read."""
         return progress_at(self.store, at) if self.store.run(inbox_of(self.name)) is not None else {}
 
     def key_salt(self, last: RunRow) -> str:
