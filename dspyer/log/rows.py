@@ -658,7 +658,8 @@ class PostRow(StoredRow):
         node: its author; `"START"` for the value with which the run began.
         field: the field.
         seq: the arrival number.
-        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
+        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is;
+            before it, the item of a map and the executions of graphs inside, in which it was made.
         over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others. None
             for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
@@ -682,6 +683,11 @@ class PostRow(StoredRow):
     def update(self) -> Any:
         """The update of the field."""
         return self.patch[self.field]
+
+    @property
+    def places(self) -> list[str]:
+        """The execution, or the item of it, and those of the graphs inside of it, in which the post was made."""
+        return f"{self.execution}{'' if self.id.startswith('[') else '/'}{self.id}".split("/")[:-1]
 
 
 @dataclass(slots=True)
