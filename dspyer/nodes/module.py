@@ -679,7 +679,12 @@ def _is_sent(call: Call) -> bool:
 def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph, wrong = module.graph, Flaws(options.who)
-    binding = plan_inputs(module_io(module), options, wrong, copy=False)
+    found = module_io(module)
+    if options.reads is None and options.map is None:  # also those that the graph writes: they are one field
+        both = set(graph.topology.schema.live_fields).intersection(options.schema.live_fields).difference(found.inputs)
+        live = sorted(both)
+        found = replace(found, inputs={**found.inputs, **dict.fromkeys(live, Any)}, optional=found.optional.union(live))
+    binding = plan_inputs(found, options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}
