@@ -24,13 +24,16 @@ from dspyer import (
     ImmutableState,
     Replace,
     Retry,
+    agents,
     errors,
+    fill,
     live,
     reducers,
     view,
 )
 from dspyer.events import Committed, Event, Numbered, Posted, Read
 from dspyer.testing import ScriptedLM
+from tests.agents.scripts import submit, turn
 
 
 class Notes(BaseModel):
@@ -521,3 +524,63 @@ def test_each_read_is_an_event_when_asked_for(drive: str) -> None:
     assert not [event for event in outer.stream(inputs) if isinstance(event, Read)]
     with pytest.raises(TypeError, match="reads"):
         outer.stream(inputs, reads="topic")  # type: ignore[arg-type]
+
+
+def test_an_agent_is_asked_whether_it_is_satisfied_until_it_is() -> None:
+    """S002-31: `check=True`: the mode that submitted asks itself, and resumes where it left off."""
+    program = agents.tool_loop("question -> answer", [], check=True, max_fixes=2).compile()
+    drafts = [submit(answer=f"draft {number}") for number in range(3)]
+    doubts = [{"problems": ["no place is named"]}, {"problems": ["no time is named"]}, {"problems": []}]
+    with ScriptedLM([one for pair in zip(drafts, doubts, strict=True) for one in pair]) as lm:
+        run = program.run({"question": "When?"})
+    assert (run.status, run.state["answer"], len(lm.calls)) == ("completed", "draft 2", 6)
+    texts = ["\n".join(one.content for one in call.prompt.turns) for call in lm.calls[::2]]
+    assert ["no place is named" in text for text in texts] == [False, True, True]
+    assert ["draft 1" in text for text in texts] == [False, False, True]
+
+
+def filled(messages: list[Any], place: str) -> list[Any]:
+    """The conversation as the state has it now: texts of the desk are templates, those of users are not."""
+    return [
+        {**one, "content": one["content"].format(place=place)} if one.get("name") == "desk" else one for one in messages
+    ]
+
+
+def test_messages_are_templates_where_a_function_says_so() -> None:
+    """S002-19, S002-21: filled at each call, and not in the state."""
+
+    def move(to: str) -> Command[Any]:
+        """Goes to a place."""
+        return Command(update={"place": to}, result="there")
+
+    said = [{"role": "user", "name": "desk", "content": "We are in {place}."}]
+    program = agents.tool_loop(
+        "question, place -> answer", [agents.tool(move, writes=["place"])], context=filled
+    ).compile()
+    with ScriptedLM([turn(("move", {"to": "Calais"})), submit(answer="yes")]) as lm:
+        run = program.run({"question": "In {place}?", "place": "Dover", "messages": said})
+    asked = ["\n".join(one.content for one in call.prompt.turns) for call in lm.calls]
+    assert ["We are in Dover." in text for text in asked] == [True, False]
+    assert ["We are in Calais." in text for text in asked] == [False, True]
+    assert all("In {place}?" in text for text in asked)
+    assert run.state["messages"][0]["content"] == "We are in {place}."
+
+
+def test_a_name_that_is_not_set_stays_as_it_is() -> None:
+    """S003-23, S003-25: also if nothing can have set it, of which the build warns; another name is an error."""
+    reads = {"said": fill("{topic}: {text}")}
+    late = Graph(Late, inputs=["topic"]).add_node("say", lambda said: {"log": said}, reads=reads, writes=["log"])
+    late.add_node("write", lambda topic: {"text": topic}, writes=["text"])
+    with pytest.warns(UserWarning, match="{text}, which nothing can have written"):
+        program = late.add_path(START, "say", "write", END).compile()
+    assert program.run({"topic": "tides"}).state["log"] == ["tides: {text}"]
+    with pytest.raises(errors.GraphError, match="txet"):
+        Graph(Late).add_node("say", lambda said: {"log": said}, reads={"said": fill("{txet}")}).add_path(
+            START, "say", END
+        ).compile()
+
+
+class Late(BaseModel):
+    topic: str
+    text: str
+    log: Annotated[list[str], reducers.append] = []
