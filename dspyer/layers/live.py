@@ -32,7 +32,7 @@ from dspyer.events import Exchange, Heard, LiveConflict, Posted
 from dspyer.ids import whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
-from dspyer.log.rows import PostRow
+from dspyer.log.rows import PostKey, PostRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Entries, EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
 from dspyer.nodes.node import Call, Output
@@ -80,8 +80,8 @@ class ReaderCursor:
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
-    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> str:
-        """The id of its next post of a value: that of a post which is there, if an earlier attempt has made it.
+    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> PostKey:
+        """The key of its next post of a value: that of a post which is there, if an earlier attempt has made it.
 
         A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
         is what the field has.
@@ -89,23 +89,23 @@ class ReaderCursor:
         known = buffer.posts_of.get(self.execution, {})
         while True:
             count = self._counts[digest] = self._counts.get(digest, 0) + 1
-            name = _part_of(self.places[-1]) + f"{digest}.{count}"
-            if not (returned and name in known and buffer.has_replaced(known[name])):
-                return name
+            key = _places_of(self.places[-1]), f"{digest}.{count}"
+            if not (returned and key in known and buffer.has_replaced(known[key])):
+                return key
 
     def knows(self, post: PostRow, depth: int = 0) -> bool:
         """Says of a post that it is its own, or in its lineage, so that it need not be read.
 
         `depth` is how many graphs around its own the field belongs to.
         """
-        if not depth and "/" not in post.id:
+        if not depth and not post.places:
             return post.execution == self.execution or contains_commit(self.position, post.execution)
         return self._relation(post, depth) is not None
 
     def _relation(self, post: PostRow, depth: int) -> str | None:
         """The node of its lineage, or of its own execution, that has made a post; None for another one."""
-        places = self.places[len(self.places) - 1 - depth :]
-        for place, one in zip(places, post.places, strict=False):
+        made_in = post.places or (post.execution,)
+        for place, one in zip(self.places[len(self.places) - 1 - depth :], made_in, strict=False):
             if one != place.execution:
                 whole = whole_execution(one)
                 if whole == place.outer_execution or not contains_commit(place.position or _NOWHERE, whole):
@@ -142,7 +142,7 @@ class ReaderCursor:
 
     def skips(self, post: PostRow, depth: int) -> bool:
         """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
-        if depth or "/" in post.id:
+        if depth or post.places:
             return bool(self._relation(post, depth))
         earlier = post.node == self.node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
@@ -176,7 +176,7 @@ class LiveBuffer:
     def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, PostRow]) -> None:
         self.seq = 0
         self.posts: dict[str, list[PostRow]] = {}
-        self.posts_of: dict[str, dict[str, PostRow]] = {}
+        self.posts_of: dict[str, dict[PostKey, PostRow]] = {}
         self.recorded: dict[int, PostRow] = {}
         self.around: dict[str, LiveBuffer] = {}
         self.depth: dict[str, int] = {}
@@ -216,7 +216,7 @@ class LiveBuffer:
         field = post.field
         self.posts[field].append(post)
         self.recorded[post.seq] = post
-        self.posts_of.setdefault(post.execution, {})[post.id] = post
+        self.posts_of.setdefault(post.execution, {})[post.key] = post
         update = post.update
         keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
         merged: dict[Any, Any] = {}
@@ -352,10 +352,9 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def _part_of(attempt: Attempt) -> str:
-    """What the ids of its posts begin with: the item of a map, or another part of an execution; "" for a whole one."""
-    part = attempt.execution[len(attempt.outer_execution) :]
-    return part and f"{part}/"
+def _places_of(attempt: Attempt) -> tuple[str, ...]:
+    """The places of its posts: its own if it is an item of a map, or another part of an execution; else none."""
+    return () if attempt.execution == attempt.outer_execution else (attempt.execution,)
 
 
 class Around(NamedTuple):
@@ -538,18 +537,17 @@ class LivePosts(Layer):
             posts, there = self.shared[name] = outer.shared.get(field, (outer, field))
             buffer.posts[name], buffer.around[name] = posts.buffer.posts[there], posts.buffer
             buffer.depth[name] = 1 + outer.buffer.depth.get(field, 0)
-        mine = around.attempt.outer_execution
-        begin = _part_of(around.attempt)
-        for post in outer.buffer.posts_of.get(mine, {}).values():
-            names = [name for name in self.shared if around.name_of(name) == post.field]
-            if names and post.id.startswith(begin) and "/" in (rest := post.id[len(begin) :]):
-                execution = whole_execution(rest.partition("/")[0])
-                self._note(execution, names[0], rest[len(execution) :].removeprefix("/"), post)
+        names = {around.name_of(name): name for name in self.shared}
+        for post in outer.buffer.posts_of.get(around.attempt.outer_execution, {}).values():
+            if post.field in names and len(post.places) > 1 and post.places[0] == around.attempt.execution:
+                self._note(names[post.field], post.places[1:], post)
 
-    def _note(self, execution: str, field: str, name: str, post: PostRow) -> None:
-        """Notes a post of this run to a field that belongs to a run around."""
-        own = replace(post, execution=execution, field=field, id=name, patch={field: post.update})
-        self.buffer.posts_of.setdefault(execution, {})[name] = own
+    def _note(self, field: str, places: tuple[str, ...], post: PostRow) -> None:
+        """Notes a post of this run to a field that belongs to a run around; `places` begins with its execution here."""
+        execution = whole_execution(places[0])
+        places = () if places == (execution,) else places
+        own = replace(post, execution=execution, field=field, places=places, patch={field: post.update})
+        self.buffer.posts_of.setdefault(execution, {})[own.key] = own
 
     def may(self, field: str, option: str) -> bool:
         """Says that the nodes around may read a field, or write it. What a map calls may not read."""
@@ -640,41 +638,45 @@ class LivePosts(Layer):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                name = cursor.next_post(self.buffer, digest, returned)
-            commit_id = run.ids.global_id(attempt.outer_execution, name)
+                key = cursor.next_post(self.buffer, digest, returned)
+            commit_id = run.ids.global_id(attempt.execution, key[1])
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             frozen = _latest(after.raw(field, DELETE)) if whole else patch[field]
-            self._add(attempt, cursor, field, name, frozen, commit_id)
+            self._add(attempt, cursor, field, key, frozen, commit_id)
         if run.events.queue is not None:
             run.events.queue.wait_for_room()  # without the lock
         return True
 
-    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any, commit_id: str) -> None:
+    def _add(
+        self, attempt: Attempt, cursor: ReaderCursor, field: str, key: PostKey, update: Any, commit_id: str
+    ) -> None:
         """Adds a post to the run that the field belongs to, and notes it in those between."""
         posts, at, limit = self, field, attempt.host.limit
-        between: list[tuple[LivePosts, str, str, str]] = []
+        between: list[tuple[LivePosts, str, tuple[str, ...]]] = []
+        places, name = key
         while at in posts.shared:
-            around, execution = posts.outer, attempt.outer_execution
+            around, places = posts.outer, places or (attempt.execution,)
             assert around is not None
-            between.append((posts, execution, at, name))
-            name = _part_of(around.attempt) + execution + ("" if name.startswith("[") else "/") + name
+            between.append((posts, at, places))
+            places = (around.attempt.execution, *places)
             attempt, posts, at = around.attempt, around.posts, around.name_of(at)
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             patch, after = posts.schema.commit(state, {at: update}, node=attempt.node, commit_id=commit_id)
             update = patch[at] if posts.schema.reducer(at) is not None else _latest(after.raw(at, DELETE))
         with self.lock:
-            post = posts._numbered(attempt, cursor, at, name, update, cursor.reads.get(field, 0), len(between), limit)
+            read = cursor.reads.get(field, 0)
+            post = posts._numbered(attempt, cursor, at, (places, name), update, read, len(between), limit)
             if post is not None:
-                for inner, execution, own, name in between:
-                    inner._note(execution, own, name, post)
+                for inner, own, inside in between:
+                    inner._note(own, inside, post)
 
     def _numbered(
         self,
         attempt: Attempt,
         cursor: ReaderCursor,
         field: str,
-        name: str,
+        key: PostKey,
         update: Any,
         read: int,
         depth: int,
@@ -683,7 +685,7 @@ class LivePosts(Layer):
         """Writes a post of an attempt with its number; None if an earlier attempt has made it."""
         run: Any = attempt.host
         buffer, execution = self.buffer, attempt.outer_execution
-        if name in buffer.posts_of.get(execution, ()):
+        if key in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return None
         over, unread = buffer.conflicts(cursor, field, update, read, depth)
         if unread:
@@ -694,7 +696,8 @@ class LivePosts(Layer):
             scope, seq = run.ids.scope, buffer.seq
             reducer = self.schema.reducer(field)
             how = "replace" if reducer is None else reducer.name
-            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how)
+            places, name = key
+            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how, places)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
                 run.records.journal.write(NewRows([post.row()]))
             update = buffer.add(post)
