@@ -1,7 +1,7 @@
 """What others have sent to an agent since its last turn: posts to live fields, and messages to the thread.
 
 A turn takes what is new before its LM call, shows it, and commits it with its own message. So what an agent was shown
-is in its conversation: a resume, a replay and a copy have it, and ask nobody again. How far it has read posts is the
+is in its conversation: a resume, a replay and a copy have it, and no one is asked again. How far it has read posts is the
 field `seen`, by run, since another run counts its posts anew; the inbox itself knows what was taken.
 """
 
@@ -115,7 +115,7 @@ EVERY = 0.5
 """The seconds between two looks for messages, which other processes send: nothing wakes who waits for one."""
 
 
-SOMETHING, NOTHING = "Something new has come: you are shown it.", "Nobody else works: nothing more will come."
+SOMETHING, NOTHING = "Something new has come: you are shown it.", "No one else works: nothing more will come."
 
 
 def _wait_for_posts(ctx: Context) -> str:
@@ -138,10 +138,10 @@ def _wait_for_posts(ctx: Context) -> str:
 wait_for_posts: ToolSpec = tool(
     _wait_for_posts,
     name="wait_for_posts",
-    desc="Waits until another agent has written something for you, or nobody else works any more.",
+    desc="Waits until another agent has written something for you, or no one else works any more.",
 )
 """A tool that waits, without an LM call and without a slot of `max_concurrency`, until another node posts to a live
-field that the agent reads or someone sends it a message, or nobody else in the run works.
+field that the agent reads or someone sends it a message, or no one else in the run works.
 
 Example:
     >>> wait_for_posts

@@ -780,7 +780,7 @@ class LivePosts(Layer):
     def wait(self, attempt: Attempt, after: Mapping[str, int], timeout: float | None = None) -> Entries:
         """A loop whose next step waits for an entry that `unread` would give, and gives it.
 
-        It ends when nobody else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
+        It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
         It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
         """
         fields = tuple([field for field in self.shared if self.may(field, "reads")])

@@ -59,7 +59,7 @@ def answer(prompt: Prompt) -> dict[str, Any]:
         done = said.count("'noted'") + said.count('"noted"')
         return turn(("note", {"text": TEXTS[done]})) if done < len(TEXTS) else turn(("submit", {"found": "all"}))
     shown = [text for text in TEXTS if f"research: {text}" in said]
-    if len(shown) == len(TEXTS) or "Nobody else works" in said:
+    if len(shown) == len(TEXTS) or "No one else works" in said:
         return turn(("submit", {"report": ", ".join(shown)}))
     return turn(("wait_for_posts", {}))
 
