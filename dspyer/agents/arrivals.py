@@ -1,8 +1,8 @@
-"""What others have sent to an agent since its last turn: posts to live fields, and messages to the thread.
+"""Arrivals: the posts to live fields and the messages to the thread that an agent has not been shown.
 
-A turn takes what is new before its LM call, shows it, and commits it with its own message. So what an agent was shown
-is in its conversation: a resume, a replay and a copy have it, and no one is asked again. How far it has read posts is the
-field `seen`, by run, since another run counts its posts anew; the inbox itself knows what was taken.
+A turn takes them before its LM call, shows them, and commits them with its own message. So an agent's conversation has
+what it was shown, and a resume, a replay and a copy ask no one again. How far it has read posts is the field `seen`,
+with the run that counts them, since another run counts anew; the inbox itself knows what was taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POSTED = "posted"
 
 
 class Arrivals(NamedTuple):
-    """What is new to an agent when a turn begins.
+    """The messages that are new to an agent when a turn begins.
 
     Attributes:
         messages: as its conversation gets them.
@@ -58,7 +58,7 @@ class Arrivals(NamedTuple):
 
 
 def arrivals(call: Call) -> Arrivals:
-    """What is new to the agent that takes a turn."""
+    """The messages that are new to the agent that takes a turn."""
     posts = call.layer(LivePosts)
     if posts is None:
         return Arrivals(sent_messages(call))
@@ -99,7 +99,7 @@ def _runs(attempt: Attempt, posts: LivePosts) -> dict[str, str]:
 
 
 def _seen(state: ImmutableState, runs: Mapping[str, str]) -> dict[str, Any]:
-    """How far an agent has read the posts of these runs."""
+    """The last post of each of these runs that an agent was shown, by field."""
     found: dict[str, Any] = thaw(state.raw(SEEN, FrozenDict()))
     return {field: place for field, place in found.items() if place["run"] == runs.get(field)}
 

@@ -601,7 +601,7 @@ class AgentPart(KindOptions):
 
 
 NEW = "new/"
-"""How the ids begin under which a turn shows what it takes, until its commit gives them ids of their own."""
+"""The beginning of the ids under which a turn shows what it takes, until its commit gives it ids of its own."""
 
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""

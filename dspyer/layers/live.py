@@ -358,7 +358,7 @@ def _places_of(attempt: Attempt) -> tuple[str, ...]:
 
 
 class Around(NamedTuple):
-    """Where a run is that shares live fields with the run around it.
+    """The place of a run that shares live fields with the run around it.
 
     Attributes:
         attempt: that of the node in which it is.
@@ -902,7 +902,7 @@ class LiveWaiters:
 
     Attributes:
         over: whether waits end at once, since the run has ended.
-        held: whether nobody gets a slot, since the node around waits and has none.
+        held: whether none of them gets a slot, since the node around waits and has none.
     """
 
     def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
@@ -920,7 +920,7 @@ class LiveWaiters:
 
     @property
     def is_due(self) -> bool:
-        """Whether one of them waits for its slot alone."""
+        """Says that one of them waits for its slot alone."""
         return bool(self._due)
 
     @property
