@@ -692,7 +692,7 @@ class PostRow(StoredRow):
 
     @property
     def key(self) -> PostKey:
-        """What no other post of the execution has."""
+        """Its key among the posts of the execution."""
         return self.places, self.id
 
 
