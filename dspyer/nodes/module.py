@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.lm.parameters import predictors_in
-from dspyer.messages import turn_message, warning_message
+from dspyer.messages import ToolStep, tool_messages, turn_message, warning_message
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_templates, warning_of
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_access import (
@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, Script, is_program, program_step
+from dspyer.nodes.steps import InsideRun, ModuleStep, Script, SharedFields, is_program, program_step
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -114,15 +114,17 @@ class ModuleNode(BoundNode):
         # The warning near the step limit of the run is part of the prompt and of the conversation.
         inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
-        return self.reply(result, inputs, warning)
+        # By the length of the conversation, ids of calls are new in it, and the same when the call is repeated.
+        place = len(call.state.raw(self.turns.fields[0], ())) if self.turns.steps is not None else 0
+        return self.reply(result, inputs, warning, place)
 
-    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
+    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "", place: int = 0) -> Reply:
         """The module's result as updates of the state."""
         who = self.who
         values = values_of_prediction(result, who, self.known)
         updates = selected(values, self.gives, who) if values or self.known else {}
         if self.turns.fields:
-            updates |= self.turns.updates(self.name, inputs, values)
+            updates |= self.turns.updates(self.name, inputs, values, place)
         if warning:
             updates = with_warning(self.turns, updates, warning)
         return Reply(updates, None, True, completions_by_field(result, self.gives))
@@ -298,6 +300,7 @@ class Turns(NamedTuple):
         answers: the outputs of its signature.
         reasoning: the by-products that a turn holds too.
         asked: the inputs among them that are no view of a conversation.
+        steps: what reads the tool calls of a result, of a module that makes some.
     """
 
     fields: tuple[str, ...] = ()
@@ -306,14 +309,20 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
+    steps: StepsOf | None = None
 
-    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """The turn that each conversation gets."""
+    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any], place: int) -> dict[str, Any]:
+        """The turn that each conversation gets, behind the tool calls that have led to it."""
         if not self.fields:
             return {}
         asked = {name: inputs[name] for name in self.inputs if name in inputs}
         answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
-        return dict.fromkeys(self.fields, turn_message(node, asked, answered, self.asked))
+        made = [] if self.steps is None else tool_messages(node, self.steps(inputs, values), f"{node}_{place}")
+        if made:  # the user has said the inputs before the first call
+            said = {name: asked[name] for name in self.asked if name in asked}
+            made[0] = {**turn_message(node, said, {}, said), **made[0]}
+        made.append(turn_message(node, asked, answered, () if made else self.asked))
+        return dict.fromkeys(self.fields, made)
 
 
 NO_TURNS = Turns()
@@ -344,7 +353,8 @@ def plan_turns(
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
     asked = tuple(name for name in held if _is_said(name, found.inputs[name], options))
-    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked)
+    steps = next((STEPS[base] for base in type(module).__mro__ if base in STEPS), None) if turns else None
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, steps)
     wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
@@ -352,7 +362,7 @@ def plan_turns(
     ]
     wrong.problems += [
         f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
-        "function call it and return the message"
+        "function call it and return the message, or leave it out, add_node(..., conversation=False)"
         for field in turns.values()
         if found.outputs is None
     ]
@@ -465,13 +475,11 @@ def module_io(module: dspy.Module) -> ModuleIO:
     kind = type(module)
     if is_program(module):
         return _of_graph(cast("Any", module).graph)
-    known = next((base for base in kind.__mro__ if base in TABLE), None)
+    known = _known(kind)
     if known is not None:
         found = TABLE[known](module)
         # A subclass that adds code to the call of a class of the table may convert what the signature declares.
-        called = ("forward", "aforward", "__call__", "acall")
-        own = any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
-        found = replace(found, own_code=found.own_code or own)
+        found = replace(found, own_code=found.own_code or _changes_call(kind, known))
         # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
@@ -480,12 +488,31 @@ def module_io(module: dspy.Module) -> ModuleIO:
     return _of_forward(kind)
 
 
+def takes_more(module: dspy.Module) -> bool:
+    """Return whether a module passes all that it gets to one predictor, whose signature may be given more inputs."""
+    known, inner = _known(type(module)), getattr(module, "module", None)
+    if known is None or _changes_call(type(module), known):
+        return False
+    return known in (dspy.Predict, dspy.ChainOfThought) or (known in (dspy.BestOfN, dspy.Refine) and takes_more(inner))
+
+
+def _known(kind: type) -> type | None:
+    return next((base for base in kind.__mro__ if base in TABLE), None)
+
+
+def _changes_call(kind: type, known: type) -> bool:
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in _CALLED)
+
+
+_CALLED = ("forward", "aforward", "__call__", "acall")
+
+
 def _of_graph(graph: Any) -> ModuleIO:
     names, schema = graph.writes if graph.outputs is None else graph.outputs, graph.topology.schema
     outputs = None if names is None else {name: value_type(schema, name) for name in names}
-    return ModuleIO(
-        dict.fromkeys(graph.inputs, Any), frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs
-    )
+    # A view comes as text to a field of texts; values of all other types are checked when the graph begins.
+    kinds = {name: str if without_none(value_type(schema, name)) is str else Any for name in graph.inputs}
+    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs)
 
 
 def _forward_of(kind: type) -> Any:
@@ -528,6 +555,7 @@ def _of_forward(kind: type) -> ModuleIO:
 
 
 ReadModule = Callable[[Any], ModuleIO]
+StepsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterable[ToolStep]]
 
 
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
@@ -583,6 +611,34 @@ TABLE: Mapping[type, ReadModule] = {
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
 
 
+def _steps_of_trajectory(_inputs: object, values: Mapping[str, Any]) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReAct`, a step each; the last one, which only ends the loop, is none."""
+    found = values.get("trajectory") or {}
+    for name, tool in found.items():
+        number = name.removeprefix("tool_name_")
+        if number != name and tool != "finish":
+            thought, result = found.get(f"thought_{number}"), found.get(f"observation_{number}")
+            yield ToolStep(thought, [(tool, found.get(f"tool_args_{number}"), result, None)])
+
+
+def _steps_of_history(inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReActV2` in this call, a turn each, without the one that submits the outputs."""
+    events, earlier = (getattr(one.get("history"), "messages", ()) for one in (values, inputs))
+    for event in events[len(earlier) :]:
+        made = event["tool_calls"]
+        results = {result.call_id: result for result in made.tool_call_results.tool_call_results}
+        calls = [(call.name, call.args, results[call.id].value, results[call.id].is_error) for call in made.tool_calls]
+        if calls := [call for call in calls if call[0] != "submit"]:
+            yield ToolStep(event.get("next_thought"), calls)
+
+
+STEPS: Mapping[type, StepsOf] = {
+    dspy.ReAct: _steps_of_trajectory,
+    dspy.ReActV2: _steps_of_history,
+}
+"""The module classes whose results hold the tool calls that have led to them."""
+
+
 # --- compiled graphs as nodes of another graph
 
 
@@ -596,6 +652,7 @@ class SubgraphNode(BoundNode):
         folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
         per_item: whether it runs inside a map, which needs all values and not the changes.
         same_types: the inputs that come from fields whose values are valid inside too, each as its name and the field.
+        shared: the live fields that are one with those of the graph around; None for none.
     """
 
     kind: ClassVar[str] = "subgraph"
@@ -606,6 +663,7 @@ class SubgraphNode(BoundNode):
     folds: frozenset[str] = frozenset()
     per_item: bool = False
     same_types: tuple[tuple[str, str], ...] = ()
+    shared: SharedFields | None = None
 
     @property
     def may_give(self) -> frozenset[str] | None:
@@ -618,8 +676,9 @@ class SubgraphNode(BoundNode):
         """Run the graph as a part of the run."""
         program = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = yield program_step(program, inputs, call, self._valid(call))
-        return self.reply(program, inside, inputs, _is_sent(call))
+        inside = yield program_step(program, inputs, call, self._valid(call), self.shared)
+        live = call.context.delegate.host.together.posts is not None
+        return self.reply(program, inside, inputs, _is_sent(call), live)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         if call.overlay is None or SENT not in call.overlay:
@@ -635,10 +694,13 @@ class SubgraphNode(BoundNode):
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
+    def reply(
+        self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False, live: bool = False
+    ) -> Reply:
         """The changes in the inner graph, as updates of the outer state; other values stay inside.
 
-        If its whole state was sent, the outer state has none of it, and gets all.
+        If its whole state was sent, the outer state has none of it, and gets all. What was written to live fields is
+        posted already, if they are `live` in this run.
         """
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
@@ -655,6 +717,8 @@ class SubgraphNode(BoundNode):
         if self.per_item:
             # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
+        if self.shared is not None and live:
+            values = {name: value for name, value in values.items() if name not in self.shared.writes}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
@@ -671,7 +735,12 @@ def _is_sent(call: Call) -> bool:
 def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph, wrong = module.graph, Flaws(options.who)
-    binding = plan_inputs(module_io(module), options, wrong, copy=False)
+    found = module_io(module)
+    if options.reads is None and options.map is None:  # also those that the graph writes: they are one field
+        both = set(graph.topology.schema.live_fields).intersection(options.schema.live_fields).difference(found.inputs)
+        live = sorted(both)
+        found = replace(found, inputs={**found.inputs, **dict.fromkeys(live, Any)}, optional=found.optional.union(live))
+    binding = plan_inputs(found, options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}
@@ -694,6 +763,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
+        shared=shared_fields(module, reads, writes, options.schema, wrong),
     )
     inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
@@ -713,6 +783,37 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
             if inner.fields[one.name].holds_values_of(outer.fields[one.field])
         ]
     )
+
+
+def shared_fields(
+    program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
+) -> SharedFields | None:
+    """The live fields of a program that are those of the state around it, as a node reads and writes them."""
+    inner = program.graph.topology.schema
+    if not inner.live_fields or not schema.live_fields or program._executor is not None:
+        return None
+    both = [
+        {
+            name: field
+            for name, field in (names or {}).items()
+            if name in inner.live_fields and field in schema.live_fields
+        }
+        for names in (reads, writes)
+    ]
+    for name, field in both[0].items():
+        if both[1].get(name, field) != field:
+            wrong.problems.append(
+                f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
+                f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
+            )
+    for name, field in {**both[0], **both[1]}.items():
+        folds = [None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))]
+        if folds[0] != folds[1]:
+            wrong.problems.append(
+                f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
+                f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
+            )
+    return SharedFields(*both) if any(both) else None
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:
