@@ -42,6 +42,9 @@ PROBLEMS = "problems"
 FORCED = "forced"
 """A key of an assistant message: why it had to submit."""
 
+SENT = "sent"
+"""A key of a user's message that `thread.send` sent: its number and its time."""
+
 MESSAGES, HANDOFFS = "messages", "handoffs"
 """The fields of an agent with its conversation, and with results that the end of a turn decides about."""
 

@@ -3,10 +3,10 @@
 If it finds some, they become a user message, the outputs are unset, and the mode resumes. How often that has happened
 in a run is counted in the conversation, so it depends on no timing.
 
-A check has one of the forms of `check`, or is the name of a mode: then the predictor of the mode is asked for problems,
-with its instructions and its LM, and is shown the conversation as text. It is asked through a copy, since a demo of
-such a call would be no demo of a turn; and the call is no step of the trace, whose steps are those of predictors that
-the program has.
+A check has one of the forms of `check`, or is self-reflection: the name of a mode, or True for that which submitted.
+Then the predictor of the mode is asked for problems, with its instructions and its LM, and is shown the conversation as
+text. It is asked through a copy, since a demo of such a call would be no demo of a turn; and the call is no step of the
+trace, whose steps are those of predictors that the program has.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.compact import current_mode, text_shown
-from dspyer.agents.conversation import MESSAGES, MODE, PROBLEMS, TURN, Shown, since_task, text_input_of, uncovered
+from dspyer.agents.conversation import (
+    MESSAGES,
+    MODE,
+    PROBLEMS,
+    TURN,
+    Shown,
+    last_turn,
+    since_task,
+    text_input_of,
+    uncovered,
+)
 from dspyer.agents.settle import BEGIN
 from dspyer.errors import suggestion
 from dspyer.events import Commit
@@ -72,7 +82,8 @@ def build_agent_check(
     """The check of an agent.
 
     Args:
-        check: a function, model, module or program that finds problems, or the name of a mode.
+        check: a function, model, module or program that finds problems, the name of a mode, or True for that which
+            submitted.
         task: the inputs and outputs of the task.
         modes: the predictors of the modes, by name.
         max_fixes: how often a run is corrected at most.
@@ -80,7 +91,7 @@ def build_agent_check(
         options: those of the node.
     """
     outputs, options = tuple(task.output_fields), options._replace(node=check)
-    if isinstance(check, str):
+    if isinstance(check, str) or check is True:
         built = _reflection(check, (*task.input_fields, *outputs), modes, options)
     else:
         built = build_finder(check, options, PROBLEMS)
@@ -106,7 +117,7 @@ def build_agent_check(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReflectionFinder(Node):
-    """Asks the predictor of a mode for problems in the outputs."""
+    """Asks the predictor of a mode for problems in the outputs; without a `mode`, of that which submitted them."""
 
     mode: str
     inputs: tuple[str, ...]
@@ -119,11 +130,16 @@ class ReflectionFinder(Node):
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """The text that it is shown: inputs, outputs, and the conversation as text."""
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
-        how = Shown(text_input_of(getattr(call.program, self.mode).signature))
+        how = Shown(text_input_of(self._asked(call).signature))
         return {**given, CONVERSATION: text_shown(uncovered(list(call.state.raw(MESSAGES).raw_items())), how)}
 
+    def _asked(self, call: Call) -> Any:
+        """The predictor of the mode."""
+        # Of the turn and not of the field `mode`, which a handoff in the same turn may have changed.
+        return getattr(call.program, self.mode or last_turn(call.state.raw(MESSAGES)).mode)
+
     def _predictor(self, call: Call) -> Any:
-        own = getattr(call.program, self.mode)
+        own = self._asked(call)
         # A copy, whose signature and demos are others: the module of the program is shared by runs of other threads.
         asked = copy.copy(own)
         # Demos of turns are none of a check.
@@ -234,22 +250,25 @@ def _facts_around(finder: Node, schema: Schema) -> dict[str, Any]:
     return {**facts, "reads": reads, "optional": finder.optional | {MODE}}
 
 
-def _reflection(name: str, names: tuple[str, ...], modes: Mapping[str, dspy.Predict], options: NodeOptions) -> Built:
-    if name not in modes:
+def _reflection(
+    name: str | Literal[True], names: tuple[str, ...], modes: Mapping[str, dspy.Predict], options: NodeOptions
+) -> Built:
+    if name is not True and name not in modes:
         problem = (
-            f"check={name!r} is no mode of the agent.{suggestion(name, modes)} Give the name of a mode, a "
-            "function, a pydantic model or a module"
+            f"check={name!r} is no mode of the agent.{suggestion(name, modes)} Give True for the mode that "
+            "submitted, the name of a mode, a function, a pydantic model or a module"
         )
         return Built(None, None, (problem,))
     reads = {one: one for one in (*names, MESSAGES)}
     # What is wrong with its templates is said of the mode itself.
-    templates = plan_templates([modes[name]], options, reads, Flaws(options.who))
+    asked = modes.values() if name is True else [modes[name]]
+    templates = plan_templates(asked, options, reads, Flaws(options.who))
     finder = ReflectionFinder(
         name=options.name,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, frozenset(names)),
         templates=templates,
-        mode=name,
+        mode="" if name is True else name,
         inputs=names,
     )
     return Built(finder)

@@ -63,7 +63,7 @@ OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_call
 
 
 Selection: TypeAlias = View | Callable[..., Any] | None
-Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | None
+Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | Literal[True] | None
 
 
 class AgentOptions(NamedTuple):
@@ -168,7 +168,8 @@ def assemble(plan: AgentPlan) -> Graph:
     if given.check is not None:
         check = compiled(given.check, CHECK)
         build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept)
-        graph.add_node(CHECK, AgentPart(build, "check_outputs", () if isinstance(check, str) else (check,)))
+        by = () if isinstance(check, str) or check is True else (check,)
+        graph.add_node(CHECK, AgentPart(build, "check_outputs", by))
     graph._settle_policies[SETTLE] = Policies((), FIRST_CALL)
     return graph.add_edge(START, BEGIN)
 
@@ -429,7 +430,7 @@ def tool_loop(
             `Kept[...]` last over the runs of a thread.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
-            "react", which asks the agent's own predictor for problems. The problems become a user message.
+            True, which asks the agent's own predictor for problems. The problems become a user message.
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
@@ -498,7 +499,7 @@ def modes(
         config: settings of the LM, for all modes.
         lm: the LM of the modes that have none.
         schema: a model of further fields of the state, for tools, guards, routes and instructions.
-        check: as in `tool_loop`; it may be the name of any mode.
+        check: as in `tool_loop`: True asks the mode that submitted, the name of a mode that one.
         max_fixes: as in `tool_loop`.
         accept: as in `tool_loop`.
         name: the name of the graph.

@@ -124,6 +124,7 @@ class ModeNode(Node):
     """
 
     kind: ClassVar[str] = "mode"
+    listens: ClassVar[bool] = True
     bounded: bool = True
     look = Look("module", "mode")
 

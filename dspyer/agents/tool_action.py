@@ -27,6 +27,7 @@ from dspyer.extend import (
     ModuleIO,
     ModuleStep,
     NodeOptions,
+    Schema,
     Script,
     Templates,
     arun_script,
@@ -178,7 +179,7 @@ class ToolOutcome(NamedTuple):
             result = step.action.result(returned)
             # A bare result is a command that writes nothing.
             command = result if isinstance(result, Command) else Command(result=result)
-            update, whole = values_of(command.update, step.who)
+            update, whole = values_of(command.update, step.who, step.schema, step.fields)
             if command.goto is not None and not isinstance(command.goto, str):
                 text = f"{step.who} returned Command(goto={command.goto!r}): a tool hands off to one mode, by its name"
                 raise RouteError(text)
@@ -212,6 +213,8 @@ class ToolInvocation(NamedTuple):
         who: the name of the tool in errors.
         action: what it calls.
         args: the validated arguments.
+        schema: the fields of the state.
+        fields: those that it may write, by its own names.
         effect: the name of the effect under which the outcome is recorded; None for no effect.
         takes_key: whether the function gets the idempotency key of the effect.
     """
@@ -220,6 +223,8 @@ class ToolInvocation(NamedTuple):
     who: str
     action: ToolAction
     args: Mapping[str, Any]
+    schema: Schema
+    fields: Mapping[str, str]
     effect: str | None = None
     takes_key: bool = False
 

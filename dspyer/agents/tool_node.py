@@ -577,7 +577,10 @@ class ToolNode(Node):
         # of a program has records of its own.
         records = (self.spec.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
         recorded = EFFECT if records else None
-        made = ToolInvocation(self.spec.tool, self.who, self.action, parsed, recorded, self.spec.takes_key)
+        schema = call.program.graph.topology.schema
+        made = ToolInvocation(
+            self.spec.tool, self.who, self.action, parsed, schema, self.fields, recorded, self.spec.takes_key
+        )
         return (yield from made.script(call))
 
     def _repeated(

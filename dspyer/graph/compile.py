@@ -7,6 +7,7 @@ node that was not built may write any field, and a router without known targets 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -38,6 +39,7 @@ from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
 from dspyer.layers.conversations import Conversations
 from dspyer.layers.handlers import ErrorEdge
+from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
@@ -128,7 +130,10 @@ def compile_graph(
     given = _given_layers(parts, retry, layers)
     if problems:
         raise GraphError(problems)
+    for text in parts.warnings:
+        warnings.warn(f"graph {options.name!r}: {text}", stacklevel=4)  # the line of the user that calls `compile`
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
+    listeners = _listeners(parts)
     spec = GraphSpec(
         topology,
         parts.nodes,
@@ -147,6 +152,8 @@ def compile_graph(
         named=options.named,
         around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
+        of_runs=(Inbox(),) if listeners else (),
+        listeners=listeners,
         attempts=_attempts(parts, given),
         # In the order of declaration, in which the first match wins.
         error_edges={one.source: tuple([e for e in parts.errors if e.source == one.source]) for one in parts.errors},
@@ -167,6 +174,7 @@ class GraphParts:
     cached is asked for by these checks alone, when all parts are built.
 
     Attributes:
+        warnings: what its author should look at, though the graph can run.
         lost: the routers that could not be built.
         modules: the modules of the program by attribute.
         unsent: by node, what is wrong unless a `Send` brings the missing values.
@@ -177,6 +185,7 @@ class GraphParts:
     options: list[NodeOptions]
     errors: list[ErrorEdge]
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     exits: dict[str, list[Exit]] = field(default_factory=dict)
     lost: list[RouterOptions] = field(default_factory=list)
@@ -471,6 +480,17 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
     return found
 
 
+def _listeners(parts: GraphParts) -> tuple[str, ...]:
+    """The paths of the graphs that listen to messages: the graph itself, `""`, and those inside of it."""
+    found = [""] if any(node.listens for node in parts.nodes.values()) else []
+    checks = checks_of(parts.nodes)
+    for name, node in parts.nodes.items():
+        # No message says which of the items of a map it is for.
+        if node.runs_graph and node.mapped is None and name not in checks:
+            found += [f"{name}/{path}".removesuffix("/") for path in parts.modules[name].graph.listeners]
+    return tuple(found)
+
+
 def _author_problems(parts: GraphParts) -> list[str]:
     """Views that name an author which cannot write anything."""
     known = [START, *parts.names]
@@ -550,7 +570,7 @@ _NUMBER = re.compile(r"_?\d+$|_[a-z]$")  # `draft_2` beside `draft`, `price_a` b
 
 
 def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
-    """Run values that do not exist, and fields of templates that are not set when the template is filled in.
+    """Run values that do not exist. A warning says which fields of templates nothing can have set by then: they stay.
 
     Without a schema any field may be an input: one that only texts and views name is refused if it is spelt like one
     that a node has. The inputs are then those that the graph declares.
@@ -581,7 +601,10 @@ def _template_problems(parts: GraphParts, facts: GraphFacts) -> Iterator[str]:
                 earlier = earlier or WritesBefore(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
-                    yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
+                    parts.warnings.append(
+                        f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}. As it is, the "
+                        f"text shows {{{name}}} itself"
+                    )
 
 
 # --- inputs and outputs

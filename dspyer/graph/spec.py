@@ -421,6 +421,7 @@ class GraphSpec:
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         named: whether the graph was given a name.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
+        listeners: the paths of the agents that messages to a thread can name, `"team/lead"`; `""` for the graph itself.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
         around: the layers around all that `using` and a call ask for, of all nodes.
         given_layers: the layers that nodes were given, and those of their options `retry`, `timeout` and `cache`.
@@ -466,6 +467,7 @@ class GraphSpec:
     given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     of_runs: tuple[Layer, ...] = ()
     budget: Budget | None = None
+    listeners: tuple[str, ...] = ()
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
@@ -645,7 +647,7 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     joins = {node: replace(policies, show_value=shown) for node, policies in old.join_policies.items()}
     own, schema = replace(old.policies, show_value=shown), old.schema.with_show_value(shown)
     topology = replace(old, schema=schema, policies=own, join_policies=joins)
-    return replace(graph, topology=topology, redaction=redaction, of_runs=(Redacted(),))
+    return replace(graph, topology=topology, redaction=redaction, of_runs=(*graph.of_runs, Redacted()))
 
 
 # --- checks at run time

@@ -37,7 +37,7 @@ from dspyer import clock
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.log.reader import RecoveredState, SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
-from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
+from dspyer.stores.base import INBOX, Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
 from dspyer.stores.content import blob_id
 from dspyer.waiting import at_fork, held_back
 from dspyer.worker_threads import run_in_thread
@@ -158,6 +158,10 @@ class CheckedStore(StoreAround):
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         """Return large values by id. One that is not what its id says is damaged, and counts as lost."""
         return {name: data for name, data in super().blobs(ids).items() if blob_id(data) == name}
+
+    def runs(self, thread: str) -> list[RunRow]:
+        """Return the stored runs that were made for a thread, in the order of their start: without its inbox."""
+        return [run for run in super().runs(thread) if not run.id.startswith(INBOX)]
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the store, and convert what it raises."""

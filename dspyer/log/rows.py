@@ -13,6 +13,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
     layer     what a layer adds to a commit (`Layer.rows`), just before the row of that commit
+    sent      a message of `thread.send`, in the run that is the inbox of its thread
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
@@ -34,6 +35,8 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
+    took       how far the agents had read the inbox before: its identity, the path of the agent, the number
+    inbox      of the run that is the inbox, alone: its identity
     keys       the salt of the ids of runs with keys; from the first one on in each run of the thread
 """
 
@@ -305,6 +308,7 @@ class RowKind:
     ANSWER = "answer"
     POST = "post"
     LAYER = "layer"
+    SENT = "sent"
     LM_CALL = "lm_call"
     TRACE = "trace"
     RESUME = "resume"
@@ -698,6 +702,28 @@ class LayerRow(StoredRow):
 
 
 @dataclass(slots=True)
+class SentRow(StoredRow):
+    """A message of `thread.send`; its number is that of the row.
+
+    Attributes:
+        id: random, so that no two of equal text are one row.
+        at: when it was sent, seconds since the Unix epoch.
+        text: the text.
+        by: who sent it.
+        to: the agent that it is for; None for each that is no sub-agent.
+        key: what identifies it if it is sent again.
+    """
+
+    KIND: ClassVar[str] = RowKind.SENT
+    id: str
+    at: float
+    text: Annotated[str, CONTENT] = ""
+    by: Annotated[str, CONTENT] = ""
+    to: Annotated[str | None, CONTENT] = None
+    key: Annotated[str | None, CONTENT] = None
+
+
+@dataclass(slots=True)
 class LMCallsRow(StoredRow):
     """LM calls of an execution that has no commit yet: they go before the next row of it."""
 
@@ -823,8 +849,8 @@ def end_row(
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {
     record.KIND: record
     for record in (
-        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, LMCallsRow),
-        *(StoredTrace, ResumeRow, EndRow),
+        *(OpenRow, ItemRow, EffectRow, QuestionRow, AnswerRow, PostRow, LayerRow, SentRow),
+        *(LMCallsRow, StoredTrace, ResumeRow, EndRow),
     )
 }
 """The classes of the rows, by kind."""

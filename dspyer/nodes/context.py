@@ -523,6 +523,7 @@ class Context:
             if attempt.posts is None:
                 attempt.posts = []
             attempt.posts.append((field, value))
+        attempt.host.posted(attempt, field, value)
 
     def view(self, view: View) -> Any:
         """The entries that a view shows, as `reads` would give them to a parameter `list[Entry]`.

@@ -21,7 +21,7 @@ from dspyer.nodes.field_access import FieldNames, check_names, unknown_outputs_t
 from dspyer.nodes.node import Built, Call, Command, Flaws, Goto, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import FunctionStep, OpenCalls, Script, Step, is_async, is_program, questions_in
-from dspyer.patch import seal
+from dspyer.patch import Replace, seal
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -33,10 +33,11 @@ RESULT = ""  # among the values of an item of a map: a result that is one value,
 RETURNS = "return a dict of what changed, a model, a dspy.Prediction, None, or Command(update=..., goto=...)"
 
 
-def values_of(result: object, who: str) -> tuple[Values, bool]:
+def values_of(result: object, who: str, schema: Schema | None, writes: Mapping[str, str] | None) -> tuple[Values, bool]:
     """A node's result as values by name, and whether they are whole.
 
-    A patch is merged into what is there. The values of a model or a `dspy.Prediction` are whole: they replace it.
+    A patch is merged into what is there, and so is a model. The values of a `dspy.Prediction` are whole: they replace
+    it. `schema` is that of the state (None for an item of a map), `writes` the fields by the node's own names.
     """
     if result is None:
         return {}, False
@@ -46,8 +47,7 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     if isinstance(result, dspy.Prediction):
         return dict(result.items()), True
     if isinstance(result, BaseModel) and not isinstance(result, Mapping):
-        names = [name for name in type(result).model_fields if name in result.model_fields_set]
-        return {**{name: getattr(result, name) for name in names}, **(result.model_extra or {})}, True
+        return _values_of_model(result, schema, writes), False
     if isinstance(result, ImmutableState):
         raise NodeOutputError(
             f"{who} returned the whole state, of {len(result)} fields: return only what changed, "
@@ -60,6 +60,27 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     if type(result).__name__ == Command.__name__:
         hint = f" of dspyer: this one is of {type(result).__module__}"
     raise NodeOutputError(f"{who} returned {brief(result)}, of type {type(result).__name__}: {RETURNS}{hint}")
+
+
+def _values_of_model(result: BaseModel, schema: Schema | None, writes: Mapping[str, str] | None) -> Values:
+    """The values that `model_dump` would give by name, each as it is: an image stays one."""
+    names, is_set = _names_of_model(type(result)), result.model_fields_set
+    if schema is not None and schema.model is not None and isinstance(result, schema.model):
+        names = [name for name in names if name in is_set]  # its defaults would reset the whole state
+    elif schema is not None:
+        # The default of such a field is no update: it would be added to what is there.
+        field_of = {name: name if writes is None else writes.get(name, name) for name in names}
+        names = [name for name in names if name in is_set or schema.reducer(field_of[name]) is None]
+    values = {**{name: getattr(result, name) for name in names}, **(result.model_extra or {})}
+    if schema is None or not schema.accepts_any_key:
+        return values
+    # Without a schema the None of a patch deletes; that of a model is one of its values.
+    return {name: Replace(None) if value is None else value for name, value in values.items()}
+
+
+def _names_of_model(kind: type[BaseModel]) -> list[str]:
+    """The names of what `model_dump` gives."""
+    return [*(name for name, info in kind.model_fields.items() if not info.exclude), *kind.model_computed_fields]
 
 
 def _patch(patch: Mapping[Any, object], who: str) -> Values:
@@ -108,7 +129,7 @@ def declared_result(annotation: Any, schema: Schema) -> tuple[tuple[str, ...] | 
         elif is_typeddict(kind):
             writes.update(dict.fromkeys(typed_dict_keys(kind)))
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not schema.model:
-            writes.update(dict.fromkeys(kind.model_fields))
+            writes.update(dict.fromkeys(_names_of_model(kind)))
         else:
             writes = None
     return None if writes is None else tuple(writes), tuple(dict.fromkeys(goto))
@@ -222,8 +243,9 @@ class FunctionNode(BoundNode):
             result = result.update
         if self.per_item and is_bare(result):
             return Reply({RESULT: result}, goto, True)
-        values, whole = values_of(result, who)
-        if whole and values and self.writes is None and not self.per_item:
+        schema = None if self.per_item else self.binding.schema
+        values, whole = values_of(result, who, schema, self.writes)
+        if isinstance(result, (BaseModel, dspy.Prediction)) and values and self.writes is None and not self.per_item:
             self._check_model(result, values)
         return Reply(permitted(values, self.writes, who), goto, whole)
 

@@ -447,6 +447,8 @@ class Node:
 
     kind: ClassVar[str] = ""
     of_module: ClassVar[bool] = False
+    listens: ClassVar[bool] = False
+    """Whether it takes messages to the thread, as the turns of an agent do."""
 
     name: str = ""
     inner: Node | None = None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Answer, Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
-from dspyer.messages import ARGS, FORCED, HANDOFFS, MESSAGES, PROBLEMS
+from dspyer.messages import ARGS, FORCED, HANDOFFS, MESSAGES, PROBLEMS, SENT
 from dspyer.patch import Replace
 from dspyer.record.making import Branches, RecordStep
 from dspyer.reducers import Updates
@@ -154,6 +154,11 @@ def _turn_messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
 def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
     """The messages that a commit adds to the conversation."""
     return _flat(commit.patch.get(MESSAGES))
+
+
+def sent_messages(commit: Commit) -> list[FrozenDict[str, Any]]:
+    """The messages of `thread.send` that a commit has taken into its conversation."""
+    return [message for message in _messages(commit) if message.raw(SENT, None) is not None]
 
 
 def _flat(update: Any) -> Iterator[FrozenDict[str, Any]]:

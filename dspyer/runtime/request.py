@@ -16,7 +16,7 @@ from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
-from dspyer.layers.redacted import Streaming
+from dspyer.layers.redacted import ShowsReads, Streaming
 from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
@@ -240,11 +240,13 @@ def new_request(
     live: bool,
     budget: Budget | None,
     tokens: bool = False,
+    reads: bool = False,
     answers: Answers = None,
 ) -> Request:
     """The request of a run that a user starts."""
-    if resources is None and live is True and budget is None and tokens is False and answers is None:
+    usual = live is True and tokens is False and reads is False
+    if usual and resources is None and budget is None and answers is None:
         return Request()  # the usual one: nothing was asked that could be wrong
-    check_flags(live=live, tokens=tokens)
-    layers = (Streaming(),) if tokens else ()
+    check_flags(live=live, tokens=tokens, reads=reads)
+    layers: tuple[Layer, ...] = (*([Streaming()] if tokens else ()), *([ShowsReads()] if reads else ()))
     return Request(CallOptions(resources_of(resources), answer_source(answers), live, Budget.of(budget), layers))

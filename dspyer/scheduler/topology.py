@@ -546,7 +546,8 @@ def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
     later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
     failed = {edge.source for edge in facts.edges if edge.on_error and edge.target == node}
     when = "not when it fails" if failed.intersection(later) else "only afterwards"
-    hint = f"{', '.join(later)} writes it, but {when}" if later else "no node writes it"
+    alone = f"only {node} itself writes it" if field in (facts.writes.get(node) or ()) else "no node writes it"
+    hint = f"{', '.join(later)} writes it, but {when}" if later else alone
     return (
         f"which nothing can have written by then ({hint}): make it an input, give it a default, or put a node that "
         "writes it before"

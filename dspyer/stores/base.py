@@ -262,7 +262,8 @@ def start_of(run: RunRow) -> float:
 def is_listed(listed: ListedRun, query: RunQuery) -> bool:
     """Return whether a list has a run, whatever its thread and the limit."""
     return (
-        (query.run is None or listed.run.id == query.run)
+        not listed.run.id.startswith(INBOX)
+        and (query.run is None or listed.run.id == query.run)
         and (query.graph is None or listed.run.header.get("graph") == query.graph)
         and (query.statuses is None or listed.status in query.statuses)
         and (query.since is None or listed.started >= query.since)
@@ -270,6 +271,9 @@ def is_listed(listed: ListedRun, query: RunQuery) -> bool:
         and (query.after is None or listed.place < query.after)
     )
 
+
+INBOX = "inbox-"
+"""Begins the ids of the runs that are inboxes, which no list has, and no prune deletes."""
 
 END, RESUME, COMMIT = "end", "resume", "commit"
 ENDINGS = frozenset((END, RESUME))

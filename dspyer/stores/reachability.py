@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from dspyer.stores.base import Point, ThreadRow
+from dspyer.stores.base import INBOX, Point, ThreadRow
 
 Spans = dict[str, list[tuple[int, int]]]
 """The reached rows of each run as pairs of first and last numbers; no pair for a reached run without rows."""
@@ -73,6 +73,9 @@ def plan_delete_unreachable(
     """Delete what was made for a thread and neither it, from its head, nor another thread reaches."""
     own = _runs_by_thread(runs)
     made = own.pop(thread, []) if thread in threads else []
+    # What was sent to it may not have been read, whatever the history is.
+    own[thread] = [run for run in made if run.startswith(INBOX)]
+    made = [run for run in made if not run.startswith(INBOX)]
     # Without its own runs as starting points: the thread itself reaches only what lies behind its head.
     reached = {name: reachable_rows(ends, runs, own.get(name, ())) for name, ends in threads.items()}
     inside = reached.get(thread, {})

@@ -24,11 +24,24 @@ from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreErro
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
 from dspyer.log.journal import LEASE, CheckedStore, Journal, is_alive, leases, new_owner
+from dspyer.log.message_log import inbox_of
 from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
 from dspyer.log.rows import EndRow, is_readable
 from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
 from dspyer.schema.schema import Schema
-from dspyer.stores.base import Change, Point, Row, RunQuery, RunRow, Snapshot, Store, ThreadRow, same_row, same_run
+from dspyer.stores.base import (
+    INBOX,
+    Change,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+    same_row,
+    same_run,
+)
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.memory import Memory
 from dspyer.stores.reachability import RunSummary, reachable_rows
@@ -110,6 +123,7 @@ def dump(value: Any) -> bytes:
 def reached_runs(store: Store, thread: ThreadRow) -> list[tuple[RunRow, list[Row]]]:
     """All runs that a thread reaches, parents first, each with the rows of it that the thread reaches."""
     own = [run.id for run in store.runs(thread.name)]
+    own += [run.id for run in [store.run(inbox_of(thread.name))] if run is not None and run.id not in own]
     runs: dict[str, tuple[RunRow, list[Row]]] = {}
     waiting = [*own, *([thread.head.run] if thread.head else [])]
     while waiting:
@@ -170,8 +184,8 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
         _read_all(memory, name)
     except Exception as error:
         raise _refused(path, "its lines do not fit together", error) from error
-    if row is not None:  # a load that was killed has left what it had written, without a head
-        store.delete([name], {name: row.epoch})
+    # What is left of a load that was killed: all that it had written, without a head.
+    store.delete([name], {} if row is None else {name: row.epoch})
     _write(store, name, exported)
 
 
@@ -195,7 +209,7 @@ def _read_all(store: Memory, name: str) -> None:
 def _write(store: Store, name: str, exported: Exported) -> None:
     """Write a thread that the store does not have, and own it meanwhile."""
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    moved = _moved(store, exported)
+    moved = _moved(store, name, exported)
     try:
         leases.hold(owner.token, journal)  # before the write that makes the owner visible
         epoch = store.write(Change(name, 0, None, owner, LEASE))
@@ -215,8 +229,10 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported) -> None:
     count, thread = 0, exported.thread  # of runs that the store counts for the thread itself
     for run, rows in exported.runs:
         is_new = store.run(run.id) is None
-        store.write(Change(name, epoch, run=run._replace(thread=name if run.thread else ""), lease=LEASE))
-        count += is_new
+        counts = not run.id.startswith(INBOX)
+        change = Change(name, epoch, lease=LEASE) if counts else Change()
+        store.write(change._replace(run=run._replace(thread=name if run.thread else "")))
+        count += is_new and counts
         last = -1 if is_new else max((row.seq for row in store.rows(run.id)), default=-1)
         fresh = [row for row in rows if row.seq > last]  # of a shared run, what the store lacks
         for start in range(0, len(fresh), BATCH):
@@ -227,7 +243,7 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported) -> None:
     store.write(end._replace(snapshot=exported.snapshot))
 
 
-def _moved(store: Store, exported: Exported) -> Exported:
+def _moved(store: Store, name: str, exported: Exported) -> Exported:
     """The same with the ids that its runs get in a store.
 
     A run keeps its id if the store has no such run, or the same one: then it is shared. Else it gets a new id, and so
@@ -249,6 +265,8 @@ def _moved(store: Store, exported: Exported) -> Exported:
             moved = any(moves.get(parent.run, (parent.run, 0))[0] != parent.run for parent in run.parents)
             keeps_id = not moved and same_run(stored, run) and _continue(store.rows(run.id), rows)
         moves[run.id] = (run.id, 0) if keeps_id else (new_run_id(), shift)
+        if run.id.startswith(INBOX):  # it is found by the name of its thread
+            moves[run.id] = (inbox_of(name), 0)
         new_id, shift = moves[run.id]
         new_run = run._replace(id=new_id, parents=tuple(map(move, run.parents)))
         runs.append((new_run, [row._replace(seq=row.seq - shift) for row in rows]))
@@ -282,11 +300,11 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 # What the headers of runs may hold, as far as what reads them relies on it.
 _HEADER: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("graph", "shape", "drawing", "label", "keys", "lm_calls"), str),
+    **dict.fromkeys(("graph", "shape", "drawing", "label", "keys", "lm_calls", "inbox"), str),
     **dict.fromkeys(("named", "continues", "live"), bool),
     "first": int,
     "started": (int, float),
-    "without": list,
+    **dict.fromkeys(("without", "took"), list),
     "hidden": (str, list),
 }
 

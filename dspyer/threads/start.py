@@ -37,6 +37,7 @@ from dspyer.log.execution_records import (
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
+from dspyer.log.message_log import TOOK, Progress, inbox_of, progress_at
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
@@ -518,7 +519,7 @@ class StoredThread:
         if changed:
             header.pop("named", None)
             header |= self._graph_header()
-        header |= {"continues": True, **self._own_header(head)}
+        header |= {"continues": True, **self._own_header(head, at)}
         if excluded:
             header["without"] = [list(span) for span in excluded]
         return RunRow(new_run_id(), self.name, (at,), header)
@@ -529,7 +530,11 @@ class StoredThread:
 
     def run_header(self, head: ThreadHead, first: int) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        return {**self._graph_header(), "first": first, **self._own_header(head)}
+        return {**self._graph_header(), "first": first, **self._own_header(head, head.row.head)}
+
+    def progress_at(self, at: Point | None) -> Progress:
+        """The progress of the agents in the inbox at a row; of a thread without one nothing is read."""
+        return progress_at(self.store, at) if self.store.run(inbox_of(self.name)) is not None else {}
 
     def key_salt(self, last: RunRow) -> str:
         """The salt of the keys of the thread, which each of its runs passes on to the next; "" before its first key.
@@ -544,11 +549,13 @@ class StoredThread:
         header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing}
         return {**header, "named": True} if self.graph.named else header
 
-    def _own_header(self, head: ThreadHead) -> dict[str, Any]:
-        """The own entries of the header of a run, or of a part of one."""
+    def _own_header(self, head: ThreadHead, at: Point | None) -> dict[str, Any]:
+        """The own entries of the header of a run, or of a part of one, that continues the row `at`."""
         header: dict[str, Any] = {"label": self.next_label(head), "started": round(time(), 3)}
         if head.last_run is not None and (salt := self.key_salt(head.last_run.run)):
             header["keys"] = salt
+        if self.graph.listeners and (progress := self.progress_at(at)):
+            header[TOOK] = [[*place, number] for place, number in progress.items()]
         if self.graph.hidden is not None:
             header["hidden"] = self.graph.hidden
         if self.graph.recorded != "usage":

@@ -12,7 +12,7 @@ import dspy
 from dspyer import display
 from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
-from dspyer.events import Answer, Commit, LMCall, Question
+from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
 from dspyer.log.rows import total_cost
@@ -30,7 +30,9 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
+from dspyer.threads.sending import send, unread
 from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
+from dspyer.worker_threads import run_in_thread
 
 
 @shows_removed
@@ -156,11 +158,12 @@ class Thread:
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> Events:
         """Starts a run like `run` and yields its events as they happen.
 
         The run begins with the first event that is asked for. Closing the stream early stops it: what runs is finished
-        and committed, and `resume` or `stream_resume` continues from there. `tokens`: as in `program.stream`.
+        and committed, and `resume` or `stream_resume` continues from there. `tokens`, `reads`: as in `program.stream`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. A question ends the events.
@@ -176,7 +179,7 @@ class Thread:
             >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
-        request = new_request(resources, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, reads)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).stream()
 
     @refuses_removed("Thread")
@@ -193,6 +196,7 @@ class Thread:
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> AsyncEvents:
         """Starts a run in async code and yields its events; arguments, result and errors are those of `stream`.
 
@@ -206,7 +210,7 @@ class Thread:
             >>> asyncio.run(names())[-1]
             'RunEnded'
         """
-        request = new_request(resources, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, reads)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).astream()
 
     def resume(
@@ -294,8 +298,9 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: bool = False,
         tokens: bool = False,
+        reads: bool = False,
     ) -> Events:
-        """Continues the last run like `resume` and yields the events of what happens now; `tokens` as in `stream`.
+        """Continues the last run like `resume` and yields its events from now on; `tokens`, `reads` as in `stream`.
 
         Raises:
             ConcurrentRunError: with the first event, as all that `resume` raises.
@@ -308,7 +313,10 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        request, answered = (
+            new_request(resources, True, budget, tokens, reads),
+            Delivery.checked(answers, by, comment),
+        )
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -323,6 +331,7 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: bool = False,
         tokens: bool = False,
+        reads: bool = False,
     ) -> AsyncEvents:
         """Continues the last run in async code and yields its events; otherwise like `stream_resume`.
 
@@ -336,7 +345,10 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        request, answered = (
+            new_request(resources, True, budget, tokens, reads),
+            Delivery.checked(answers, by, comment),
+        )
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
@@ -688,6 +700,54 @@ class Thread:
     def _stream_rerun(self, from_version: int | str) -> Events:
         """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
         return rerun_play(self._stored, from_version, new_request(None, True, None), False).stream()
+
+    def send(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
+        """Sends a message to the agent of the thread, in whatever process its run works, waits, or has ended.
+
+        The agent is shown it at its next turn, once, as a user message. What comes after the last turn of a run waits
+        for the first one of the next run.
+
+        Args:
+            text: the text, at most 100,000 bytes.
+            to: the node that is meant, `"team/lead"` for one inside of another; by default the agent that the program
+                is, or each agent that is a node of it.
+            by: who sends it, a text of at most 500 characters, which is the name of the message.
+            key: an idempotency key: sent again with it, the message is there once.
+
+        Returns:
+            The message, with its number; `open` says whether a run is open that will be shown it.
+
+        Raises:
+            InputError: for a text that is empty or too long, an agent that is not there, or another text under the key.
+            ThreadError: if the thread has no run yet, or the graph no agent. Nothing was sent then.
+
+        Example:
+            >>> from dspyer import agents, testing
+            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:")
+            >>> t = program.thread("t-42")
+            >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
+            ('completed', False, ['In words.'])
+        """
+        return send(self._stored, text, to, by, key)
+
+    async def asend(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
+        """Sends a message in async code; arguments, result and errors are those of `send`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import agents, testing
+            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> t = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:").thread("t-42")
+            >>> t.run({"question": "2 + 2?"}).status, asyncio.run(t.asend("In words.")).number
+            ('completed', 0)
+        """
+        return await run_in_thread(lambda: self.send(text, to=to, by=by, key=key))
+
+    @property
+    def unread(self) -> tuple[Sent, ...]:
+        """The messages that no turn has taken, in the order in which they were sent."""
+        return unread(self._stored)
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.

@@ -1,4 +1,4 @@
-"""`check=` of an agent: its five forms, what they read, and what optimizers see of a refused output."""
+"""`check=` of an agent: its six forms, what they read, and what optimizers see of a refused output."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ FORMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, Any]], str]] = {
     "model": (lambda: Final, [], "answer: String should have at most 5 characters"),
     "module": (lambda: dspy.Predict(Judge), [(Asks("problems"), [{"problems": [TEXT]}, {"problems": []}])], TEXT),
     "program": (judge, [(lambda prompt: "`problems` from" in prompt.turns[0].content, IN_TURNS)], TEXT),
+    "itself": (lambda: True, [(Asks("problems"), [{"problems": [TEXT]}, {"problems": []}])], TEXT),
     "mode": (lambda: "react", [(Asks("problems"), [{"problems": [TEXT]}, {"problems": []}])], TEXT),
 }
 
@@ -108,6 +109,22 @@ def test_a_mode_that_checks_itself_fills_in_its_instructions(mode: str) -> None:
         run = program.run({"question": "?"}) if mode == "sync" else asyncio.run(program.arun({"question": "?"}))
     assert (run.status, run.error) == ("completed", None)
     assert 'Carry out ["count"].' in lm.calls[-1].prompt.turns[0].content
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_mode_that_submitted_is_asked_also_if_its_turn_has_handed_off(mode: str) -> None:
+    modes = {
+        "plan": agents.Mode("Plan.", to=["work"]),
+        "work": agents.Mode("Carry it out like a pirate.", to=["plan"]),
+    }
+    program = agents.modes("question -> answer", modes, check=True).compile()
+    work = turn(("submit", {"answer": "draft"}), ("to_plan", {}))
+    script = [turn(("to_work", {})), work, {"problems": [TEXT]}, submit("3"), {"problems": []}]
+    with ScriptedLM(script) as lm:
+        run = program.run({"question": "?"}) if mode == "sync" else asyncio.run(program.arun({"question": "?"}))
+    assert (run.status, run.error, run.state["answer"]) == ("completed", None, "3")
+    asked = [call.prompt.turns[0].content for call in lm.calls if Asks("problems")(call.prompt)]
+    assert ["pirate" in text for text in asked] == [True, False]
 
 
 def test_no_demo_is_made_of_a_refused_output_or_of_a_question_for_problems() -> None:

@@ -123,9 +123,6 @@ PROBLEMS: dict[str, Problem] = {
     "write of no field": Problem("'drfat'", at("o", nothing, writes=["drfat"])),
     "module writes no field": Problem("'anser'", at("m", dspy.Predict("question -> anser"))),
     "template of no field": Problem("{lte}", at("t", dspy.Predict(dspy.Signature("question -> draft", "Use {lte}.")))),
-    "template before written": Problem(
-        "{late}, which nothing", at("f", dspy.Predict(dspy.Signature("question -> draft", "Use {late}.")))
-    ),
     "condense of no field": Problem("'ntes'", at("c", nothing, condense={"ntes": dspy.Predict("a -> b")})),
     "view of no author": Problem("nbody", at("v", lambda seen: None, reads={"seen": view("notes").by("nbody")})),
     "map over no list": Problem(

@@ -223,7 +223,6 @@ def asks_for_note() -> Graph:
             lambda: chain(needs, schema=Asked, required=["q"]),
             "node 'needs' reads 'note', an input that a run may leave out: name it in required=['note']",
         ),
-        (asks_for_note, "node 'say' is filled with {note}, an input that a run may leave out"),
         (lambda: chain(needs, required=[]), "node 'needs' reads 'note', an input that a run may leave out"),
         (
             lambda: chain(noted, schema=Asked, inputs=["q"], required=["q", "note"]),
@@ -241,6 +240,11 @@ def test_a_wrong_declaration_is_found_when_the_graph_is_built(build: Callable[[]
     with pytest.raises(GraphError) as caught:
         build().compile()
     assert text in str(caught.value)
+
+
+def test_a_template_with_an_input_that_may_be_left_out_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="node 'say' is filled with {note}, an input that a run may leave out"):
+        asks_for_note().compile()
 
 
 def test_a_router_that_needs_what_was_left_out_says_its_name() -> None:

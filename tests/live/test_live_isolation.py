@@ -15,7 +15,7 @@ def test_an_isolated_run_posts_with_its_commits() -> None:
     run = finished(program.run({}, live=False))
     assert run.state.to_dict()["notes"] == ["a", "b", "c"]
     assert run.state.to_dict()["echoes"] == []
-    assert not [event for event in run.events if isinstance(event, Posted)]
+    assert not [event for event in run.events if isinstance(event, Posted) and event.live]
     assert all(commit.live is None for commit in run.commits)
     assert finished(asyncio.run(program.arun({}, live=False))).state == run.state
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from functools import partial
+from typing import Annotated, Any, Literal, TypedDict
 
 import dspy
 import pytest
 import typing_extensions
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from dspyer import END, START, Command, Graph, ImmutableState, Replace, Send
+from dspyer import END, START, Command, Graph, ImmutableState, Replace, Send, reducers
 from dspyer.errors import GraphError, NodeOutputError, RouteError
 from tests.nodes.kit import MODES, facts, facts_in, problems, run_node, with_targets, written
 from tests.rows import each
@@ -45,15 +46,14 @@ class Noted(BaseModel):
     [
         (None, {}, ("END",)),
         ({"title": "a"}, {"title": "a"}, ("END",)),
-        (Draft(title="a"), {"title": "a"}, ("END",)),
-        (Draft(body=None), {"body": Replace(None)}, ("END",)),
-        (Draft(tags=["x"], title="a"), {"title": "a", "tags": ["x"]}, ("END",)),
+        (Draft(title="a"), {"title": "a", "body": Replace(None), "tags": []}, ("END",)),
+        (Draft(body="b", tags=["x"], title="a"), {"title": "a", "body": "b", "tags": ["x"]}, ("END",)),
         (Loose(title="a", more=1), {"title": "a", "more": 1}, ("END",)),
         (dspy.Prediction(title="a", body=None), {"title": "a", "body": Replace(None)}, ("END",)),
         (dspy.Prediction(items="a"), {"items": "a"}, ("END",)),
         (Command(), {}, ("END",)),
         (Command({"title": "a"}), {"title": "a"}, ("END",)),
-        (Command(Draft(title="a")), {"title": "a"}, ("END",)),
+        (Command(Draft(title="a", body="b")), {"title": "a", "body": "b", "tags": []}, ("END",)),
         (Command(goto="judge"), {}, ("judge",)),
         (Command({"title": "a"}, ["judge", "more"]), {"title": "a"}, ("judge", "more")),
         (Command(goto=[Send("judge", {"n": 1})]), {}, ("judge",)),
@@ -72,13 +72,90 @@ def test_what_a_function_returns_becomes_updates(
     [
         ({"notes": {"b": 2}}, {"a": 1, "b": 2}),
         ({"notes": None}, None),
-        (Noted(notes={"b": 2}), {"b": 2}),
+        (Noted(notes={"b": 2}), {"a": 1, "b": 2}),
+        (Command(Noted(notes={"b": 2})), {"a": 1, "b": 2}),
         (dspy.Prediction(notes={"b": 2}), {"b": 2}),
-        (Command(Noted(notes={"b": 2})), {"b": 2}),
     ],
 )
-def test_values_of_models_and_predictions_are_whole(result: object, notes: Any) -> None:
+def test_models_are_merged_like_dicts_and_predictions_are_whole(result: object, notes: Any) -> None:
     assert run_node(lambda: result, {"notes": {"a": 1}}).state.get("notes") == notes
+
+
+class Page(BaseModel):
+    title: str = "old"
+    size: int = 3
+    note: str | None = "kept"
+    meta: dict[str, int] = {"a": 1}
+    log: Annotated[list[str], reducers.append] = []
+    length: int = 0
+
+
+class Part(BaseModel):
+    """A part of a page: none of it is set but its title."""
+
+    title: str
+    size: int = 0
+    note: str | None = None
+    meta: dict[str, int] = {}
+
+    @computed_field
+    def length(self) -> int:
+        return len(self.title)
+
+
+class Hidden(BaseModel):
+    title: str
+    size: int = Field(default=9, exclude=True)
+
+
+class Logged(BaseModel):
+    title: str
+    log: str = "default"
+
+
+BEFORE = {"title": "old", "size": 3, "note": "kept", "meta": {"a": 1}, "log": ["first"], "length": 0}
+
+
+@MODES
+@each(
+    ("result", "changed"),
+    [
+        (Part(title="new"), {"title": "new", "size": 0, "note": None, "length": 3}),
+        (
+            Part(title="b", note="n", meta={"b": 2}),
+            {"title": "b", "size": 0, "note": "n", "meta": {"a": 1, "b": 2}, "length": 1},
+        ),
+        (Command(Part(title="new", size=4)), {"title": "new", "size": 4, "note": None, "length": 3}),
+        (Hidden(title="new", size=4), {"title": "new"}),
+        (Loose(title="new", size=5), {"title": "new", "size": 5}),
+    ],
+)
+def test_a_model_is_a_patch_equal_to_its_dump(result: Any, changed: dict[str, Any], mode: str) -> None:
+    model = result.update if isinstance(result, Command) else result
+    for given in (result, model.model_dump()):
+        run = run_node(partial(lambda one: one, given), {"log": "first"}, schema=Page, mode=mode)
+        assert dict(run.state) == {**BEFORE, **changed}
+
+
+@MODES
+@each(
+    ("result", "changed"),
+    [
+        (Logged(title="new"), {"title": "new"}),  # an unset field with a reducer
+        (Logged(title="new", log="second"), {"title": "new", "log": ["first", "second"]}),
+        (Page(size=4), {"size": 4}),  # the schema of the state
+    ],
+)
+def test_unset_fields_with_a_reducer_and_of_the_state_itself_are_no_update(
+    result: Any, changed: dict[str, Any], mode: str
+) -> None:
+    run = run_node(lambda: result, {"log": "first"}, schema=Page, mode=mode)
+    assert dict(run.state) == {**BEFORE, **changed}
+
+
+def test_unset_defaults_need_permission_too() -> None:
+    with pytest.raises(NodeOutputError, match="returned 'size', which it does not write"):
+        run_node(lambda: Part(title="new"), schema=Page, writes=["title"])
 
 
 @MODES

@@ -421,13 +421,13 @@ def test_a_run_without_a_store_has_the_record_that_it_would_have_with_one(seed: 
             assert alone.record().state(step.id) == alone.at(step.id)
 
 
-@pytest.mark.parametrize("seed", [3, 7])
+@pytest.mark.parametrize("seed", [3, 7] if deep else [7])
 def test_all_readers_give_one_record_of_a_database(seed: int, postgres: str) -> None:
     with closing(open_store(postgres)) as store:
         law(seed, store)
 
 
-@pytest.mark.slow("a store of each kind of run, with every row damaged in turn")
+@pytest.mark.slow("a store of each kind of run, with rows of every kind damaged in turn")
 def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
     """Whichever row it is: the readers agree, and no other step of the run is missing."""
     path = tmp_path / "whole.db"
@@ -436,6 +436,8 @@ def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
         (run,) = store.runs("t")
         whole, kinds = Archive(store).thread("t").record(), [row.kind for row in store.rows(run.id)]
     for seq, kind in enumerate(kinds):
+        if not deep and kind in kinds[:seq] and kind in kinds[seq + 1 :]:
+            continue  # the first and the last one of each kind: all of them take seconds
         damaged = Path(shutil.copy(path, tmp_path / f"{seq}.db"))
         with closing(sqlite3.connect(damaged)) as file, file:
             where, row = "WHERE run = ? AND seq = ? AND body IS NOT NULL", (run.id, seq)

@@ -1,0 +1,81 @@
+"""`Inbox`: the layer by which the agents of a run read the messages to its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from dspyer.events import Commit, Sent
+from dspyer.layers.layer import Layer, NewRow
+from dspyer.log.message_log import TOOK, MessageLog, Progress, is_for, note_progress, progress_before
+from dspyer.log.rows import LayerRow
+from dspyer.messages import SENT
+from dspyer.record.turns import sent_messages
+
+
+class Inbox(Layer):
+    """The messages to the thread of a run, for the agent that the run is: the layer of graphs with agents.
+
+    Args:
+        log: the messages, of a part in a run; None for the layer itself.
+        path: the nodes around the run.
+        listeners: the paths of the agents of the outermost graph.
+        progress: how far each agent has read, shared by all parts.
+    """
+
+    __slots__ = ("_given", "_listeners", "_log", "_path", "_progress")
+
+    def __init__(
+        self,
+        log: MessageLog | None = None,
+        path: str = "",
+        listeners: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        self._log, self._path, self._listeners = log, path, listeners
+        self._progress: Progress = {} if progress is None else progress
+        self._given: set[int] = set()
+
+    def of(self, run: Any) -> Inbox | None:
+        """Its part in a stored run, or in a run inside of a node of it; none in items of maps."""
+        inside, journal = run.inside, run.records.journal
+        if inside is not None:
+            if self._log is None or inside.item is not None:
+                return None
+            path = f"{self._path}/{inside.node}" if self._path else inside.node
+            return Inbox(self._log, path, self._listeners, self._progress)
+        if journal is None or journal.run_row is None:
+            return None
+        progress = progress_before(journal.run_row.header)
+        for row in [row for rows in run.records.with_commit.values() for row in rows]:  # of a resumed run
+            if isinstance(row, LayerRow):
+                note_progress(progress, row)
+        return Inbox(MessageLog(journal.store, journal.thread), "", run.graph.listeners, progress)
+
+    @property
+    def id(self) -> str:
+        """The identity of the inbox; `""` before its first message."""
+        return "" if self._log is None else self._log.id
+
+    def after(self, number: int = -1) -> list[Sent]:
+        """The messages after number `number` for this agent that no turn of it has taken, in their order.
+
+        They count as taken once a commit has them: as messages of its conversation with `sent`.
+        """
+        found = [] if self._log is None else self._log.read()
+        if not found:
+            return []
+        last = max(number, self._progress.get((self.id, self._path), -1))
+        waiting = [sent for sent in found[last + 1 :] if is_for(sent, self._path, self._listeners)]
+        self._given.update([sent.number for sent in waiting])
+        return waiting
+
+    def rows(self, commit: Commit) -> Iterable[NewRow]:
+        """The row that says how far the agent has read, of the commit of a turn that took messages."""
+        taken = [message.raw(SENT)["number"] for message in sent_messages(commit)] if self._given else []
+        taken = [number for number in taken if number in self._given]  # others are of an agent inside
+        if not taken:
+            return ()
+        self._progress[self.id, self._path] = max(taken)
+        self._given.clear()
+        return (NewRow(TOOK, [self.id, self._path, max(taken)]),)
