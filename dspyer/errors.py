@@ -567,7 +567,7 @@ def always_raised(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(always_raised, error.exceptions))
-    if isinstance(error, QuestionExpired):  # nobody is to blame, and another node may go on
+    if isinstance(error, QuestionExpired):  # no code is wrong, and another node may go on
         return False
     return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED) or is_lost_work(error)
 

@@ -711,7 +711,7 @@ LONGEST_WAIT = 100 * 365 * 86_400
 
 
 def deadline_problem(expires: object, default: Any, answer: Any) -> str:
-    """Why a question cannot have this `expires=` and `default=`, and what to give instead; empty if it can."""
+    """The reason why a question cannot have this `expires=` and `default=`, and what to give; empty if it can."""
     if expires is None:
         return "" if default is MISSING else "default= is the answer once the question has expired: give expires=, too"
     if isinstance(expires, datetime):

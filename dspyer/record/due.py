@@ -12,7 +12,7 @@ BATCH = 1_000
 
 
 def due_since(status: str | None, end: Row | None) -> float | None:
-    """When the first question of a run has expired, or will, from the row of its end; None for a run without one."""
+    """The time at which the first question of a run expires, from the row of its end; None for a run without one."""
     return EndRow.of(end).expires if status == "interrupted" and end is not None else None
 
 

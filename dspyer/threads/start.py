@@ -594,7 +594,7 @@ LONGEST_NOTE = 500
 class Delivery(NamedTuple):
     """The answers of one call of `resume`, by key or id, who gives them, and what is said with them.
 
-    `permits` says whether it answers the questions that ask for permission alone: nobody has asked for a recovery.
+    `permits` says whether it answers the questions that ask for permission alone: no person has asked for a recovery.
     """
 
     answers: AnswersByKey = None
@@ -614,7 +614,9 @@ class Delivery(NamedTuple):
         if isinstance(by, str) and not by.strip():
             raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
         if by == EXPIRED:
-            raise InputError(f"by={by!r} is the author of answers that nobody has given: say it with another name")
+            raise InputError(
+                f"by={by!r} is the author of defaults, which no person has given: say it with another name"
+            )
         return cls(answers, with_valid_text(by), with_valid_text(comment))
 
 

@@ -310,7 +310,7 @@ def test_nobody_is_called_expired(time: FakeClock) -> None:
         .thread("t")
     )
     thread.run({})
-    with pytest.raises(InputError, match="by='expired' is the author of answers that nobody has given"):
+    with pytest.raises(InputError, match="by='expired' is the author of defaults"):
         thread.resume({"ok": True}, by="expired")
 
 
