@@ -16,6 +16,7 @@ from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
+from dspyer.layers.live import Around
 from dspyer.layers.redacted import ShowsReads, Streaming
 from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
@@ -117,6 +118,7 @@ class Inside(NamedTuple):
         root: the id of the outermost run.
         limit: the time that the node has; None for no limit.
         max_concurrency: that of the outermost program; None for its own.
+        live: the live fields that it has in common with the run around it; None for none.
     """
 
     events: SessionEvents | None = None
@@ -132,6 +134,7 @@ class Inside(NamedTuple):
     root: str = ""
     limit: TimeLimit | None = None
     max_concurrency: int | None = None
+    live: Around | None = None
 
 
 REQUEST = "dspyer_request"

@@ -518,10 +518,12 @@ class Session(AttemptHost):
         if not together.visible:
             return []
         others = [one for one in self.run.running.values() if one.id != own and one.branch.head >= 0]
-        return [
+        found = [
             Peer(one.node, one.path, one.visit, together.doing.get(one.id, ""), together.parked.get(one.id, ""))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
+        around = None if self.inside is None else self.inside.live
+        return found if around is None else [*found, *around.attempt.host.peers(around.attempt)]
 
     # --- writes
 
@@ -596,6 +598,8 @@ class Session(AttemptHost):
             return "failed", self.refusal, ()
         if questions := self.questions():
             return "interrupted", None, questions
+        if run.suspended and self.stop_signal.reason is None and self.ids.scope:
+            return "interrupted", None, ()  # what it waits for may come when the run around it is resumed
         stopped = self.stop_signal.error
         if not isinstance(stopped, RunStoppedError):
             stopped = RunStoppedError("", self.stop_signal.reason or "")

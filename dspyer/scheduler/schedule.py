@@ -761,12 +761,12 @@ _CACHE_SIZE = 4096
 
 
 class WaitingReader(NamedTuple):
-    """An execution that waits for the next entry of a live field."""
+    """An execution that waits for the next entry of live fields."""
 
     position: Position
     path: BranchPath
     execution: str
-    field: str
+    fields: Collection[str]
 
 
 class ReleaseOrder:
@@ -788,7 +788,8 @@ class ReleaseOrder:
         for sends in (True, False):
             for reader in readers:
                 others = (one for one in readers if one is not reader)
-                if not any(reader.field in self._written(one.position, reader.position, sends) for one in others):
+                written = [self._written(one.position, reader.position, sends) for one in others]
+                if all(found.isdisjoint(reader.fields) for found in written):
                     return reader
         return readers[0]
 
