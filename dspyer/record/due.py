@@ -1,4 +1,4 @@
-"""The threads that can go on by themselves: a question of theirs has expired, or the process of their run has crashed."""
+"""The threads that can go on by themselves: a question of theirs has expired, or the process of a run has crashed."""
 
 from __future__ import annotations
 
