@@ -196,6 +196,11 @@ SHOWN = {
         "can be tuned: nothing",
         "can be tuned: classify.predict, judge.predict",
     ],
+    "reminder.py": [
+        "2 hours later\n  lamp: completed, a lamp is on its way\n24 hours later\n  mail: 'a sofa' still waits",
+        "  sofa: interrupted, ['last']\n49 hours later\n  sofa: completed, a sofa is not sent",
+        "lamp: approve by ada, cool_down by expired\nsofa: last by expired",
+    ],
     "approval.py": [
         "interrupted after 5 commits",
         "approve: Send this? end the contract, since you wrote: ",
