@@ -15,10 +15,11 @@ from dspyer.archive.run_info import failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.events import Answer, Commit, LMCall
+from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
-from dspyer.log.reader import HistoryReader
+from dspyer.log.message_log import unread
+from dspyer.log.reader import HistoryReader, load_run
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Items, Record
@@ -90,6 +91,14 @@ class ArchivedThread:
     def answers(self) -> tuple[Answer, ...]:
         """The answers to the questions of all runs, as `Thread.answers` gives them."""
         return self._thread_reader.answers()
+
+    @property
+    def unread(self) -> tuple[Sent, ...]:
+        """The messages that no turn has taken, as `Thread.unread` gives them."""
+        store, row = self._reader.store, self._reader.store.thread(self.name)
+        drawn = None if row is None or row.head is None else drawn_graph(store, load_run(store, row.head.run))
+        listeners = () if drawn is None else [path for path, graph in drawn.within() if graph.is_agent]
+        return unread(store, self.name, listeners)
 
     def history(
         self,

@@ -11,12 +11,14 @@ run has in its header how far the runs before it have read.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
 from dspyer.events import Sent
-from dspyer.log.rows import LayerRow, RowKind, SentRow
+from dspyer.log.rows import LayerRow, RowKind, SentRow, is_readable
+from dspyer.log.time_travel import status_of
 from dspyer.stores.base import INBOX, Point, Store
 
 TOOK = "took"
@@ -50,7 +52,7 @@ def progress_at(store: Store, at: Point | None) -> Progress:
         return {}
     progress = progress_before(run.header)
     for row in store.rows(at.run, 0, at.seq):
-        if row.kind == RowKind.LAYER:
+        if row.kind == RowKind.LAYER and is_readable(row):
             note_progress(progress, LayerRow.read(row, store.blobs))
     return progress
 
@@ -89,15 +91,6 @@ class MessageLog:
             self._id = "" if run is None else str(run.header.get("inbox", run.id))
         return self._id
 
-    def unread(self, progress: Progress, listeners: Collection[str]) -> list[Sent]:
-        """The messages that no turn had taken at a progress."""
-        read = [(path, number) for (inbox, path), number in progress.items() if inbox == self.id]
-        return [
-            sent
-            for sent in self.read()
-            if not any(sent.number <= number and is_for(sent, path, listeners) for path, number in read)
-        ]
-
 
 def is_for(sent: Sent, path: str, listeners: Collection[str]) -> bool:
     """Says of a message that it is for the agent of a path."""
@@ -107,3 +100,19 @@ def is_for(sent: Sent, path: str, listeners: Collection[str]) -> bool:
 def unnamed(listeners: Collection[str]) -> Collection[str]:
     """The paths of the agents that a message without a name is for: the graph itself, or else the nodes of it."""
     return [""] if "" in listeners else [path for path in listeners if "/" not in path]
+
+
+def unread(store: Store, thread: str, listeners: Collection[str]) -> tuple[Sent, ...]:
+    """The messages of a thread that no turn has taken."""
+    log, row = MessageLog(store, thread), store.thread(thread)
+    if row is None or not (found := log.read()):
+        return ()
+    progress = [(path, number) for (inbox, path), number in progress_at(store, row.head).items() if inbox == log.id]
+    is_open = status_of(store, thread) != "completed"
+    return tuple(
+        [
+            replace(sent, open=is_open)
+            for sent in found
+            if not any(sent.number <= number and is_for(sent, path, listeners) for path, number in progress)
+        ]
+    )

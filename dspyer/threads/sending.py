@@ -51,16 +51,6 @@ def send(thread: StoredThread, text: str, to: str | None, by: str, key: str | No
         return Sent(number, text, by, made.at, to, status_of(store, name) != "completed")
 
 
-def unread(thread: StoredThread) -> tuple[Sent, ...]:
-    """The messages of a thread that no turn has taken."""
-    row = thread.store.thread(thread.name)
-    found = MessageLog(thread.store, thread.name)
-    at = None if row is None else row.head
-    waiting = found.unread(thread.progress_at(at), thread.graph.listeners)
-    open_ = bool(waiting) and status_of(thread.store, thread.name) != "completed"
-    return tuple([replace(sent, open=open_) for sent in waiting])
-
-
 def _checked(thread: StoredThread, text: Any, to: Any, by: Any, key: Any) -> tuple[str, str]:
     """The text and the name of its author, as they are stored."""
     listeners = thread.graph.listeners
