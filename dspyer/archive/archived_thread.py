@@ -18,12 +18,11 @@ from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
-from dspyer.log.message_log import unread
-from dspyer.log.reader import HistoryReader, load_run
+from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Items, Record
-from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -95,10 +94,7 @@ class ArchivedThread:
     @property
     def unread(self) -> tuple[Sent, ...]:
         """The messages that no turn has taken, as `Thread.unread` gives them."""
-        store, row = self._reader.store, self._reader.store.thread(self.name)
-        drawn = None if row is None or row.head is None else drawn_graph(store, load_run(store, row.head.run))
-        listeners = () if drawn is None else [path for path, graph in drawn.within() if graph.is_agent]
-        return unread(store, self.name, listeners)
+        return unread_of(self._reader.store, self.name)
 
     def history(
         self,
