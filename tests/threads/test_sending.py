@@ -62,7 +62,7 @@ def test_messages_have_an_order_and_are_no_run(any_store: Store) -> None:
     assert Archive(any_store).thread("t").unread == thread.unread
     assert [one.to_dict() for one in Archive(any_store).runs()] == listed
     assert len(thread.history()) == len(Archive(any_store).thread("t").history())
-    assert thread.record().id == listed[0]["run_id"]
+    assert thread.record().run_id == listed[0]["run_id"]
     assert any_store.threads() == ["t"]
     # The next run has the number that it has without messages.
     assert finished(agent(any_store)).record().steps[0].id.startswith("t.2/")
