@@ -463,13 +463,15 @@ class Committed(Event):
 
     Attributes:
         commit: the commit. In a fork it has no version yet: versions follow the order of the branches, and a branch
-            with a smaller path may still commit.
+            with a smaller path may still commit. `Numbered` says it once the fork has joined.
         position: position of the commit in the order in which commits were made, counted like versions; equal to the
             version if the commit has one.
+        operations: by field that it writes, how: the name of the reducer that folds the update in, or `"replace"`.
     """
 
     commit: Commit
     position: int = 0
+    operations: Mapping[str, str] = FrozenDict()
 
     def label(self) -> str:
         """Return what happened in a few words."""
@@ -501,6 +503,18 @@ class Joined(Event):
     def label(self) -> str:
         """Return what happened in a few words."""
         return f"joined {len(self.branches)} branches"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered(Event):
+    """The branches of a fork have all joined: `versions` of the commits in it, by id, follow the join."""
+
+    versions: Mapping[str, int]
+
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        numbers = self.versions.values()
+        return f"numbered versions {min(numbers)} to {max(numbers)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -691,23 +705,44 @@ class Token(Event):
         return f"{self.field}: {self.text}"
 
 
-# --- events: live fields
+@dataclass(frozen=True, slots=True)
+class Read(Event):
+    """An execution of a node begins, which reads `fields`; only in streams that were asked for with `reads=True`.
+
+    They are the fields that the node declares, or else those that its parameters name.
+    """
+
+    node: str
+    execution: str
+    fields: tuple[str, ...]
+
+    def label(self) -> str:
+        """Return what happened in a few words."""
+        return f"reads {', '.join(self.fields)}" if self.fields else "reads nothing"
+
+
+# --- events: posts, and reads of live fields
 
 
 @dataclass(frozen=True, slots=True)
 class Posted(Event):
-    """A node has posted to a live field: running siblings can read the value from now on.
+    """A node has called `ctx.post`. If the field is live, running siblings can read the value from now on.
+
+    A post to another field is in the commit of the node, and nowhere if its attempt fails: `AttemptFailed` or
+    `NodeFailed` says so. Its value is the one that was given, before the schema has validated it.
 
     Attributes:
         field: name of the field.
         node: name of the node.
         branch: path of its branch.
         execution: id of its execution.
-        seq: arrival number of the post among all posts of the run, whatever their field.
+        seq: arrival number of the post among all posts of the run, whatever their field. In a resumed run, numbers of
+            posts to fields that are not live may come again.
         size: bytes of the JSON form of the value.
         value: the update, as it will be in the patch of the node's commit.
         operation: how it is folded in: the name of the reducer, or `"replace"`.
         time: wall clock, seconds since the epoch.
+        live: whether others can read it before the commit of the node.
     """
 
     field: str
@@ -719,6 +754,7 @@ class Posted(Event):
     value: Update
     operation: str
     time: float
+    live: bool = True
 
     def label(self) -> str:
         """Return what happened in a few words."""
@@ -772,7 +808,7 @@ class LiveConflict(Event):
 
 _BUILT_IN = frozenset((
     *(RunStarted, NodeStarted, Committed, Forked, Joined, ConflictFound, NodeFailed, AttemptFailed, Asked, RunEnded),
-    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict),
+    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict, Numbered, Read),
 ))  # fmt: skip
 
 

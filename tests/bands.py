@@ -4,9 +4,10 @@ from __future__ import annotations
 
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
-    "agents.agent_check": "FinderNode Repair build_finder facts_around giving into_problems set_apart",
+    "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
+    "agents.arrivals": "Attempt Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (

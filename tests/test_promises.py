@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import json
 import tracemalloc
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -10,9 +12,28 @@ from typing import Annotated, Any, Literal
 import dspy
 import pytest
 from pydantic import BaseModel
+from tenacity import wait_none
 
-from dspyer import END, START, Command, Graph, ImmutableState, errors, reducers
+from dspyer import (
+    END,
+    START,
+    Command,
+    CompiledGraph,
+    Context,
+    Graph,
+    ImmutableState,
+    Replace,
+    Retry,
+    agents,
+    errors,
+    fill,
+    live,
+    reducers,
+    view,
+)
+from dspyer.events import Committed, Event, Numbered, Posted, Read
 from dspyer.testing import ScriptedLM
+from tests.agents.scripts import submit, turn
 
 
 class Notes(BaseModel):
@@ -370,3 +391,196 @@ def test_a_graph_shows_itself_in_a_notebook() -> None:
     picture = chain(outline).compile().graph._repr_svg_()
     assert picture.startswith("<svg")
     assert "outline" in picture
+
+
+class Shared(BaseModel):
+    """What several agents work on: a plain list, a live one, and what each has made of them."""
+
+    topic: str = ""
+    found: Annotated[list[str], reducers.append] = []
+    pad: Annotated[list[str], reducers.append, live] = []
+    seen: Annotated[dict[str, int], reducers.update] = {}
+
+
+def send(ctx: Context) -> dict[str, Any]:
+    ctx.post("found", f"{ctx.node}: one")
+    ctx.post("pad", f"{ctx.node}: two")
+    ctx.post("found", f"{ctx.node}: three")
+    return {"topic": "sent"}
+
+
+def played(program: CompiledGraph, drive: str, inputs: dict[str, Any], **options: Any) -> list[Event]:
+    """The events of a stream, which a store keeps or does not, in sync code or in async code."""
+    source: Any = program.thread("t") if "stored" in drive else program
+    if "async" not in drive:
+        return list(source.stream(inputs, **options))
+
+    async def read() -> list[Event]:
+        return [event async for event in source.astream(inputs, **options)]
+
+    return asyncio.run(read())
+
+
+DRIVES = ["sync", "async", "stored sync", "stored async"]
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+def test_each_update_is_an_event_with_agent_version_delta_operation_and_time(drive: str) -> None:
+    """S000-13, S000-14, S004-16: versions grow by one; of a fork they follow its join."""
+    graph = Graph(Shared, inputs=["topic"]).add_node("ann", send, writes=["found", "pad", "topic"])
+    for name in ("left", "right"):
+        graph.add_node(name, lambda ctx: {"seen": {ctx.node: 1}}, reads=[], writes=["seen"])
+    graph.add_node("clear", lambda: {"found": Replace([])}, writes=["found"])
+    graph.add_path(START, "ann").add_edge("ann", ["left", "right"]).add_edge(["left", "right"], "clear")
+    program = graph.add_edge("clear", END).compile(store=":memory:")
+    events = played(program, drive, {"topic": "tides"})
+    committed = {one.commit.node: one for one in events if isinstance(one, Committed)}
+    assert dict(committed["ann"].operations) == {"found": "append", "pad": "append", "topic": "replace"}
+    assert dict(committed["left"].operations) == {"seen": "update"}
+    assert dict(committed["clear"].operations) == {"found": "replace"}
+    assert committed["START"].operations["topic"] == "replace"
+    assert all(one.commit.patch.keys() == one.operations.keys() and one.at for one in committed.values())
+    versions = {node: one.commit.version for node, one in committed.items()}
+    assert versions == {"START": 0, "ann": 1, "left": None, "right": None, "join:clear": 4, "clear": 5}
+    ((place, numbered),) = [(i, one) for i, one in enumerate(events) if isinstance(one, Numbered)]
+    assert numbered.versions == {committed["left"].commit.id: 2, committed["right"].commit.id: 3}
+    assert events.index(committed["join:clear"]) < place < events.index(committed["clear"])
+    assert json.loads(json.dumps(committed["clear"].to_dict()))["operations"] == {"found": "replace"}
+    assert json.loads(json.dumps(numbered.to_dict()))["versions"] == numbered.versions
+    assert numbered.label() == "numbered versions 2 to 3"
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+def test_each_message_to_a_channel_is_an_event_at_once(drive: str) -> None:
+    """S000-22, S004-16: to a live field or another; numbered over all fields, and before the commit."""
+    graph = Graph(Shared, inputs=["topic"]).add_node("ann", send, writes=["found", "pad", "topic"])
+    program = graph.add_path(START, "ann", END).compile(store=":memory:")
+    events = played(program, drive, {"topic": "tides"})
+    posts = [event for event in events if isinstance(event, Posted)]
+    assert [(one.seq, one.field, one.live, one.value) for one in posts] == [
+        (1, "found", False, "ann: one"),
+        (2, "pad", True, "ann: two"),
+        (3, "found", False, "ann: three"),
+    ]
+    assert all((one.node, one.execution, one.operation) == ("ann", "trunk:1", "append") for one in posts)
+    assert all(one.size == len(str(one.value)) + 2 and one.time for one in posts)
+    (commit,) = [event for event in events if isinstance(event, Committed) and event.commit.node == "ann"]
+    assert events.index(posts[-1]) < events.index(commit)
+    assert list(commit.commit.patch["found"].updates) == ["ann: one", "ann: three"]
+    # Without live fields to read from, as `live=False` says, all of them wait for the commit.
+    alone = [event for event in program.stream({"topic": "tides"}, live=False) if isinstance(event, Posted)]
+    assert [(one.seq, one.field, one.live) for one in alone] == [
+        (1, "found", False),
+        (2, "pad", False),
+        (3, "found", False),
+    ]
+
+
+def test_the_posts_of_a_failed_attempt_are_events_and_in_no_commit() -> None:
+    """S000-22: numbers go on; `redact` hides in the event what it hides in the commit; none is heard of a call."""
+    attempts = []
+
+    def work(ctx: Context) -> dict[str, Any]:
+        ctx.post("found", f"try {len(attempts)}")
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ConnectionError("gone")
+        return {}
+
+    graph = Graph(Shared, inputs=[]).add_node("work", work, writes=["found"], retry=Retry(2, wait=wait_none()))
+    program = graph.add_path(START, "work", END).compile(redact=["found"])
+    stream = program.stream({})
+    posts = [event for event in stream if isinstance(event, Posted)]
+    assert [(one.seq, "try" in str(one.value)) for one in posts] == [(1, False), (2, False)]
+    assert stream.run.state["found"] == ["try 1"]
+    assert [step["posts"] for step in stream.run.record().to_dict()["steps"]] == [[], []]
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+def test_each_read_is_an_event_when_asked_for(drive: str) -> None:
+    """S004-17: of graphs inside of nodes too; by the names of the state."""
+    inner = Graph(inputs=["word"]).add_node("deep", lambda word: {"size": len(word)}, writes=["size"])
+    program = inner.add_path(START, "deep", END).compile()
+    graph = Graph(inputs=["topic", "words"])
+    graph.add_node("named", lambda text: {"a": text}, reads={"text": "topic"}, writes=["a"])
+    graph.add_node("viewed", lambda last: {"b": last}, reads={"last": view("words").last(1)}, writes=["b"])
+    graph.add_node("whole", lambda state: {"c": 1}, writes=["c"])
+    graph.add_node("nested", program, reads={"word": "topic"}, writes={"size": "d"})
+    graph.add_map("each", lambda word, a: word, over="words", item="word", into="e", reads=["a"])
+    outer = graph.add_path(START, "named", "viewed", "whole", "nested", "each", END).compile(store=":memory:")
+    inputs = {"topic": "tides", "words": ["x", "y"]}
+    reads = [event for event in played(outer, drive, inputs, reads=True) if isinstance(event, Read)]
+    assert [(one.node, set(one.fields), len(one.scope)) for one in reads] == [
+        ("named", {"topic"}, 0),
+        ("viewed", {"words"}, 0),
+        ("whole", {"topic", "words", "a", "b"}, 0),
+        ("nested", {"topic"}, 0),
+        ("deep", {"word"}, 1),
+        ("each", {"words", "a"}, 0),
+    ]
+    assert [one.execution for one in reads][:2] == ["trunk:1", "trunk:2"]
+    assert reads[0].label() == "reads topic"
+    assert json.loads(json.dumps(reads[0].to_dict()))["fields"] == ["topic"]
+    assert not [event for event in outer.stream(inputs) if isinstance(event, Read)]
+    with pytest.raises(TypeError, match="reads"):
+        outer.stream(inputs, reads="topic")  # type: ignore[arg-type]
+
+
+def test_an_agent_is_asked_whether_it_is_satisfied_until_it_is() -> None:
+    """S002-31: `check=True`: the mode that submitted asks itself, and resumes where it left off."""
+    program = agents.tool_loop("question -> answer", [], check=True, max_fixes=2).compile()
+    drafts = [submit(answer=f"draft {number}") for number in range(3)]
+    doubts = [{"problems": ["no place is named"]}, {"problems": ["no time is named"]}, {"problems": []}]
+    with ScriptedLM([one for pair in zip(drafts, doubts, strict=True) for one in pair]) as lm:
+        run = program.run({"question": "When?"})
+    assert (run.status, run.state["answer"], len(lm.calls)) == ("completed", "draft 2", 6)
+    texts = ["\n".join(one.content for one in call.prompt.turns) for call in lm.calls[::2]]
+    assert ["no place is named" in text for text in texts] == [False, True, True]
+    assert ["draft 1" in text for text in texts] == [False, False, True]
+
+
+def filled(messages: list[Any], place: str) -> list[Any]:
+    """The conversation as the state has it now: texts of the desk are templates, those of users are not."""
+    return [
+        {**one, "content": one["content"].format(place=place)} if one.get("name") == "desk" else one for one in messages
+    ]
+
+
+def test_messages_are_templates_where_a_function_says_so() -> None:
+    """S002-19, S002-21: filled at each call, and not in the state."""
+
+    def move(to: str) -> Command[Any]:
+        """Goes to a place."""
+        return Command(update={"place": to}, result="there")
+
+    said = [{"role": "user", "name": "desk", "content": "We are in {place}."}]
+    program = agents.tool_loop(
+        "question, place -> answer", [agents.tool(move, writes=["place"])], context=filled
+    ).compile()
+    with ScriptedLM([turn(("move", {"to": "Calais"})), submit(answer="yes")]) as lm:
+        run = program.run({"question": "In {place}?", "place": "Dover", "messages": said})
+    asked = ["\n".join(one.content for one in call.prompt.turns) for call in lm.calls]
+    assert ["We are in Dover." in text for text in asked] == [True, False]
+    assert ["We are in Calais." in text for text in asked] == [False, True]
+    assert all("In {place}?" in text for text in asked)
+    assert run.state["messages"][0]["content"] == "We are in {place}."
+
+
+def test_a_name_that_is_not_set_stays_as_it_is() -> None:
+    """S003-23, S003-25: also if nothing can have set it, of which the build warns; another name is an error."""
+    reads = {"said": fill("{topic}: {text}")}
+    late = Graph(Late, inputs=["topic"]).add_node("say", lambda said: {"log": said}, reads=reads, writes=["log"])
+    late.add_node("write", lambda topic: {"text": topic}, writes=["text"])
+    with pytest.warns(UserWarning, match="{text}, which nothing can have written"):
+        program = late.add_path(START, "say", "write", END).compile()
+    assert program.run({"topic": "tides"}).state["log"] == ["tides: {text}"]
+    with pytest.raises(errors.GraphError, match="txet"):
+        Graph(Late).add_node("say", lambda said: {"log": said}, reads={"said": fill("{txet}")}).add_path(
+            START, "say", END
+        ).compile()
+
+
+class Late(BaseModel):
+    topic: str
+    text: str
+    log: Annotated[list[str], reducers.append] = []

@@ -41,7 +41,9 @@ from dspyer.events import (
     LiveConflict,
     NodeFailed,
     NodeStarted,
+    Numbered,
     Posted,
+    Read,
     RunEnded,
     RunStarted,
     Token,
@@ -358,7 +360,7 @@ def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
-_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined))
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined, Numbered, Read))
 
 
 @contextmanager

@@ -663,7 +663,7 @@ def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     """
     options = parts.graph
     if options.inputs is not None or not options.schema.accepts_any_key:
-        return options.also
+        return options.also.union(options.schema.live_fields)  # a graph around may have them in common with this one
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers)]
     # Such a node may read any key, and which one shows only when it runs.
     if any(part.reads is None for part in readers):

@@ -23,19 +23,20 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
-from dspyer.events import BranchPath, Exchange, Heard, LiveConflict, Posted
+from dspyer.events import Exchange, Heard, LiveConflict, Posted
+from dspyer.ids import whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
-from dspyer.log.rows import PostRow
+from dspyer.log.rows import PostKey, PostRow
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.context import EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
+from dspyer.nodes.context import Entries, EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
 from dspyer.nodes.node import Call, Output
-from dspyer.nodes.steps import Script
+from dspyer.nodes.steps import Script, SharedFields
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.lineage import Log
@@ -60,26 +61,27 @@ class ReaderCursor:
 
     Attributes:
         position: its branch; an empty one for a node that is called without one.
+        places: its attempt, after those of the nodes in which its graph runs, outermost first.
         before: the numbers up to which earlier commits of its node in its lineage have read, by field.
         reads: the numbers up to which it has read, by field, `before` included.
     """
 
-    __slots__ = ("_counts", "_next_entries", "before", "execution", "node", "path", "position", "reads")
+    __slots__ = ("_counts", "_next_entries", "before", "execution", "node", "path", "places", "position", "reads")
 
-    def __init__(
-        self, execution: str, node: str, path: BranchPath, position: Branch | None, before: Mapping[str, int]
-    ) -> None:
-        self.execution = execution
-        self.node = node
-        self.path = path
-        self.position = position or _NOWHERE
+    def __init__(self, places: tuple[Attempt, ...], before: Mapping[str, int]) -> None:
+        attempt = places[-1]
+        self.execution = attempt.outer_execution
+        self.node = attempt.node
+        self.path = attempt.branch
+        self.position = attempt.position or _NOWHERE
+        self.places = places
         self.before = before
         self.reads: dict[str, int] = dict(before)
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
-    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> str:
-        """The id of its next post of a value: that of a post which is there, if an earlier attempt has made it.
+    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> PostKey:
+        """The key of its next post of a value: that of a post which is there, if an earlier attempt has made it.
 
         A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
         is what the field has.
@@ -87,17 +89,35 @@ class ReaderCursor:
         known = buffer.posts_of.get(self.execution, {})
         while True:
             count = self._counts[digest] = self._counts.get(digest, 0) + 1
-            name = f"{digest}.{count}"
-            if not (returned and name in known and buffer.has_replaced(known[name])):
-                return name
+            key = _places_of(self.places[-1]), f"{digest}.{count}"
+            if not (returned and key in known and buffer.has_replaced(known[key])):
+                return key
 
-    def knows(self, post: PostRow) -> bool:
-        """Says of a post that it is its own, or in its lineage, so that it need not be read."""
-        return post.execution == self.execution or contains_commit(self.position, post.execution)
+    def knows(self, post: PostRow, depth: int = 0) -> bool:
+        """Says of a post that it is its own, or in its lineage, so that it need not be read.
+
+        `depth` is how many graphs around its own the field belongs to.
+        """
+        if not depth and not post.places:
+            return post.execution == self.execution or contains_commit(self.position, post.execution)
+        return self._relation(post, depth) is not None
+
+    def _relation(self, post: PostRow, depth: int) -> str | None:
+        """The node of its lineage, or of its own execution, that has made a post; None for another one."""
+        made_in = post.places or (post.execution,)
+        for place, one in zip(self.places[len(self.places) - 1 - depth :], made_in, strict=False):
+            if one != place.execution:
+                whole = whole_execution(one)
+                if whole == place.outer_execution or not contains_commit(place.position or _NOWHERE, whole):
+                    return None
+                host: Any = place.host
+                commits = (entry.commit for entry in host.run.log)
+                return next((place.node for commit in commits if (commit.id, commit.node) == (whole, place.node)), "")
+        return self.node
 
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
-        posts = buffer.posts[field]
+        posts, depth = buffer.posts[field], buffer.depth.get(field, 0)
         known = self._next_entries.get(field)
         if known is None:
             before = self.before.get(field)
@@ -106,7 +126,7 @@ class ReaderCursor:
         while index < len(posts):
             post = posts[index]
             # Number 0 is the value with which the run began: no post of a node, so there is nothing to skip.
-            entries = () if post.seq and self._skips(post) else buffer.entries(post)
+            entries = () if post.seq and self.skips(post, depth) else buffer.around.get(field, buffer).entries(post)
             if part < len(entries):
                 break
             index, part = index + 1, 0
@@ -120,8 +140,10 @@ class ReaderCursor:
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def _skips(self, post: PostRow) -> bool:
+    def skips(self, post: PostRow, depth: int) -> bool:
         """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
+        if depth or post.places:
+            return bool(self._relation(post, depth))
         earlier = post.node == self.node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
 
@@ -146,13 +168,18 @@ class LiveBuffer:
         posts: by field, in the order of arrival; the first is the value with which the run begins.
         posts_of: by execution, in the order of arrival, by the id of the post.
         recorded: by arrival number.
+        around: by field, of those that belong to a graph around, the buffer of that graph; its posts are in `posts`,
+            too, and those of this run in `posts_of`.
+        depth: of these fields, how many graphs further out that is.
     """
 
     def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, PostRow]) -> None:
         self.seq = 0
         self.posts: dict[str, list[PostRow]] = {}
-        self.posts_of: dict[str, dict[str, PostRow]] = {}
+        self.posts_of: dict[str, dict[PostKey, PostRow]] = {}
         self.recorded: dict[int, PostRow] = {}
+        self.around: dict[str, LiveBuffer] = {}
+        self.depth: dict[str, int] = {}
         self._schema = schema
         self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
@@ -168,18 +195,17 @@ class LiveBuffer:
         self.seq = max(posts, default=0)
 
     def conflicts(
-        self, reader: ReaderCursor, field: str, update: Any
+        self, reader: ReaderCursor, field: str, update: Any, read: int, depth: int = 0
     ) -> tuple[tuple[int, ...] | None, dict[Any, list[PostRow]]]:
         """The numbers of the posts that an update would replace, and those that it would overwrite unread, by key.
 
         The numbers are None for a field in which all posts are kept.
         """
-        read = reader.reads.get(field, 0)
         over: list[int] = []
         unread: dict[Any, list[PostRow]] = {}
         for key in self._keys(field, update):
             for seq, post in self._heads.get((field, key), {}).items():
-                if seq <= read or reader.knows(post) or self._repeats(field, key, post, update):
+                if seq <= read or reader.knows(post, depth) or self._repeats(field, key, post, update):
                     over.append(seq)
                 else:
                     unread.setdefault(key, []).append(post)
@@ -190,7 +216,7 @@ class LiveBuffer:
         field = post.field
         self.posts[field].append(post)
         self.recorded[post.seq] = post
-        self.posts_of.setdefault(post.execution, {})[post.id] = post
+        self.posts_of.setdefault(post.execution, {})[post.key] = post
         update = post.update
         keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
         merged: dict[Any, Any] = {}
@@ -228,7 +254,7 @@ class LiveBuffer:
             posts = found.setdefault(post.field, [])
             if self._schema.reducer(post.field) is None:
                 posts.clear()
-            posts.append((post.seq, self._merged.get(post.seq, post.update)))
+            posts.append((post.seq, self.around.get(post.field, self)._merged.get(post.seq, post.update)))
         return found
 
     def entries(self, post: PostRow) -> tuple[LiveEntry, ...]:
@@ -326,6 +352,33 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
+def _places_of(attempt: Attempt) -> tuple[str, ...]:
+    """The places of its posts: its own if it is an item of a map, or another part of an execution; else none."""
+    return () if attempt.execution == attempt.outer_execution else (attempt.execution,)
+
+
+class Around(NamedTuple):
+    """The place of a run that shares live fields with the run around it.
+
+    Attributes:
+        attempt: that of the node in which it is.
+        shared: the fields.
+    """
+
+    attempt: Attempt
+    shared: SharedFields
+
+    @property
+    def posts(self) -> LivePosts:
+        """The posts of the run around."""
+        posts: LivePosts = self.attempt.host.together.posts
+        return posts
+
+    def name_of(self, field: str) -> str:
+        """The name that a field has in the graph around; "" for one that is not shared."""
+        return self.shared.writes.get(field) or self.shared.reads.get(field, "")
+
+
 class LiveFields(Layer):
     """The layer of a graph with live fields, around all other layers of its nodes."""
 
@@ -345,14 +398,33 @@ class LivePosts(Layer):
         lock: guards all of it, and what begins.
         buffer: the posts.
         waiters: the executions that wait for an entry.
+        outer: where the run is, if some of its live fields belong to the run around it; else None.
+        shared: by field, of those, the posts of the run that it belongs to, and its name there.
+        inside: the posts of runs inside of nodes that share fields with this one.
     """
 
-    __slots__ = ("_held", "_parked", "_read", "buffer", "lock", "schema", "waiters")
+    __slots__ = (
+        "_held",
+        "_outside",
+        "_parked",
+        "_read",
+        "_run",
+        "buffer",
+        "inside",
+        "lock",
+        "outer",
+        "schema",
+        "shared",
+        "waiters",
+    )
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
         graph, start = run.graph, run.run_start
         self.schema = graph.topology.schema
+        self.outer: Around | None = None if run.inside is None else run.inside.live
+        if self.outer is not None:
+            run.together.lock = self.outer.posts.lock  # one lock for all runs that share a field
         self.lock, self._parked = run.together.lock, run.together.parked
         # A module may call a program several times: these runs have the same scope, and not each other's posts.
         posts = {**run.records.posts.pop(run.ids.scope, {}), **start.kept.posts}
@@ -361,6 +433,12 @@ class LivePosts(Layer):
             run.kept.posts = self.buffer.recorded  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
         self.waiters = LiveWaiters(run.together.slots, ReleaseOrder(graph.topology, writes), self._parked)
+        self.inside: list[LivePosts] = []
+        self.shared: dict[str, tuple[LivePosts, str]] = {}
+        self._run: Any = None
+        self._outside: Waiter | None = None  # the node around it, while all that run here wait
+        if self.outer is not None:
+            self._share(self.outer)
         self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
@@ -374,12 +452,19 @@ class LivePosts(Layer):
 
         What works comes to its end.
         """
+        around = None if self.outer is None else self.outer.posts.inside
         with run.stop_signal.on_stop(lambda _reason: self._abort()):
+            self._run = run
+            if around is not None:
+                around.append(self)
             try:
                 yield
             finally:
                 self.waiters.over = True
                 self._abort()
+                self._run = None
+                if around is not None:
+                    around.remove(self)
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output of a node, with what it has exchanged."""
@@ -389,6 +474,7 @@ class LivePosts(Layer):
         finally:
             with self.lock:
                 self.waiters.forget(call.context.delegate.execution)
+                self._settle()
 
     def _exchange(self, output: Output) -> Exchange | None:
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
@@ -407,20 +493,22 @@ class LivePosts(Layer):
     def _abort(self) -> None:
         with self.lock:
             self.waiters.abort()
+            self._settle()
 
     def _look(self, run: Any) -> None:
         """Gives free slots to due readers, now that what may begin has begun."""
         state: RunState = run.run
         free = len(state.running) - len(self._parked) < run.together.slots
         self._held = state if free and plan(state) else None
-        self.release(state)
+        self.release(run)
 
-    def release(self, state: RunState) -> None:
+    def release(self, run: Any) -> None:
         """Gives free slots to due readers; if all that runs waits, ends a wait.
 
         All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
-        start.
+        start. Where the run around can bring it, the node around waits.
         """
+        state: RunState = run.run
         waiters, parked = self.waiters, len(self._parked)
         waiters.grant(len(state.running))
         if not waiters.count or parked != len(state.running):
@@ -430,8 +518,105 @@ class LivePosts(Layer):
             return  # it starts as soon as the driver looks
         if ready or parked != waiters.count or state.failures or state.suspended:
             waiters.abort()
+        elif fields := self._fields_outside():
+            self._wait_outside(fields)
         else:
             waiters.release_first(state.running)
+
+    # --- the run around, if it has some of the live fields
+
+    @property
+    def _places(self) -> tuple[Attempt, ...]:
+        """The attempts of the nodes in which the run is, outermost first."""
+        return () if self.outer is None else (*self.outer.posts._places, self.outer.attempt)
+
+    def _share(self, around: Around) -> None:
+        """Takes the posts to the fields that belong to a run around."""
+        outer, buffer = around.posts, self.buffer
+        for name, field in {**around.shared.reads, **around.shared.writes}.items():
+            posts, there = self.shared[name] = outer.shared.get(field, (outer, field))
+            buffer.posts[name], buffer.around[name] = posts.buffer.posts[there], posts.buffer
+            buffer.depth[name] = 1 + outer.buffer.depth.get(field, 0)
+        names = {around.name_of(name): name for name in self.shared}
+        for post in outer.buffer.posts_of.get(around.attempt.outer_execution, {}).values():
+            if post.field in names and len(post.places) > 1 and post.places[0] == around.attempt.execution:
+                self._note(names[post.field], post.places[1:], post)
+
+    def _note(self, field: str, places: tuple[str, ...], post: PostRow) -> None:
+        """Notes a post of this run to a field that belongs to a run around; `places` begins with its execution here."""
+        execution = whole_execution(places[0])
+        places = () if places == (execution,) else places
+        own = replace(post, execution=execution, field=field, places=places, patch={field: post.update})
+        self.buffer.posts_of.setdefault(execution, {})[own.key] = own
+
+    def may(self, field: str, option: str) -> bool:
+        """Says that the nodes around may read a field, or write it. What a map calls may not read."""
+        around = self.outer
+        if around is None or field not in self.shared:
+            return True
+        outer = (around.shared.reads if option == "reads" else around.shared.writes).get(field)
+        if outer is None or (option == "reads" and around.attempt.index is not None):
+            return False
+        return around.posts.may(outer, option)
+
+    def _fields_outside(self) -> tuple[str, ...]:
+        """The fields of the run around that those who wait here wait for."""
+        if self.outer is None:
+            return ()
+        reads = self.outer.shared.reads
+        return tuple(dict.fromkeys([reads[field] for field in self.waiters.fields if field in reads]))
+
+    def _wait_outside(self, fields: tuple[str, ...]) -> None:
+        """Lets the node around wait, and give up its slot, as long as all that run here do."""
+        assert self.outer is not None
+        if self._outside is not None:
+            return
+        attempt, outer = self.outer.attempt, self.outer.posts
+        host: Any = attempt.host
+        if outer.waiters.over or host.stopped or attempt.outer_execution not in host.run.running:
+            self.waiters.abort()
+            return
+        self._outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
+        self.waiters.held = True
+        outer.waiters.enter(self._outside)
+        outer.release(host)
+        if host.more_to_start:
+            host.together.wake()
+
+    def _woken(self) -> None:
+        """Goes on, now that the node around has its slot again."""
+        outside, self._outside, self.waiters.held = self._outside, None, False
+        if outside is not None and outside.outcome == "abort":
+            self.waiters.abort()
+        elif self._run is not None:
+            self.waiters.grant(len(self._run.run.running))
+
+    def _release_first(self) -> None:
+        self.waiters.release_first(self._run.run.running)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Lets the node around go on if one that waited here does."""
+        outside = self._outside
+        if outside is None or self.outer is None:
+            return
+        outer, host = self.outer.posts, cast("Any", self.outer.attempt.host)
+        if self.waiters.is_due:
+            outer.waiters.end_wait(outside.execution, "entry")
+            outer.waiters.grant(len(host.run.running))
+            outer._settle()
+        elif self._run is None or self.waiters.count < len(self._run.run.running):
+            outer.waiters.leave(outside)
+            self._outside, self.waiters.held = None, False
+            outer._settle()
+
+    def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
+        """Makes the readers of a field due, here and inside of nodes."""
+        for name in [field] if posts is self else [name for name, at in self.shared.items() if at == (posts, field)]:
+            self.waiters.arrived(name, author)
+        for inner in self.inside:
+            inner._arrived(posts, field, "")
+            inner._settle()
 
     # --- what nodes call, from any thread
 
@@ -441,45 +626,87 @@ class LivePosts(Layer):
         run: Any = attempt.host  # a `Session`, which lies above the layers
         if field not in schema.live_fields:
             return False
+        if not self.may(field, "writes"):
+            assert self.outer is not None
+            raise NodeOutputError(
+                f"{attempt.who} posts to {field!r}, which is a live field of the graph around, and the node in which "
+                f"it runs does not write it there: name it, add_node({self.outer.attempt.node!r}, ..., writes=[...])"
+            )
         state = attempt.position.state if attempt.position is not None else ImmutableState()
         whole = schema.reducer(field) is None
         for update in single_updates(schema, attempt.node, field, value):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                name = cursor.next_post(self.buffer, digest, returned)
-            commit_id = run.ids.global_id(attempt.outer_execution, name)
+                key = cursor.next_post(self.buffer, digest, returned)
+            commit_id = run.ids.global_id(attempt.execution, key[1])
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
-            with self.lock:
-                self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
+            frozen = _latest(after.raw(field, DELETE)) if whole else patch[field]
+            self._add(attempt, cursor, field, key, frozen, commit_id)
         if run.events.queue is not None:
             run.events.queue.wait_for_room()  # without the lock
         return True
 
-    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
+    def _add(
+        self, attempt: Attempt, cursor: ReaderCursor, field: str, key: PostKey, update: Any, commit_id: str
+    ) -> None:
+        """Adds a post to the run that the field belongs to, and notes it in those between."""
+        posts, at, limit = self, field, attempt.host.limit
+        between: list[tuple[LivePosts, str, tuple[str, ...]]] = []
+        places, name = key
+        while at in posts.shared:
+            around, places = posts.outer, places or (attempt.execution,)
+            assert around is not None
+            between.append((posts, at, places))
+            places = (around.attempt.execution, *places)
+            attempt, posts, at = around.attempt, around.posts, around.name_of(at)
+            state = attempt.position.state if attempt.position is not None else ImmutableState()
+            patch, after = posts.schema.commit(state, {at: update}, node=attempt.node, commit_id=commit_id)
+            update = patch[at] if posts.schema.reducer(at) is not None else _latest(after.raw(at, DELETE))
+        with self.lock:
+            read = cursor.reads.get(field, 0)
+            post = posts._numbered(attempt, cursor, at, (places, name), update, read, len(between), limit)
+            if post is not None:
+                for inner, own, inside in between:
+                    inner._note(own, inside, post)
+
+    def _numbered(
+        self,
+        attempt: Attempt,
+        cursor: ReaderCursor,
+        field: str,
+        key: PostKey,
+        update: Any,
+        read: int,
+        depth: int,
+        limit: Any,
+    ) -> PostRow | None:
+        """Writes a post of an attempt with its number; None if an earlier attempt has made it."""
         run: Any = attempt.host
-        buffer, execution = self.buffer, cursor.execution
-        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
-            return
-        over, unread = buffer.conflicts(cursor, field, update)
+        buffer, execution = self.buffer, attempt.outer_execution
+        if key in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
+            return None
+        over, unread = buffer.conflicts(cursor, field, update, read, depth)
         if unread:
             self._report_conflict(attempt, field, unread)
         now = time.time()
-        with nullcontext() if run.limit is None else run.limit.writing():  # else the next attempt would not know it
+        with nullcontext() if limit is None else limit.writing():  # else the next attempt would not know it
             buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
             scope, seq = run.ids.scope, buffer.seq
             reducer = self.schema.reducer(field)
             how = "replace" if reducer is None else reducer.name
-            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how)
+            places, name = key
+            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how, places)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
                 run.records.journal.write(NewRows([post.row()]))
             update = buffer.add(post)
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )
-        self.waiters.arrived(field, execution)
+        self._arrived(self, field, execution if not depth else "")
         self.waiters.grant(len(run.run.running))
+        return post
 
     def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
@@ -514,8 +741,53 @@ class LivePosts(Layer):
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
             )
+        if not self.may(field, "reads"):
+            assert self.outer is not None
+            raise InputError(
+                f"{attempt.who} listens to {field!r}, which is a live field of the graph around, and the node in which "
+                f"it runs does not read it there: name it, add_node({self.outer.attempt.node!r}, ..., reads=[...]), "
+                "unless that is a map, whose items may post and not read"
+            )
         with self.lock:
-            return FieldReader(self, attempt.host, self._cursor(attempt), field)
+            return FieldReader(self, self._cursor(attempt), attempt.host, (field,))
+
+    # --- what an agent asks for
+
+    def unread(self, after: Mapping[str, int]) -> list[tuple[str, LiveEntry]]:
+        """The entries of others behind a number, of each live field that the node around reads, in their order.
+
+        Args:
+            after: by field, the number of the last entry that the agent has been shown. What it has posted itself, also
+                in earlier visits of its node, is not shown.
+        """
+        found = []
+        for field in self.shared:
+            posts = self.buffer.posts[field]
+            if posts[-1].seq > after.get(field, 0) and self.may(field, "reads"):
+                found += self._unread(field, after.get(field, 0))
+        return sorted(found, key=lambda one: one[1].seq)
+
+    def _unread(self, field: str, after: int) -> list[tuple[str, LiveEntry]]:
+        buffer = self.buffer
+        with self.lock:
+            posts = buffer.posts[field]
+            new = posts[bisect_right(posts, max(after, 0), key=lambda post: post.seq) :]
+            reader = ReaderCursor(self._places, {})
+            others = [post for post in new if not reader.skips(post, buffer.depth[field] - 1)]
+            entries = [entry for post in others for entry in buffer.around[field].entries(post)]
+        return [(field, entry._replace(value=thaw(entry.value))) for entry in entries]
+
+    def wait(self, attempt: Attempt, after: Mapping[str, int], timeout: float | None = None) -> Entries:
+        """A loop whose next step waits for an entry that `unread` would give, and gives it.
+
+        It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
+        It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
+        """
+        fields = tuple([field for field in self.shared if self.may(field, "reads")])
+        with self.lock:
+            cursor = self._cursor(attempt)
+        source = UnreadPosts(self, cursor, attempt.host, fields, after) if fields else EntrySource()
+        return Entries(source, ", ".join(fields), timeout, attempt.limit or attempt.host.limit)
 
     def _cursor(self, attempt: Attempt) -> ReaderCursor:
         host: Any = attempt.host
@@ -529,7 +801,7 @@ class LivePosts(Layer):
         if cursor is None:
             branch = attempt.position
             before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
-            cursor = attempt.live_cursor = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
+            cursor = attempt.live_cursor = ReaderCursor((*self._places, attempt), before)
         return cursor
 
     def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
@@ -560,13 +832,17 @@ class FieldReader(EntrySource):
     """The entries of one live field for one execution, as they arrive."""
 
     live: LivePosts
-    run: Any
     cursor: ReaderCursor
-    field: str
+    run: Any
+    fields: tuple[str, ...]
+
+    def has_next(self) -> bool:
+        """Says that there is an entry."""
+        return self.cursor.next(self.live.buffer, self.fields[0], take=False) is not None
 
     def next_entry(self) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
-        live, cursor, field = self.live, self.cursor, self.field
+        live, cursor, field = self.live, self.cursor, self.fields[0]
         with live.lock:
             entry = cursor.next(live.buffer, field)
             if entry is not None and live.schema.live_fields[field].show_reads:
@@ -576,15 +852,15 @@ class FieldReader(EntrySource):
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
         live, run, execution = self.live, self.run, self.cursor.execution
-        waiter = Waiter(execution, self.field, wake)
+        waiter = Waiter(execution, self.fields, wake)
         with live.lock:
-            if self.cursor.next(live.buffer, self.field, take=False) is not None:
+            if self.has_next():
                 waiter.outcome = "entry"
             elif live.waiters.over or run.stopped or execution not in run.run.running:
                 waiter.outcome = "abort"
             else:
                 live.waiters.enter(waiter)
-                live.release(run.run)  # the waiter has freed its slot, and may have been the last that worked
+                live.release(run)  # the waiter has freed its slot, and may have been the last that worked
                 if run.more_to_start:
                     run.together.wake()  # the driver may start another execution in the slot
                 return waiter
@@ -599,6 +875,22 @@ class FieldReader(EntrySource):
                 self.live.waiters.grant(len(self.run.run.running))
             else:
                 self.live.waiters.leave(waiter)
+            self.live._settle()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadPosts(FieldReader):
+    """The entries that an agent has not been shown; they stay unread."""
+
+    after: Mapping[str, int]
+
+    def has_next(self) -> bool:
+        """Says that there is an entry."""
+        return self.next_entry() is not None
+
+    def next_entry(self) -> LiveEntry | None:
+        """The first of them; None if there is none yet."""
+        return next((entry for _, entry in self.live.unread(self.after)), None)
 
 
 class LiveWaiters:
@@ -610,10 +902,11 @@ class LiveWaiters:
 
     Attributes:
         over: whether waits end at once, since the run has ended.
+        held: whether none of them gets a slot, since the node around waits and has none.
     """
 
     def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
-        self.over = False
+        self.over = self.held = False
         self._slots = slots
         self._order = order
         self._parked = parked  # with what it waits for, by execution: these, and those that were left open
@@ -625,6 +918,16 @@ class LiveWaiters:
         """The number of executions that wait for an entry."""
         return len(self._waiting)
 
+    @property
+    def is_due(self) -> bool:
+        """Says that one of them waits for its slot alone."""
+        return bool(self._due)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that they wait for."""
+        return [field for waiter in self._waiting.values() for field in waiter.fields]
+
     def enter(self, waiter: Waiter) -> None:
         """Adds an execution that has nothing to read."""
         if waiter.execution in self._waiting:
@@ -632,7 +935,7 @@ class LiveWaiters:
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
         self._waiting[waiter.execution] = waiter
-        self._parked[waiter.execution] = waiter.field
+        self._parked[waiter.execution] = ", ".join(waiter.fields)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""
@@ -650,7 +953,7 @@ class LiveWaiters:
 
     def arrived(self, field: str, author: str) -> None:
         """Makes the readers of a field due, except the author of the new entry."""
-        for name in [name for name, waiter in self._waiting.items() if waiter.field == field and name != author]:
+        for name in [name for name, waiter in self._waiting.items() if field in waiter.fields and name != author]:
             self.end_wait(name, "entry")
 
     def end_wait(self, execution: str, outcome: WaitOutcome) -> None:
@@ -660,16 +963,19 @@ class LiveWaiters:
 
     def grant(self, running: int) -> None:
         """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
-        while self._due and running - len(self._parked) - len(self._due) < self._slots:
+        while self._due and not self.held and running - len(self._parked) - len(self._due) < self._slots:
             waiter, outcome = self._due.popleft()
             waiter.outcome = outcome
             waiter.wake()
 
     def release_first(self, running: PersistentMap[str, Execution]) -> None:
         """Ends one wait, now that no one else works."""
-        waiting = [(running[name], waiter.field) for name, waiter in self._waiting.items()]
-        first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
-        self.end_wait(first.execution, "closed")
+        waiting = [(running[name], waiter.fields) for name, waiter in self._waiting.items()]
+        first = self._order.first([WaitingReader(one.position, one.path, one.id, fields) for one, fields in waiting])
+        if (release := self._waiting[first.execution].release) is not None:
+            release()
+        else:
+            self.end_wait(first.execution, "closed")
         self.grant(len(running))
 
     def abort(self) -> None:

@@ -1,5 +1,5 @@
 """`Redacted`: the layer that hides what `compile(redact=...)` names in the events, logs, errors and questions of a run.
-`Streaming`: the one that shows tokens as they come, as far as that one allows.
+`Streaming`: the one that shows tokens as they come, as far as that one allows. `ShowsReads` shows what is read.
 
 A run inside of a node has a part as well if a graph around it hides something. What a graph hides is known by the paths
 of its state, and a failure may be led out of several graphs before a state holds it: so each part knows the one around.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.errors import MapError, error_text
-from dspyer.events import Event, NodeFailed, Token
+from dspyer.events import Event, NodeFailed, Read, Token
 from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.lm.parameters import parameter_names
@@ -179,3 +179,19 @@ class Streaming(Layer):
         callback = TokenCallback(show, OutputRedaction(hiding) if hiding else None, call.runner.session.events.queue)
         with dspy.context(callbacks=[*others, callback]):
             yield
+
+
+# --- reads
+
+
+class ShowsReads(Layer):
+    """Publishes what each execution of a node reads as a `Read` event: the layer of a call with `reads=True`."""
+
+    __slots__ = ()
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an execution, after the event."""
+        attempt, node = call.context.delegate, call.runner.session.graph.nodes[call.node]
+        found = [field for _, field in node.whole_fields(call.state)] if node.reads is None else node.reads.values()
+        attempt.host.publish(Read(attempt.node, attempt.execution, tuple(dict.fromkeys(found))))
+        return inner(call)

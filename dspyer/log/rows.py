@@ -648,6 +648,10 @@ class AnswerRow(StoredRow):
         return Answer(question, self.value, self.by, self.comment, self.at)
 
 
+PostKey = tuple[tuple[str, ...], str]
+"""The places in which a post was made, and its id there."""
+
+
 @dataclass(slots=True)
 class PostRow(StoredRow):
     """A post to a live field.
@@ -658,12 +662,14 @@ class PostRow(StoredRow):
         node: its author; `"START"` for the value with which the run began.
         field: the field.
         seq: the arrival number.
-        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
+        id: what no other post of these places has: a digest of field and value, and which of several equal ones it is.
         over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others. None
             for a field whose posts do not replace each other.
         time: when it was posted, seconds since the Unix epoch.
         patch: the update as the node gave it, frozen, by the field.
         operation: how it is folded in, as in the event `Posted`.
+        places: where it was made: the execution, or the item of it, and those of the graphs inside; empty for a post of
+            the execution itself.
     """
 
     KIND: ClassVar[str] = RowKind.POST
@@ -677,11 +683,17 @@ class PostRow(StoredRow):
     time: float = declared(metadata=AT)
     patch: Annotated[Mapping[str, Update], CONTENT] = FrozenDict()
     operation: str = "replace"
+    places: tuple[str, ...] = ()
 
     @property
     def update(self) -> Any:
         """The update of the field."""
         return self.patch[self.field]
+
+    @property
+    def key(self) -> PostKey:
+        """Its key among the posts of the execution."""
+        return self.places, self.id
 
 
 @dataclass(slots=True)

@@ -108,6 +108,7 @@ class Together:
         wake: makes the driver look again for what may begin. May be called from any thread.
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
+        posted: the number of posts, of a run without live fields.
         each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
@@ -118,6 +119,7 @@ class Together:
     lock: RLock = made(default_factory=RLock)
     wake: Callable[[], object] = made(init=False)  # set by the driver
     posts: Any = None
+    posted: int = 0
     each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
@@ -170,6 +172,9 @@ class AttemptHost:
 
     def publish(self, event: Event) -> None:
         """Adds an event to the stream."""
+
+    def posted(self, attempt: Attempt, field: str, value: object) -> None:
+        """Publishes a post that waits for the commit of its node."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes that run now."""

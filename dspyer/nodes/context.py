@@ -81,20 +81,22 @@ class LiveEntry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """An execution that waits for the next entry of a field.
+    """An execution that waits for the next entry of a field, or of several.
 
     Attributes:
         execution: its id.
-        field: the field.
+        fields: the fields.
         wake: wakes it, from any thread.
         outcome: how the wait has ended, `"waiting"` until then. When it is set, the execution has its slot of
             `max_concurrency` again.
+        release: of a graph inside, in which all wait: lets one of them go on; None for any other node.
     """
 
     execution: str
-    field: str
+    fields: tuple[str, ...]
     wake: Callable[[], object]
     outcome: WaitOutcome = "waiting"
+    release: Callable[[], object] | None = None
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
@@ -119,7 +121,7 @@ class EntrySource:
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
-        waiter = Waiter("", "", wake, "closed")  # nothing else arrives
+        waiter = Waiter("", (), wake, "closed")  # nothing else arrives
         wake()
         return waiter
 
@@ -484,10 +486,6 @@ class Context:
         """
         attempt = self.delegate
         attempt.check_time()
-        if attempt.index is not None:
-            raise NodeOutputError(
-                f"{attempt.who} posts to {field!r} from an item of a map: return it in the item's result"
-            )
         # After the return its commit is made: a later post would be in no commit.
         attempt.check_running(f"posts to {field!r}")
         self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
@@ -507,11 +505,17 @@ class Context:
         live = attempt.host.together.posts
         if live is not None and live.post(attempt, field, value):
             return
+        if attempt.index is not None:
+            raise NodeOutputError(
+                f"{attempt.who} posts to {field!r} from an item of a map, which can post to live fields alone, and not "
+                "in a run with live=False: return it in the item's result"
+            )
         # Threads of one node may post at once.
         with attempt_lock:
             if attempt.posts is None:
                 attempt.posts = []
             attempt.posts.append((field, value))
+        attempt.host.posted(attempt, field, value)
 
     def view(self, view: View) -> Any:
         """The entries that a view shows, as `reads` would give them to a parameter `list[Entry]`.

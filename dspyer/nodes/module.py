@@ -34,7 +34,7 @@ from dspyer.nodes.field_access import (
 )
 from dspyer.nodes.node import SENT, Built, Call, Flaws, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import InsideRun, ModuleStep, Script, is_program, program_step
+from dspyer.nodes.steps import InsideRun, ModuleStep, Script, SharedFields, is_program, program_step
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -596,6 +596,7 @@ class SubgraphNode(BoundNode):
         folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
         per_item: whether it runs inside a map, which needs all values and not the changes.
         same_types: the inputs that come from fields whose values are valid inside too, each as its name and the field.
+        shared: the live fields that are one with those of the graph around; None for none.
     """
 
     kind: ClassVar[str] = "subgraph"
@@ -606,6 +607,7 @@ class SubgraphNode(BoundNode):
     folds: frozenset[str] = frozenset()
     per_item: bool = False
     same_types: tuple[tuple[str, str], ...] = ()
+    shared: SharedFields | None = None
 
     @property
     def may_give(self) -> frozenset[str] | None:
@@ -618,8 +620,9 @@ class SubgraphNode(BoundNode):
         """Run the graph as a part of the run."""
         program = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = yield program_step(program, inputs, call, self._valid(call))
-        return self.reply(program, inside, inputs, _is_sent(call))
+        inside = yield program_step(program, inputs, call, self._valid(call), self.shared)
+        live = call.context.delegate.host.together.posts is not None
+        return self.reply(program, inside, inputs, _is_sent(call), live)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         if call.overlay is None or SENT not in call.overlay:
@@ -635,10 +638,13 @@ class SubgraphNode(BoundNode):
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
+    def reply(
+        self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False, live: bool = False
+    ) -> Reply:
         """The changes in the inner graph, as updates of the outer state; other values stay inside.
 
-        If its whole state was sent, the outer state has none of it, and gets all.
+        If its whole state was sent, the outer state has none of it, and gets all. What was written to live fields is
+        posted already, if they are `live` in this run.
         """
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
@@ -655,6 +661,8 @@ class SubgraphNode(BoundNode):
         if self.per_item:
             # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
+        if self.shared is not None and live:
+            values = {name: value for name, value in values.items() if name not in self.shared.writes}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
@@ -671,7 +679,12 @@ def _is_sent(call: Call) -> bool:
 def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph, wrong = module.graph, Flaws(options.who)
-    binding = plan_inputs(module_io(module), options, wrong, copy=False)
+    found = module_io(module)
+    if options.reads is None and options.map is None:  # also those that the graph writes: they are one field
+        both = set(graph.topology.schema.live_fields).intersection(options.schema.live_fields).difference(found.inputs)
+        live = sorted(both)
+        found = replace(found, inputs={**found.inputs, **dict.fromkeys(live, Any)}, optional=found.optional.union(live))
+    binding = plan_inputs(found, options, wrong, copy=False)
     binding = binding if graph.closed else replace(binding, rest=False)
     writes = _plan_writes(graph, options, wrong)
     reads = binding.reading()[0] or {}
@@ -694,6 +707,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
+        shared=shared_fields(module, reads, writes, options.schema, wrong),
     )
     inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
@@ -713,6 +727,37 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
             if inner.fields[one.name].holds_values_of(outer.fields[one.field])
         ]
     )
+
+
+def shared_fields(
+    program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
+) -> SharedFields | None:
+    """The live fields of a program that are those of the state around it, as a node reads and writes them."""
+    inner = program.graph.topology.schema
+    if not inner.live_fields or not schema.live_fields or program._executor is not None:
+        return None
+    both = [
+        {
+            name: field
+            for name, field in (names or {}).items()
+            if name in inner.live_fields and field in schema.live_fields
+        }
+        for names in (reads, writes)
+    ]
+    for name, field in both[0].items():
+        if both[1].get(name, field) != field:
+            wrong.problems.append(
+                f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
+                f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
+            )
+    for name, field in {**both[0], **both[1]}.items():
+        folds = [None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))]
+        if folds[0] != folds[1]:
+            wrong.problems.append(
+                f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
+                f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
+            )
+    return SharedFields(*both) if any(both) else None
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:

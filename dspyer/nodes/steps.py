@@ -248,12 +248,30 @@ class TwoWays(NamedTuple):
 
 
 def program_step(
-    program: Any, inputs: dict[str, Any], call: Call, valid: Mapping[str, Any] = NONE_VALID
+    program: Any,
+    inputs: dict[str, Any],
+    call: Call,
+    valid: Mapping[str, Any] = NONE_VALID,
+    shared: SharedFields | None = None,
 ) -> tuple[Step, Call]:
-    """The step that runs a program as a part of the run. `valid` are the frozen inputs that need no validation."""
-    given = inputs, call.context.delegate
+    """The step that runs a program as a part of the run.
+
+    `valid` are the frozen inputs that need no validation, `shared` the live fields that both graphs have.
+    """
+    given, options = (inputs, call.context.delegate), {"valid": valid, "shared": shared}
     sync, asynchronous = program._run_inside, program._arun_inside
-    return TwoWays(partial(sync, *given, valid=valid), partial(asynchronous, *given, valid=valid)), call
+    return TwoWays(partial(sync, *given, **options), partial(asynchronous, *given, **options)), call
+
+
+class SharedFields(NamedTuple):
+    """The live fields that a graph inside a node has in common with the graph around, by its own names.
+
+    Attributes:
+        reads: those that the node reads, and `writes` those that it writes, with their names in the graph around.
+    """
+
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
 
 
 class Within(NamedTuple):

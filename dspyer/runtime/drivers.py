@@ -503,7 +503,7 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
             raise ended.error
         finally:
             del ended  # of a stopped run, whose error its `Run` keeps: the traceback refers to this frame
-    if ended.questions:
+    if ended.status == "interrupted":
         direct = request.inside is None and bool(executing_id())
         raise Interrupted.of(ended.questions, session.graph.name, session.log is not None, direct)
     state, inputs, outputs = session.run.trunk_state._map, session.run_start.state._map, session.graph.outputs

@@ -14,10 +14,11 @@ import dspy
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
 from dspyer.ids import FIRST, Address, full_id, id_prefix, part_id
 from dspyer.layers.attempts import Retry
+from dspyer.layers.live import Around
 from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.steps import InsideRun
+from dspyer.nodes.steps import InsideRun, SharedFields
 from dspyer.record.turns import turns_and_around
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
@@ -40,7 +41,11 @@ def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun
 
 
 def _request_inside(
-    attempt: Attempt, key: str | None, stop_signal: StopSignal | None, valid: Mapping[str, Any]
+    attempt: Attempt,
+    key: str | None,
+    stop_signal: StopSignal | None,
+    valid: Mapping[str, Any],
+    shared: SharedFields | None,
 ) -> Request:
     """The request for a program that a node calls: its run is a part of the run around it."""
     around = _session_of(attempt)
@@ -66,6 +71,7 @@ def _request_inside(
         root=around.ids.root,
         limit=attempt.limit or around.limit,
         max_concurrency=around.together.slots,
+        live=None if shared is None or around.together.posts is None else Around(attempt, shared),
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)
@@ -84,6 +90,7 @@ def part_of_run(
     key: str | None = None,
     stop_signal: StopSignal | None = None,
     valid: Mapping[str, Any] = NONE_VALID,
+    shared: SharedFields | None = None,
 ) -> Iterator[Request]:
     """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
 
@@ -94,8 +101,9 @@ def part_of_run(
         key: the key of `ctx.call`; None for a program that is a node.
         stop_signal: stops the runs inside.
         valid: the inputs that need no validation.
+        shared: the live fields that the graph inside has in common with that of the node.
     """
-    request = _request_inside(attempt, key, stop_signal, valid)
+    request = _request_inside(attempt, key, stop_signal, valid, shared)
     around = _session_of(attempt)
     stopped_with, failed = (StopSignal(), StopSignal()) if around is None else (around.stop_signal, around.failed)
     limit = None if request.inside is None else request.inside.limit

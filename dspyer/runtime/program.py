@@ -149,6 +149,7 @@ class CompiledGraph(dspy.Module):
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> Events:
         """Runs the graph and returns its events as they happen.
 
@@ -163,6 +164,7 @@ class CompiledGraph(dspy.Module):
             budget: as in `run`.
             tokens: whether the LMs are asked to stream, and the events have a `Token` for each piece of the output
                 fields of the predictors. A field that `redact` may change arrives as one token.
+            reads: whether the events have a `Read` for each execution of a node, with the fields that it reads.
 
         Returns:
             An iterator of events, whose `run` is the run after the last event. A question ends the events.
@@ -193,7 +195,7 @@ class CompiledGraph(dspy.Module):
             (['in', ' the', ' north', ''], True)
         """
         self._refuse_executor()
-        request = new_request(resources, live, budget, tokens, answers)
+        request = new_request(resources, live, budget, tokens, reads, answers)
         return Events(partial(run_program, self, inputs, request), request)
 
     def astream(
@@ -205,6 +207,7 @@ class CompiledGraph(dspy.Module):
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> AsyncEvents:
         """Runs the graph in async code and returns its events as they happen; otherwise like `stream`.
 
@@ -218,7 +221,7 @@ class CompiledGraph(dspy.Module):
             'RunEnded'
         """
         self._refuse_executor()
-        request = new_request(resources, live, budget, tokens, answers)
+        request = new_request(resources, live, budget, tokens, reads, answers)
         return AsyncEvents(partial(arun_program, self, inputs, request), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:

@@ -16,7 +16,8 @@ from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
-from dspyer.layers.redacted import Streaming
+from dspyer.layers.live import Around
+from dspyer.layers.redacted import ShowsReads, Streaming
 from dspyer.layers.run_limits import Spends
 from dspyer.lm.tap import LMRecorder, record_lm_calls
 from dspyer.lm.tracing import Steps
@@ -117,6 +118,7 @@ class Inside(NamedTuple):
         root: the id of the outermost run.
         limit: the time that the node has; None for no limit.
         max_concurrency: that of the outermost program; None for its own.
+        live: the live fields that it has in common with the run around it; None for none.
     """
 
     events: SessionEvents | None = None
@@ -132,6 +134,7 @@ class Inside(NamedTuple):
     root: str = ""
     limit: TimeLimit | None = None
     max_concurrency: int | None = None
+    live: Around | None = None
 
 
 REQUEST = "dspyer_request"
@@ -240,11 +243,13 @@ def new_request(
     live: bool,
     budget: Budget | None,
     tokens: bool = False,
+    reads: bool = False,
     answers: Answers = None,
 ) -> Request:
     """The request of a run that a user starts."""
-    if resources is None and live is True and budget is None and tokens is False and answers is None:
+    usual = live is True and tokens is False and reads is False
+    if usual and resources is None and budget is None and answers is None:
         return Request()  # the usual one: nothing was asked that could be wrong
-    check_flags(live=live, tokens=tokens)
-    layers = (Streaming(),) if tokens else ()
+    check_flags(live=live, tokens=tokens, reads=reads)
+    layers: tuple[Layer, ...] = (*([Streaming()] if tokens else ()), *([ShowsReads()] if reads else ()))
     return Request(CallOptions(resources_of(resources), answer_source(answers), live, Budget.of(budget), layers))

@@ -839,7 +839,7 @@ class Run:
                 commit = changed(event.commit, patch=seal({})) if event.commit.node == START else event.commit
                 local = full_id(*scope, commit.id)
                 steps.of(local).inside[local] = commit
-            elif isinstance(event, Posted):
+            elif isinstance(event, Posted) and event.live:  # others are in the patch
                 local = full_id(*scope, event.execution)
                 steps.of(local).posts.append(replace(event, execution=local))
         for call in self.lm_calls:

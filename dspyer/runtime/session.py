@@ -48,6 +48,7 @@ from dspyer.events import (
     Event,
     MergedConflict,
     NodeFailed,
+    Posted,
     Question,
     RunEnded,
     RunStarted,
@@ -69,7 +70,8 @@ from dspyer.log.execution_records import (
 from dspyer.log.rows import DraftRow, LayerRow
 from dspyer.nodes.attempt import Attempt, AttemptHost, Peer, Together
 from dspyer.nodes.node import Call
-from dspyer.patch import SealedPatch, seal
+from dspyer.patch import DELETE, Replace, SealedPatch, seal, update_size
+from dspyer.reducers import Updates
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
@@ -93,6 +95,7 @@ from dspyer.scheduler.schedule import (
 )
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewRead
 from dspyer.waiting import StopSignal
@@ -459,6 +462,23 @@ class Session(AttemptHost):
         """The source of the nodes' views, as of now."""
         return RunViews(self.graph, self.fields, self.run.log, self.notes.view_reads)
 
+    def posted(self, attempt: Attempt, field: str, value: object) -> None:
+        """Numbers and publishes a post that waits for the commit of its node. May be called from any thread."""
+        together, execution = self.together, attempt.outer_execution
+        with together.lock:  # events come in the order of the numbers
+            if together.posts is None:
+                together.posted = seq = together.posted + 1
+            else:
+                together.posts.buffer.seq = seq = together.posts.buffer.seq + 1
+            if not self.events.heard:
+                return
+            update: Any = value if value is DELETE or isinstance(value, Replace | Updates) else freeze(value)
+            how = self.graph.topology.schema.operation(field, update)
+            place = (field, attempt.node, attempt.branch, execution)
+            self.publish(Posted(*place, seq, update_size(update), update, how, time.time(), live=False))
+        if self.events.queue is not None:
+            self.events.queue.wait_for_room()  # without the lock
+
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
         failure = attempt.failure(error, number)
@@ -498,10 +518,12 @@ class Session(AttemptHost):
         if not together.visible:
             return []
         others = [one for one in self.run.running.values() if one.id != own and one.branch.head >= 0]
-        return [
+        found = [
             Peer(one.node, one.path, one.visit, together.doing.get(one.id, ""), together.parked.get(one.id, ""))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
+        around = None if self.inside is None else self.inside.live
+        return found if around is None else [*found, *around.attempt.host.peers(around.attempt)]
 
     # --- writes
 
@@ -576,6 +598,8 @@ class Session(AttemptHost):
             return "failed", self.refusal, ()
         if questions := self.questions():
             return "interrupted", None, questions
+        if run.suspended and self.stop_signal.reason is None and self.ids.scope:
+            return "interrupted", None, ()  # what it waits for may come when the run around it is resumed
         stopped = self.stop_signal.error
         if not isinstance(stopped, RunStoppedError):
             stopped = RunStoppedError("", self.stop_signal.reason or "")

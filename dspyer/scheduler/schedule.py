@@ -31,11 +31,12 @@ from dspyer.events import (
     MergedConflict,
     NodeFailed,
     NodeStarted,
+    Numbered,
     Question,
 )
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, outermost_execution, path_text
-from dspyer.patch import seal
+from dspyer.patch import DELETE, seal
 from dspyer.scheduler.join import Join, JoinFailedError, JoinResult
 from dspyer.scheduler.lineage import (
     CALL_KINDS,
@@ -370,6 +371,8 @@ def begin(
         run = run._replace(ready=ready)
         try:
             run, branch, events = _join(run, group, recorded)
+            if heard:
+                events += _numbered(run)
         except JoinFailedError as error:
             # The traceback of the error refers to this frame. If a local of it referred to the error in turn, that
             # cycle would keep both alive: so the failure is made in another function.
@@ -441,7 +444,7 @@ def advance(
     entry: LogEntry = _new(LogEntry, (commit, state, parents_at, None if one else counts, _NOTHING, (), overlays))
     moved: Branch = _new(Branch, (path, fork_children, state, index, commit_id, step, counts))
     log = log.append(entry)
-    events: list[Event] = [Committed(commit, number)] if heard else []
+    events: list[Event] = [Committed(commit, number, _operations(topology, patch, state, step))] if heard else []
     if alone and one and targets[0].overlay is None:
         # The only branch goes to one node. It can neither block nor be blocked, so the bookkeeping of `_arrive` has a
         # known result. Most commits of most runs take this path.
@@ -605,8 +608,36 @@ def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunSt
     counts = merged.counts.update({author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), trunk_state=merged.state if alone else run.trunk_state)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
-    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit, run.first + index)]
+    events += [Joined(node, tuple([branch.path for branch in branches]), path)]
+    events.append(Committed(commit, run.first + index, _operations(topology, commit.patch, merged.state, step)))
     return run, Branch(path, fork_children, merged.state, index, commit_id, step, counts), events
+
+
+def _operations(topology: Topology, patch: Mapping[str, Any], state: ImmutableState, step: int) -> Mapping[str, str]:
+    """The way in which each update of a commit is folded in, for its event."""
+    schema = topology.schema
+    if step:
+        return {name: schema.operation(name, update) for name, update in patch.items()}
+    # The first commit of a run that is not on a thread has whole values.
+    return {
+        name: "replace" if update is state.raw(name, DELETE) else schema.operation(name, update)
+        for name, update in patch.items()
+    }
+
+
+def _numbered(run: RunState) -> list[Event]:
+    """The event that numbers the commits of a fork whose last join has been made; none if others are still open.
+
+    That join has its version, which is the last one; those before the fork have theirs.
+    """
+    log, last = run.log, len(run.log) - 1
+    if log[last].commit.version is None:
+        return []
+    first = last
+    while first and log[first - 1].commit.version is None:
+        first -= 1
+    inside = sorted([log[index].commit for index in range(first, last)], key=lambda one: (one.step, one.branch))
+    return [Numbered({commit.id: run.first + first + i for i, commit in enumerate(inside)})]
 
 
 def _join_failed(run: RunState, group: Group, raised: JoinFailedError) -> tuple[RunState, None, list[Event]]:
@@ -730,12 +761,12 @@ _CACHE_SIZE = 4096
 
 
 class WaitingReader(NamedTuple):
-    """An execution that waits for the next entry of a live field."""
+    """An execution that waits for the next entry of live fields."""
 
     position: Position
     path: BranchPath
     execution: str
-    field: str
+    fields: Collection[str]
 
 
 class ReleaseOrder:
@@ -757,7 +788,8 @@ class ReleaseOrder:
         for sends in (True, False):
             for reader in readers:
                 others = (one for one in readers if one is not reader)
-                if not any(reader.field in self._written(one.position, reader.position, sends) for one in others):
+                written = [self._written(one.position, reader.position, sends) for one in others]
+                if all(found.isdisjoint(reader.fields) for found in written):
                     return reader
         return readers[0]
 

@@ -131,6 +131,11 @@ class Schema:
         field = self.fields.get(name)
         return None if field is None else field.reducer
 
+    def operation(self, name: str, update: object) -> str:
+        """Return how an update of a field is folded in: the name of its reducer, or `"replace"`."""
+        reducer = self.reducer(name)
+        return "replace" if reducer is None or update is DELETE or isinstance(update, Replace) else reducer.name
+
     def initial_state(
         self,
         inputs: Mapping[str, object],

@@ -159,11 +159,12 @@ class Thread:
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> Events:
         """Starts a run like `run` and yields its events as they happen.
 
         The run begins with the first event that is asked for. Closing the stream early stops it: what runs is finished
-        and committed, and `resume` or `stream_resume` continues from there. `tokens`: as in `program.stream`.
+        and committed, and `resume` or `stream_resume` continues from there. `tokens`, `reads`: as in `program.stream`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. A question ends the events.
@@ -179,7 +180,7 @@ class Thread:
             >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
-        request = new_request(resources, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, reads)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).stream()
 
     @refuses_removed("Thread")
@@ -196,6 +197,7 @@ class Thread:
         live: bool = True,
         budget: Budget | None = None,
         tokens: bool = False,
+        reads: bool = False,
     ) -> AsyncEvents:
         """Starts a run in async code and yields its events; arguments, result and errors are those of `stream`.
 
@@ -209,7 +211,7 @@ class Thread:
             >>> asyncio.run(names())[-1]
             'RunEnded'
         """
-        request = new_request(resources, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, reads)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).astream()
 
     def resume(
@@ -297,8 +299,9 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: bool = False,
         tokens: bool = False,
+        reads: bool = False,
     ) -> Events:
-        """Continues the last run like `resume` and yields the events of what happens now; `tokens` as in `stream`.
+        """Continues the last run like `resume` and yields its events from now on; `tokens`, `reads` as in `stream`.
 
         Raises:
             ConcurrentRunError: with the first event, as all that `resume` raises.
@@ -311,7 +314,10 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        request, answered = (
+            new_request(resources, True, budget, tokens, reads),
+            Delivery.checked(answers, by, comment),
+        )
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -326,6 +332,7 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: bool = False,
         tokens: bool = False,
+        reads: bool = False,
     ) -> AsyncEvents:
         """Continues the last run in async code and yields its events; otherwise like `stream_resume`.
 
@@ -339,7 +346,10 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = new_request(resources, True, budget, tokens), Delivery.checked(answers, by, comment)
+        request, answered = (
+            new_request(resources, True, budget, tokens, reads),
+            Delivery.checked(answers, by, comment),
+        )
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read

@@ -36,7 +36,9 @@ from dspyer.events import (
     Joined,
     LiveConflict,
     NodeFailed,
+    Numbered,
     Posted,
+    Read,
     is_built_in,
     path_of_event,
 )
@@ -88,6 +90,8 @@ CONFLICT: Final = "dspyer.conflict"
 ROUTE: Final = "dspyer.route"
 INTERRUPT: Final = "dspyer.interrupt"
 POST: Final = "dspyer.post"
+NUMBERED: Final = "dspyer.numbered"
+READ: Final = "dspyer.read"
 CACHE_HIT: Final = "dspyer.cache_hit"
 ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
@@ -570,8 +574,19 @@ class RunSpans:
             self._span.add_event(INTERRUPT, self._question(question))
 
     def _add_post(self, event: Posted) -> None:
-        told: dict[str, Any] = {"field": event.field, "seq": event.seq, "operation": event.operation}
+        told: dict[str, Any] = {
+            "field": event.field,
+            "seq": event.seq,
+            "operation": event.operation,
+            "live": event.live,
+        }
         self._span_of(event.execution).add_event(POST, told)
+
+    def _add_versions(self, event: Numbered) -> None:
+        self._span.add_event(NUMBERED, {"versions": _json_text(dict(event.versions))})
+
+    def _add_read(self, event: Read) -> None:
+        self._span_of(event.execution).add_event(READ, {"fields": list(event.fields)})
 
     def _add_any(self, event: Event) -> None:
         """Adds an event of a class that is not known here: its label and its fields."""
@@ -625,6 +640,8 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     LiveConflict: RunSpans._add_live_conflict,
     Asked: RunSpans._add_question,
     Posted: RunSpans._add_post,
+    Numbered: RunSpans._add_versions,
+    Read: RunSpans._add_read,
 }
 
 

@@ -15,7 +15,7 @@ from dspyer.events import TraceStep
 from tests.executors.programs import Case
 from tests.log.equality import outcome
 
-NOT_EQUAL = {"at", "seconds", "started", "duration", "run_id", "root", "run", "pause", "position"}
+NOT_EQUAL = {"at", "seconds", "started", "duration", "run_id", "root", "run", "pause", "position", "time"}
 """Times, ids of runs, and the order of arrival."""
 
 

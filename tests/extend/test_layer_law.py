@@ -31,7 +31,7 @@ from tests.scheduler.test_schedule import Plan
 
 Mode = Literal["sync", "async", "stored", "astored"]
 MODES = st.sampled_from(["sync", "async", "stored", "astored"])
-OWN = {"run_id", "started", "ended", "duration", "seconds", "pause", "at", "position"}
+OWN = {"run_id", "started", "ended", "duration", "seconds", "pause", "at", "time", "position"}
 """What a run has of its own: times, its id, the order in which nodes ended that ran at once."""
 
 

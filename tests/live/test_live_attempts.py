@@ -264,5 +264,5 @@ def test_a_graph_that_is_attempted_again_has_the_posts_of_its_nodes(go: Any) -> 
     graph = Graph(Pad).add_node("inner", team(writer=(writer, ["notes"])).compile(), writes=["notes"], retry=ANY)
     run = go(graph.add_path(START, "inner", END).compile())
     assert list(run.state["notes"]) == ["same", "try 1", "try 2"]
-    inside = [(event.seq, event.value) for event in run.events if isinstance(event, Posted) and event.scope]
-    assert inside == [(1, "same"), (2, "try 1"), (3, "try 2")]
+    posts = [(event.node, event.seq, event.value) for event in run.events if isinstance(event, Posted)]
+    assert posts == [("inner", 1, "same"), ("inner", 2, "try 1"), ("inner", 3, "try 2")]

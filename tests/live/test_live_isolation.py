@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from dspyer import END, START, Context, Graph, Send
 from dspyer.events import Doing, Posted
 from tests.live.kit import ANSWERED, Pad, echo, finished, team, writer
@@ -15,7 +17,7 @@ def test_an_isolated_run_posts_with_its_commits() -> None:
     run = finished(program.run({}, live=False))
     assert run.state.to_dict()["notes"] == ["a", "b", "c"]
     assert run.state.to_dict()["echoes"] == []
-    assert not [event for event in run.events if isinstance(event, Posted)]
+    assert not [event for event in run.events if isinstance(event, Posted) and event.live]
     assert all(commit.live is None for commit in run.commits)
     assert finished(asyncio.run(program.arun({}, live=False))).state == run.state
 
@@ -52,16 +54,17 @@ def test_a_post_is_an_event_at_once() -> None:
     assert places["Posted"] < places["Committed"]
 
 
-def test_a_graph_inside_a_node_has_live_fields_of_its_own() -> None:
-    """What it has posted arrives outside as the update of its node."""
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_live_field_of_a_graph_inside_is_that_of_the_graph_around(alive: bool) -> None:
     inner = team(writer=(writer, ["notes"]), echo=(echo("sync"), ["echoes"])).compile()
-    graph = Graph(Pad).add_node("inner", inner, reads=["task"], writes=["notes", "echoes"])
+    graph = Graph(Pad).add_node("inner", inner, reads=["task", "notes"], writes=["notes", "echoes"])
     graph.add_node("echo", echo("sync"), reads=["notes"], writes=["echoes"])
-    run = finished(graph.add_edge(START, ["echo", "inner"]).add_edge(["echo", "inner"], END).compile().run({}))
+    graph.add_edge(START, ["echo", "inner"]).add_edge(["echo", "inner"], END)
+    run = finished(graph.compile().run({}, live=alive))
     state = run.state.to_dict()
     assert state["notes"] == ANSWERED["notes"]
-    assert state["echoes"][-3:] == ["inner a", "inner b", "inner c"]
-    assert sorted(state["echoes"][:3]) == sorted(ANSWERED["echoes"])
+    heard = ["inner a", "inner b", "inner c"]
+    assert sorted(state["echoes"]) == sorted(heard * 2 if alive else [])
 
 
 def test_executions_of_one_node_read_each_others_posts() -> None:

@@ -17,6 +17,7 @@ from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
 from dspyer.layers.live import LiveBuffer, LiveWaiters, ReaderCursor
 from dspyer.log.rows import PostRow
+from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
@@ -70,7 +71,7 @@ def topology(names: Iterable[str], *more: Edge) -> Topology:
 def first(waiting: str, writes: dict[str, str], graph: Topology) -> str:
     readers = []
     for node, field in (text.split(":") for text in waiting.split()):
-        readers.append(WaitingReader((node, graph.rounds.first(node)), (ord(node),), node, field))
+        readers.append(WaitingReader((node, graph.rounds.first(node)), (ord(node),), node, (field,)))
     return ReleaseOrder(graph, {node: fields.split() for node, fields in writes.items()}).first(readers).execution
 
 
@@ -136,7 +137,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
     waiters = LiveWaiters(1, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
     woken: list[str] = []
-    waiter = Waiter("r", "f", lambda: woken.append("r"))
+    waiter = Waiter("r", ("f",), lambda: woken.append("r"))
     waiters.enter(waiter)
     waiters.arrived("f", "w")
     waiters.end_wait("r", "timeout")
@@ -148,7 +149,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
 
 def test_a_timeout_is_raised_when_nothing_arrives() -> None:
     waiters = LiveWaiters(2, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
-    waiter = Waiter("r", "f", lambda: None)
+    waiter = Waiter("r", ("f",), lambda: None)
     waiters.enter(waiter)
     waiters.end_wait("r", "timeout")
     waiters.grant(1)
@@ -183,7 +184,10 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
     schema = Schema.of(Table)
     state = schema.initial_state({})
     board, model = LiveBuffer(schema, state, {}), Model()
-    readers = [ReaderCursor(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)]
+    readers = [
+        ReaderCursor((Attempt(node=f"n{number}", branch=(number,), execution=f"{number}:0"),), {})
+        for number in range(4)
+    ]
     for action, number in actions:
         name, reader = f"{number}:0", readers[number]
         if action == "read":
@@ -193,7 +197,7 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
         key, seq = action[-1], board.seq + 1
         value = f"{name} {seq}"
         update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
-        over = board.conflicts(reader, "t", update)[0]
+        over = board.conflicts(reader, "t", update, reader.reads.get("t", 0))[0]
         post = PostRow(name, (), f"n{number}", "t", seq, str(seq), over, 0.0, {"t": update})
         found, board.seq = board.add(post), seq
         model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))

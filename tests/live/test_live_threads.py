@@ -110,7 +110,7 @@ def test_a_failed_writer_and_its_reader_are_called_again(store: Any) -> None:
     failing[0] = False
     run = graph(store, fails).thread("t").resume()
     run.raise_error()
-    assert not [event for event in run.events if isinstance(event, Posted)]
+    assert not [event for event in run.events if isinstance(event, Posted) and event.live]
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
     assert heard == [[("first", 1)], [("first", 1)]]
 
@@ -217,7 +217,7 @@ def test_a_resumed_isolated_run_stays_isolated(store: Any) -> None:
     run = t.resume()
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
-    assert not [event for event in run.events if isinstance(event, Posted)]
+    assert not [event for event in run.events if isinstance(event, Posted) and event.live]
 
 
 def test_a_rerun_of_an_isolated_run_is_isolated(store: Any) -> None:
@@ -227,7 +227,7 @@ def test_a_rerun_of_an_isolated_run_is_isolated(store: Any) -> None:
     for run in (t.rerun(0), asyncio.run(t.arerun(0))):
         run.raise_error()
         assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
-        assert not [event for event in run.events if isinstance(event, Posted)]
+        assert not [event for event in run.events if isinstance(event, Posted) and event.live]
 
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["an error edge", "a later attempt"])

@@ -192,7 +192,7 @@ def test_an_item_of_a_map_returns_what_it_would_post() -> None:
 
     graph = Graph(Board).add_map("node", item, over="parts", item="item", into="pages")
     run = graph.add_path(START, "node", END).compile().run({"parts": [1]})
-    assert "from an item of a map: return it" in str(run.error)
+    assert "from an item of a map, which can post to live fields alone" in str(run.error)
 
 
 def test_a_post_before_a_question_is_made_once() -> None:

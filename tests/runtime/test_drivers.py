@@ -28,7 +28,7 @@ from dspyer import (
     reducers,
 )
 from dspyer.errors import BudgetError, InputError, NodeOutputError, RouteError, StepLimitError
-from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
+from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, Numbered, RunEnded, RunStarted
 from tests.rows import each
 from tests.runtime.conftest import PLAYS, Play
 from tests.scheduler.test_schedule import Plan, plans
@@ -307,7 +307,7 @@ def test_context_and_events(everywhere: Play) -> None:
         RunStarted, Committed, NodeStarted, Emitted, Committed, NodeStarted, Emitted, Committed, RunEnded,
     ]  # fmt: skip
     kinds = {type(event) for event in everywhere(fork().compile(), {}).events}
-    assert kinds == {RunStarted, NodeStarted, Committed, Forked, Joined, RunEnded}
+    assert kinds == {RunStarted, NodeStarted, Committed, Forked, Joined, Numbered, RunEnded}
 
 
 def test_resources_reach_the_nodes_that_declare_them(play: Play) -> None:

@@ -285,6 +285,7 @@ def test_joins_and_conflicts_are_events_of_the_run(traces: Traces, play: Play) -
             {"join": "c", "path": "secret", "authors": ("a", "b"), "policy": "last_write_wins", "winner": "b"},
         ),
         ("dspyer.join", {"node": "c", "branches": ("0", "1"), "branch": "trunk"}),
+        ("dspyer.numbered", {"versions": '{"0:0":1,"1:0":2}'}),
     ]
 
 
@@ -566,6 +567,7 @@ def test_the_guide_lists_every_name(traces: Traces, monkeypatch: pytest.MonkeyPa
     with no_pauses():
         for program in (everything(), clash().compile(), chatter().compile(), cached, cached):
             program.run({})
+        list(clash().compile().stream({}, reads=True))
         condensed.add_path(START, "a", END).compile().run({})
         asks.compile(store=":memory:").thread("t").run({})
     listed = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE))

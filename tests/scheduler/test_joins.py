@@ -30,6 +30,7 @@ from dspyer import (
     live,
     reducers,
 )
+from dspyer.events import Committed, Numbered
 from dspyer.log.history import History
 from dspyer.log.reader import HistoryReader
 from dspyer.policies import Conflict, Policies
@@ -144,6 +145,41 @@ def test_blame_names_a_commit_that_left_the_value(edges: dict[str, str], policy:
         for key in path:
             left = left[key]
         assert left == value
+
+
+@given(layers(), st.integers(0, 2**32))
+def test_a_stream_knows_each_version_once_the_fork_has_joined(edges: dict[str, str], seed: int) -> None:
+    """A node in three asks first, so that another process goes on within a fork."""
+
+    def work(ctx: Context) -> dict[str, Any]:
+        if random.Random(f"{seed}{ctx.node}").random() < 0.3:
+            ctx.interrupt("go", "Go on?", answer=bool)
+        return {ctx.node: 1}
+
+    built = Graph(inputs=["x"])
+    reached = add_edges(built, edges)
+    for name in edges:
+        if name in reached - {START}:
+            built.add_node(name, work, writes=[name])
+    store = Memory()
+    thread = built.compile(store=store).thread("t")
+    told: dict[str, int | None] = {}
+    stream: Any = thread.stream({"x": 0})
+    for _ in range(30):
+        for event in stream:
+            if isinstance(event, Committed):
+                told[event.commit.id] = event.commit.version
+            elif isinstance(event, Numbered):
+                assert all(told[name] is None for name in event.versions)
+                told |= event.versions
+        run = stream.run
+        assert told == {commit.id: commit.version for commit in run.commits}
+        if not run.questions:
+            break
+        thread = built.compile(store=store).thread("t")
+        stream = thread.stream_resume({question.id: True for question in run.questions[:1]})
+    assert run.status == "completed"
+    assert sorted(told.values()) == list(range(len(told)))
 
 
 def chain(*names: str) -> dict[str, str]:
