@@ -17,9 +17,10 @@ from threading import Lock
 from typing import Any
 
 from dspyer.events import Sent
+from dspyer.log.journal import MOST, CheckedStore, InboxIndex
 from dspyer.log.rows import LayerRow, RowKind, SentRow, is_readable
 from dspyer.log.time_travel import status_of
-from dspyer.stores.base import INBOX, Point, Store
+from dspyer.stores.base import INBOX, Point, Row, Store
 
 TOOK = "took"
 """The kind of the rows that say how far an agent has read, and the key of a run's header for what was read before."""
@@ -62,12 +63,10 @@ class MessageLog:
 
     Attributes:
         run: the run that is the inbox.
-        keys: the numbers of messages by their keys.
     """
 
     def __init__(self, store: Store, thread: str) -> None:
         self.run = inbox_of(thread)
-        self.keys: dict[str, int] = {}
         self._store = store
         self._found: list[Sent] = []
         self._id = ""
@@ -76,20 +75,48 @@ class MessageLog:
     def read(self) -> list[Sent]:
         """All messages, in the order of their numbers."""
         with self._lock:
-            for row in self._store.rows(self.run, len(self._found)):
-                found = SentRow.read(row, self._store.blobs)
-                if found.key is not None:
-                    self.keys[found.key] = row.seq
-                self._found.append(Sent(row.seq, found.text, found.by, found.at, found.to))
+            self._found += [_sent(row, self._store)[0] for row in self._store.rows(self.run, len(self._found))]
             return self._found
 
     @property
     def id(self) -> str:
         """The identity of the inbox, which one that was loaded from its export shares; `""` before a message."""
-        if not self._id:
-            run = self._store.run(self.run)
-            self._id = "" if run is None else str(run.header.get("inbox", run.id))
+        self._id = self._id or identity_of(self._store, self.run)
         return self._id
+
+
+def _sent(row: Row, store: Store) -> tuple[Sent, str | None]:
+    """A message, and its key."""
+    found = SentRow.read(row, store.blobs)
+    return Sent(row.seq, found.text, found.by, found.at, found.to), found.key
+
+
+def identity_of(store: Store, run: str) -> str:
+    """The identity of an inbox; `""` if there is none."""
+    found = store.run(run)
+    return "" if found is None else str(found.header.get("inbox", found.id))
+
+
+def index_of(store: CheckedStore, run: str) -> InboxIndex:
+    """The index of an inbox: what this process knows, with what was sent since."""
+    known, identity = store.heads.inboxes.pop(run, None), identity_of(store, run)
+    if known is None or known.id != identity:
+        known = InboxIndex(identity, 0, {})
+    for row in store.rows(run, known.size):
+        _, key = _sent(row, store)
+        if key is not None:
+            known.keys[key] = row.seq
+        known = known._replace(size=row.seq + 1)
+    store.heads.inboxes[run] = known  # the last one that was asked for comes last
+    if len(store.heads.inboxes) > MOST:
+        store.heads.inboxes.pop(next(iter(store.heads.inboxes)), None)
+    return known
+
+
+def message(store: Store, run: str, number: int) -> Sent:
+    """One message of an inbox."""
+    (row,) = store.rows(run, number, number)
+    return _sent(row, store)[0]
 
 
 def is_for(sent: Sent, path: str, listeners: Collection[str]) -> bool:
