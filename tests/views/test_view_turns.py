@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph, Messages, Send, View, view
 from dspyer.errors import GraphError, UnsetFieldError
-from dspyer.views import estimate_tokens
 from tests.plain_values import plain
 from tests.rows import each
 
@@ -92,9 +91,13 @@ def last_turns(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any
     return messages[start:]
 
 
+def by_bytes(text: str) -> int:
+    return -(-len(text.encode()) // 4)
+
+
 def tokens(message: dict[str, Any]) -> int:
     calls = [json.dumps(plain(message["tool_calls"]), ensure_ascii=False)] if message.get("tool_calls") else []
-    return estimate_tokens("\n".join([message["content"], *calls]))
+    return by_bytes("\n".join([message["content"], *calls]))
 
 
 def fitting(messages: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
@@ -106,7 +109,10 @@ def fitting(messages: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]
 
 CUTS = {"last": lambda messages, count: messages[-count:], "fit": fitting, "turns": last_turns}
 PROGRAMS = {
-    (step, count, sent): program(getattr(view("messages"), step)(count), sent=sent)
+    (step, count, sent): program(
+        view("messages").fit(count, count=by_bytes) if step == "fit" else getattr(view("messages"), step)(count),
+        sent=sent,
+    )
     for step in CUTS
     for count in (1, 2, 3, 5)
     for sent in (False, True)
