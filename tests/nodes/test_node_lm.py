@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import dspy
 import pytest
 from dspy.utils import DummyLM
+from dspy.utils.exceptions import LMServerError
 from pydantic import BaseModel
+from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Graph, agents, optimize
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, agents, optimize
 from dspyer.errors import GraphError
 from dspyer.testing import Prompt, ScriptedLM
 from tests.nodes.kit import MODES
@@ -27,7 +29,8 @@ class Fields(BaseModel):
     a: str = ""
     b: str = ""
     all: list[str] = []
-    doubts: list[str] = []
+    problems: list[str] = []
+    ok: bool | None = None
 
 
 def answered(prompt: Prompt) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def ask_in_threads(q: str, predict: dspy.Module) -> dict[str, str]:
 
 
 async def ask_inside(q: str, ctx: Context, inner: Any) -> dict[str, str]:
-    return {"a": (await ctx.acall(inner, q=q)).a}
+    return {"a": (await ctx.acall(inner, {"q": q})).a}
 
 
 def shout(q: str) -> dict[str, str]:
@@ -179,7 +182,7 @@ def test_copies_of_a_program_keep_it(name: str) -> None:
 
 def test_a_pickle_keeps_it() -> None:
     small = DummyLM([{"a": "pickled"}] * 3)
-    program = pickle.loads(pickle.dumps(two(small, None)))
+    program = cloudpickle.loads(cloudpickle.dumps(two(small, None)))
     with dspy.context(lm=DummyLM([{"b": "of the settings"}])):
         found = program(q="?")
     assert (found.a, found.b) == ("pickled", "of the settings")
@@ -200,16 +203,20 @@ def test_threads_of_dspy_and_of_an_evaluation_keep_them_apart() -> None:
 
 @MODES
 def test_retries_and_a_resume_use_it(mode: str, tmp_path: Any) -> None:
-    replies: list[Any] = [TimeoutError("one"), TimeoutError("two"), KeyboardInterrupt(), {"a": "yes"}]
+    replies: list[Any] = [LMServerError("one", model="m"), LMServerError("two", model="m"), {"a": "yes"}]
     small, large = ScriptedLM(lambda prompt: replies.pop(0), model="small"), model("large")
-    program = one(dspy.Predict("q -> a"), lm=small, retry=3).compile(store=tmp_path / "runs.db")
-    thread = program.thread("t")
+    graph = Graph(Fields).add_interrupt("ok", question="Go on?", into="ok")
+    graph.add_node("asks", dspy.Predict("q -> a"), lm=small, retry=Retry(3, wait=wait_none())).add_path(
+        START, "ok", "asks", END
+    )
+    program = graph.compile(store=tmp_path / "runs.db")
+    program.thread("t").run({"q": "?"})
+    thread = program.deepcopy().thread("t")
     with dspy.context(lm=large):
-        with pytest.raises(KeyboardInterrupt):
-            thread.run({"q": "?"}) if mode == "sync" else asyncio.run(thread.arun({"q": "?"}))
-        run = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
-    assert (run.status, run.state["a"], called(small, large)) == ("completed", "yes", {"small": 4})
-    assert {call.model for call in thread.lm_calls} == {"small"}
+        answers = {"ok": True}
+        run = thread.resume(answers) if mode == "sync" else asyncio.run(thread.aresume(answers))
+    assert (run.status, run.error, run.state["a"], called(small, large)) == ("completed", None, "yes", {"small": 3})
+    assert {call.model for call in thread.lm_calls()} == {"small"}
 
 
 @each("given", ["openai/gpt-4o-mini", 3, dspy.LM])
@@ -227,9 +234,9 @@ def team(first: Any, second: Any) -> CompiledGraph:
     return graph.add_path(START, "one", "two", END).compile()
 
 
-def playing(name: str, output: str) -> ScriptedLM:
+def playing(name: str, output: str, answer: str | None = None) -> ScriptedLM:
     def reply(prompt: Prompt) -> dict[str, Any]:
-        submit = {"name": "submit", "args": {output: f"{output} of {prompt.inputs['q']}"}}
+        submit = {"name": "submit", "args": {output: answer or f"{output} of {prompt.inputs['q']}"}}
         return {"next_thought": name, "tool_calls": {"tool_calls": [submit]}}
 
     return ScriptedLM(reply, model=name)
@@ -258,9 +265,9 @@ def test_bootstrap_tunes_agents_with_their_own_models() -> None:
 
 
 def test_gepa_tunes_agents_with_their_own_models() -> None:
-    small, middle, large = playing("small", "x"), playing("middle", "b"), model("large")
+    small, middle, large = playing("small", "a", "wrong"), playing("middle", "b"), model("large")
     reflection = ScriptedLM(lambda prompt: "```\nSay it better.\n```", model="reflection")
-    metric = optimize.by_field({"a": optimize.equals("a"), "b": optimize.equals("b")})
+    metric = optimize.by_field({"a": optimize.equals("a"), "b": optimize.equals("b")}, goal="a")
     with dspy.context(lm=large):
         gepa = optimize.GEPA(metric, reflection_lm=reflection, max_metric_calls=20)
         tuned = gepa.compile(team(small, middle), trainset=ROWS, valset=ROWS)
