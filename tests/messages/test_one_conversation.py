@@ -147,6 +147,7 @@ def test_tool_calls_and_their_results_are_in_the_conversation(make: Any, answers
     assert [one["role"] for one in chat[:5]] == ["user", "assistant", "tool", "assistant", "tool"]
     assert (chat[0]["content"], chat[2]["content"]) == ("smoke", "seen in Dover")
     assert "no place" in chat[4]["content"]
+    assert "finish" not in str(messages), "which ends the loop of a ReAct, and is no tool of the user"
     assert chat[1]["tool_calls"][0]["function"]["arguments"] == '{"place": "Dover"}'
     assert lm.calls[-1].prompt.inputs["last_message"] in ("search: fire", 'search: {"kind": "fire"}')
     assert [one.calls[0].value for one in run.trajectory][:1] == ["seen in Dover"]
