@@ -661,8 +661,9 @@ class SubgraphNode(BoundNode):
         if self.per_item:
             # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
-        if self.shared is not None and live:
-            values = {name: value for name, value in values.items() if name not in self.shared.writes}
+        if self.shared is not None and (live or self.per_item):
+            posted = set(self.shared.writes) if live else set(self.shared.writes).difference(changes)
+            values = {name: value for name, value in values.items() if name not in posted}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
@@ -750,14 +751,17 @@ def shared_fields(
                 f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
                 f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
             )
-    for name, field in {**both[0], **both[1]}.items():
+    found = SharedFields(*both)
+    for name, field in found.names.items():
+        if len([other for other in found.names.values() if other == field]) > 1:
+            wrong.problems.append(f"{wrong.who}: several live fields of its graph are {field!r} of this one: name one")
         folds = [None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))]
         if folds[0] != folds[1]:
             wrong.problems.append(
                 f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
                 f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
             )
-    return SharedFields(*both) if any(both) else None
+    return found if any(both) else None
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:
