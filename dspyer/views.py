@@ -426,7 +426,10 @@ def _cut(step: ViewStep, kind: str, backwards: Iterable[FieldPart]) -> list[Fiel
         walk = _fitting(kind, backwards, step.argument)
     else:
         walk = _of_last_turns(backwards, step.argument)
-    return _without_lone_results(list(walk)[::-1])
+    parts = list(walk)[::-1]
+    found = _without_lone_results(parts)
+    # After an agent the last message is the result of a call: as text, a reader of the last one is shown it.
+    return found if found or step.name != "last" else parts[-1:]
 
 
 def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
@@ -480,15 +483,16 @@ def render(
 
     `read` returns the frozen value of a field, `DELETE` if it is not set.
     """
+    if form == "text" and view.last_step != "then":
+        return text_of_parts(view, kind, parts)
+    parts = _without_lone_results(list(parts))
     if view.last_step == "then":
         return view.steps[-1].argument(entries(kind, parts), **_fields_for_then(view, read))
     if form == "entries":
         return entries(kind, parts)
-    if form in ("values", "history"):
-        return value_of_parts(kind, parts)
     if form == "frozen":
         return freeze(value_of_parts(kind, parts, _as_it_is), (view.field,))
-    return text_of_parts(view, kind, parts)
+    return value_of_parts(kind, parts)  # of a history too
 
 
 def _fields_for_then(view: View, read: Callable[[str], Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
-    "agents.agent_check": "FinderNode Repair build_finder facts_around giving into_problems set_apart",
+    "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
+    "agents.arrivals": "Attempt Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
@@ -24,7 +25,7 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
+    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
         "is_alive run_in_thread run_of"

@@ -29,6 +29,7 @@ from dspyer import (
     fill,
     live,
     reducers,
+    to_chat,
     view,
 )
 from dspyer.events import Committed, Event, Numbered, Posted, Read
@@ -584,3 +585,37 @@ class Late(BaseModel):
     topic: str
     text: str
     log: Annotated[list[str], reducers.append] = []
+
+
+class Alert(BaseModel):
+    alert: str
+    severity: str | None = None
+    finding: str | None = None
+
+
+def test_nodes_share_one_conversation_and_each_is_shown_its_own() -> None:
+    """S003-4, S003-17, S003-18, S003-19, S003-20: kept by the graph alone, over two rounds of two nodes."""
+    graph = Graph(Alert, conversation=True)
+    graph.add_node("sort", dspy.Predict(dspy.Signature("alert -> severity", "Sort the alert.")))
+    graph.add_node("search", dspy.Predict(dspy.Signature("alert -> finding", "Search for {severity} causes.")))
+    graph.add_path(START, "sort", "search")
+    graph.add_conditional_edges("search", lambda ctx: "sort" if ctx.visit < 2 else END, ["sort", END])
+    answers = [{"severity": "high"}, {"finding": "guessing"}, {"severity": "low"}, {"finding": "over"}]
+    with ScriptedLM(answers) as lm:
+        run = graph.compile().run({"alert": "many logins"})
+    messages = run.state["messages"]
+    # All that all nodes have said is one list, in order; of whom it is, is in it, and so is what each one was asked.
+    said = [("sort", "high"), ("search", "guessing"), ("sort", "low"), ("search", "over")]
+    assert [(message["name"], message["content"]) for message in messages] == said
+    assert to_chat(messages)[:2] == [
+        {"role": "user", "content": "many logins"},
+        {"role": "assistant", "name": "sort", "content": "high"},
+    ]
+    # A prompt: the system prompt of the node, its own turns, and the last message of another author.
+    system, asked, own, last = lm.calls[3].prompt.turns
+    assert "Search for low causes." in system.content
+    assert "sort: high" in asked.content
+    assert (own.role, "guessing" in own.content, "high" in own.content) == ("assistant", True, False)
+    assert "sort: low" in last.content
+    assert "over" not in str(lm.calls[3].messages)
+    assert [commit.calls for commit in run.commits[1:]] == [(1, 0)] * 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dspyer.agents.arrivals import wait_for_posts
 from dspyer.agents.compact import Compact
 from dspyer.agents.loop import Mode, modes, tool_loop
 from dspyer.agents.tool_node import Approval
 from dspyer.agents.tools import ask_user, tool
 
-__all__ = ["Approval", "Compact", "Mode", "ask_user", "modes", "tool", "tool_loop"]
+__all__ = ["Approval", "Compact", "Mode", "ask_user", "modes", "tool", "tool_loop", "wait_for_posts"]

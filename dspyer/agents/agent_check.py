@@ -19,6 +19,7 @@ from typing import Any, Literal
 import dspy
 
 from dspyer import DELETE, END, ImmutableState
+from dspyer.agents.arrivals import POSTED
 from dspyer.agents.compact import current_mode, text_shown
 from dspyer.agents.conversation import (
     MESSAGES,
@@ -51,6 +52,7 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.tracing import set_apart
+from dspyer.messages import SENT
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     FinderNode,
@@ -188,7 +190,9 @@ class AgentCheckNode(FinderNode):
     def fixes_before(self, call: Call) -> int:
         """The number of times that a mode has resumed in this task."""
         asked = [one for one in since_task(call.state.raw(MESSAGES)) if one.raw("role") == "user"]
-        return sum(one.raw("name", None) == self.name for one in asked)
+        # Another author may have the name of the node.
+        own = [one for one in asked if one.raw("name", None) == self.name]
+        return sum(SENT not in one and POSTED not in one for one in own)
 
     def correction(self, problems: list[str], call: Call) -> Reply:
         """The mode goes on, and is told the problems as a user message."""
@@ -218,7 +222,7 @@ class AgentCheckNode(FinderNode):
                 break
         else:  # a task that an earlier run has begun is not in this log
             return None
-        inputs = task.pop().patch[MESSAGES][0].raw(TURN)
+        inputs = task.pop().patch[MESSAGES][-1].raw(TURN)  # behind what came before the task
         held: dict[str, Any] = {}  # the outputs and the problems, after each commit
         rejected, problems = [], []
         for commit in reversed(task):

@@ -58,6 +58,7 @@ from dspyer.messages import HANDOFFS as HANDOFFS
 from dspyer.messages import MESSAGES as MESSAGES
 from dspyer.messages import PROBLEMS as PROBLEMS
 from dspyer.messages import places_of_results, text_by_name
+from dspyer.views import CUTS
 
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
@@ -599,6 +600,9 @@ class AgentPart(KindOptions):
 # Which messages of a conversation a mode shows: the plan of `context=`, and the rendering of one call.
 
 
+NEW = "new/"
+"""The beginning of the ids under which a turn shows what it takes, until its commit gives it ids of its own."""
+
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""
 
@@ -660,7 +664,13 @@ class Rendering:
 
 
 def _viewed(view: View, call: Call) -> Any:
-    return call.read_view(view, "frozen", CONTEXT)
+    overlay = call.overlay
+    sent = () if overlay is None else overlay.raw(MESSAGES, FrozenList()).raw_items()
+    new = [message for message in sent if str(message.raw("id", "")).startswith(NEW)]
+    if overlay is None or not new or all(step.name in (*CUTS, "then") for step in view.steps):
+        return call.read_view(view, "frozen", CONTEXT)
+    # One that selects by author or visit asks the log, which does not have what this turn takes: it is shown besides.
+    return [*call._replace(overlay=overlay.discard(MESSAGES)).read_view(view, "frozen", CONTEXT), *new]
 
 
 def uncovered(
@@ -942,6 +952,11 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
             unanswered = [call for call in converted(message).calls if call.id not in answered]
             return LastTurn(message.raw("name", ""), unanswered, message.raw(FORCED, ""), message.raw("id", ""))
     return LastTurn()
+
+
+def turns_since_task(messages: FrozenList[Any]) -> int:
+    """The number of turns that were taken for the current task."""
+    return sum(bool(message.raw("tool_calls", None)) for message in since_task(messages))
 
 
 def since_task(messages: FrozenList[Any]) -> Iterator[FrozenDict[str, Any]]:

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import build_agent_check
+from dspyer.agents.arrivals import SEEN
 from dspyer.agents.compact import COMPACT, Compact, build_compact
 from dspyer.agents.conversation import (
     CONTEXT,
@@ -45,7 +46,7 @@ from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, build_tool, max_result_problem
 from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
-from dspyer.extend import flag_problems, is_program, is_whole_number, read_signature
+from dspyer.extend import Schema, flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
 from dspyer.nodes.callables import literals, members
 from dspyer.policies import Policies
@@ -119,6 +120,8 @@ class AgentPlan(NamedTuple):
         found[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
         if self.options.check is not None:
             found[PROBLEMS] = (list[str], [])
+        if self.options.schema is not None and Schema.of(self.options.schema).live_fields:
+            found[SEEN] = (dict[str, dict[str, Any]], ...)  # unset until a post is shown
         return found
 
 
@@ -158,7 +161,7 @@ def assemble(plan: AgentPlan) -> Graph:
         graph.add_edge(tool.name, SETTLE)
     after = END if given.check is None else CHECK
     submit = next(iter(reacts.values())).tools[SUBMIT]  # each mode has the same one
-    settle = partial(build_settle, submit, tuple(task.output_fields), rules, after, compact)
+    settle = partial(build_settle, submit, tuple(task.output_fields), rules, after, given.max_turns, compact)
     decides = tuple([fn for rule in rules.values() for fn in (rule.route, rule.guard) if fn is not None])
     graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
     if compact is not None:
@@ -228,7 +231,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     written = {field for one in writes for field in (one.values() if isinstance(one, Mapping) else one)}
     # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
-    kept = [name for name in (SESSIONS, MODE) if name in plan.fields]  # besides what the schema says
+    kept = [name for name in (SESSIONS, MODE, SEEN) if name in plan.fields]  # besides what the schema says
     graph = Graph(
         model,
         name=given.name,

@@ -15,6 +15,7 @@ import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
 from dspyer import ImmutableState, Retry, Send
+from dspyer.agents.arrivals import SEEN, arrivals
 from dspyer.agents.conversation import (
     CONTEXT,
     FORCED,
@@ -29,7 +30,7 @@ from dspyer.agents.conversation import (
     plan_rendering,
     reader,
     shown,
-    since_task,
+    turns_since_task,
     with_ids,
 )
 from dspyer.agents.settle import SETTLE, submitted
@@ -91,13 +92,15 @@ def build_mode(
     told = {name: text for name, text in told.items() if is_template(text)}
     named = [name for text in told.values() for name in names_in(text) if name in options.schema.fields]
     templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
+    seen = {SEEN: SEEN} if options.schema.live_fields else {}
+    reads, optional = {**reads, **seen}, optional | {*seen}
     node = ModeNode(
         name=options.name,
         takes=templates.takes,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, optional),
         templates=templates,
-        writes={MESSAGES: MESSAGES},
+        writes={MESSAGES: MESSAGES, **seen},
         conversations=(MESSAGES,),
         # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.
         goto=(*(tool.name for tool in tools if tool.name in nodes), SETTLE),
@@ -143,20 +146,14 @@ class ModeNode(Node):
         return {"history": history, "termination_reason": reason}
 
     def script(self, call: Call) -> Script[Reply]:
-        """Take a turn."""
-        warning = warning_of(call)
-        reply = yield from self._turn(call, warning)
-        # The warning comes before the turn that it was shown to.
-        return (
-            reply._replace(updates={MESSAGES: [warning_message(warning), reply.updates[MESSAGES]]})
-            if warning
-            else reply
-        )
+        """Take a turn. What has arrived, and a warning, come before the turn that they were shown to."""
+        warning, new = warning_of(call), arrivals(call)
+        reply = yield from self._turn(call, TurnPrompt(self.rendering, new.shown(call)), warning)
+        return reply._replace(updates=new.before(reply.updates, *([warning_message(warning)] if warning else ())))
 
-    def _turn(self, call: Call, warning: str) -> Script[Reply]:
+    def _turn(self, call: Call, prompt: TurnPrompt, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw(MESSAGES)
-        taken = sum(bool(message.raw("tool_calls", None)) for message in since_task(messages))
-        prompt = TurnPrompt(self.rendering, call)
+        taken = turns_since_task(messages)
         # The reason of a forced turn is kept in its message, as `dspy.ReActV2` names it.
         reason, cause = "max_turns", None
         if taken < self.max_turns:

@@ -17,6 +17,7 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, ImmutableState
+from dspyer.agents.arrivals import sent_messages
 from dspyer.agents.compact import Compact, PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
     ARGS,
@@ -34,6 +35,7 @@ from dspyer.agents.conversation import (
     reader,
     task_message,
     tool_message,
+    turns_since_task,
 )
 from dspyer.agents.tool_node import Approval, refused_by_dspy
 from dspyer.agents.tools import ask_user
@@ -132,7 +134,8 @@ class BeginNode(Node):
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
-        new = [*left, task_message(given)]
+        # What was sent since the last run has ended comes before the task, too.
+        new = [*left, *sent_messages(call), task_message(given)]
         mode = current_mode(state, tuple(self.modes.renderings))
         return Reply({MESSAGES: new}, (self.modes.way_to(mode, call, new),), True)
 
@@ -216,10 +219,14 @@ def build_settle(
     outputs: tuple[str, ...],
     given: Mapping[str, ModeRules],
     after: str,
+    max_turns: int,
     compact: Compact | None,
     options: NodeOptions,
 ) -> Built:
-    """The last node of a turn; `after` is where a branch goes when its outputs are accepted: `END`, or the check."""
+    """The last node of a turn; `after` is where a branch goes when its outputs are accepted: `END`, or the check.
+
+    `max_turns` is the most ordinary turns of a run.
+    """
     problems: list[str] = []
     rules = {
         mode: one._replace(
@@ -245,6 +252,7 @@ def build_settle(
         rules=rules,
         modes=planned,
         after=after,
+        max_turns=max_turns,
     )
     return Built(node, None, tuple(problems))
 
@@ -258,6 +266,7 @@ class SettleNode(Node):
         rules: the modes, each with what may follow it, and with bound functions.
         modes: the modes as they are shown results, and when a summary comes before the next turn.
         after: where a branch goes when its outputs are accepted.
+        max_turns: the most ordinary turns of a run.
     """
 
     bounded: bool = True
@@ -266,11 +275,13 @@ class SettleNode(Node):
     rules: Mapping[str, ModeRules]
     modes: PlannedModes
     after: str
+    max_turns: int
 
     def script(self, call: Call) -> Script[Reply]:
         """End the turn."""
         yield from ()
-        turn = last_turn(call.state.raw(MESSAGES))
+        messages = call.state.raw(MESSAGES)
+        turn = last_turn(messages)
         # A forced turn is the last one: a route could only begin a turn that the run does not have.
         routed = None if turn.forced else self._routed(turn.mode, call)
         asked, lost = _asked_for(call), _lost_updates(call)
@@ -284,7 +295,7 @@ class SettleNode(Node):
             by_model = handed != one.name and handed in self.rules[turn.mode].to
             if one.name in (SUBMIT, READ_RESULT):
                 how = self.modes.renderings[turn.mode].bound(call)
-                own = self.submit if one.name == SUBMIT else reader(call.state.raw(MESSAGES).raw_items(), how)
+                own = self.submit if one.name == SUBMIT else reader(messages.raw_items(), how)
                 value, refused = submitted(own, one.args)
                 results.append(tool_message(one.id, one.name, value, refused is not None))
                 outputs = value if one.name == SUBMIT and refused is None else outputs
@@ -311,6 +322,7 @@ class SettleNode(Node):
             updates[MODE] = entered
         # Who has written again gets an answer: outputs from before are none.
         goes_on = outputs is None or routed is not None or bool(said)
+        goes_on = goes_on or (turns_since_task(messages) < self.max_turns and bool(sent_messages(call)))
         target = self.modes.way_to(entered or turn.mode, call, [*results, *said]) if goes_on else self.after
         return Reply(updates, (target,), True)
 

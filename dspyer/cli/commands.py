@@ -34,6 +34,7 @@ from dspyer.cli.summaries import (
     print_commits,
     print_deleted,
     print_execution,
+    print_names,
     print_result,
     print_run,
     print_runs,
@@ -104,6 +105,17 @@ def runs(filters: ListOptions, common: CommonOptions) -> None:
 def threads(filters: ListOptions, common: CommonOptions) -> None:
     """List threads by their last run, the newest first."""
     _list("threads", filters, common)
+
+
+def due(
+    common: CommonOptions,
+    graph: Annotated[str | None, typer.Option("--graph", metavar="NAME", help="Only runs of this graph.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Most threads to list.")] = None,
+) -> None:
+    """List threads that can go on by themselves: a question has expired, or their process has crashed."""
+    with common.archive() as archive:
+        names = archive.due(graph=graph, limit=limit)
+        common.show_all([{"thread": name} for name in names], print_names, "no thread is due")
 
 
 def _list(what: str, filters: ListOptions, common: CommonOptions) -> None:

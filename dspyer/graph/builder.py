@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -15,6 +16,7 @@ from dspyer.budget import Budget
 from dspyer.errors import GraphError, annotate, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
+from dspyer.graph.one_conversation import check_shared, in_conversation
 from dspyer.graph.spec import (
     NEEDED,
     AnyEdge,
@@ -37,7 +39,8 @@ from dspyer.graph.spec import (
 from dspyer.layers.attempts import Retry, RetryOn
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.lm.source import SourceText
-from dspyer.log.execution_records import Choose, Recorded, check_recorded
+from dspyer.log.execution_records import MISSING, Choose, Recorded, check_recorded
+from dspyer.messages import MESSAGES
 from dspyer.nodes.attempt import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
@@ -51,6 +54,7 @@ from dspyer.scheduler.topology import END, START  # noqa: F401 - for the example
 from dspyer.schema.schema import Schema
 from dspyer.stores import Store
 from dspyer.templates import Fill
+from dspyer.values.scalars import flag_problems
 from dspyer.views import View
 
 if TYPE_CHECKING:
@@ -74,11 +78,14 @@ class Graph:
             value`, or a dict from path pattern to one of these. By default a conflict raises.
         keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
             conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
+        conversation: whether the nodes share one, in the field `messages`, which the schema need not have: each node
+            with a predictor adds its turns and is shown its own, and the last message of another author, in the inputs
+            `history` and `last_message` that its signature gets. A node that names `messages` does what it says.
 
     Raises:
         ValueError: if a merge policy is unknown.
         GraphError: if the schema cannot be the schema of a state, `keep` or a pattern of `merge` names an unknown
-            field, or a pattern decides nothing.
+            field, a pattern decides nothing, or a shared conversation has no schema or its field another type.
         TypeError: for an option that was removed (`errors.REMOVED`).
 
     Example:
@@ -100,9 +107,14 @@ class Graph:
         merge: object = None,
         keep: Iterable[str] = (),
         required: Iterable[str] | None = None,
+        conversation: bool = False,
     ) -> None:
         # Checked here and not by `compile`: the traceback then shows the line with the mistake.
-        fields = Schema.of(schema)
+        if wrong := flag_problems(conversation=conversation):
+            raise GraphError(wrong)
+        fields = Schema.of(schema, conversation=conversation)
+        if conversation:
+            check_shared(fields)
         self._options = GraphOptions(
             name or (schema.__name__ if schema is not None else "Graph"),
             bool(name),
@@ -112,6 +124,8 @@ class Graph:
             None if outputs is None else as_names(outputs),
             checked_policies("merge", merge, fields),
             None if keep == "all" else fields.lasting.union(as_names(keep)),
+            frozenset([MESSAGES] if conversation else ()),  # a graph around it goes on with its own conversation
+            conversation,
         )
         check_fields("keep", self._options.keep or (), [fields])
         self._nodes: dict[str, NodeOptions] = {}
@@ -136,6 +150,7 @@ class Graph:
         timeout: float | None = None,
         cache: Cache | bool | None = None,
         layers: Iterable[Layer] = (),
+        conversation: bool = True,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
@@ -158,6 +173,7 @@ class Graph:
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
+            conversation: False leaves it out of the conversation of a `Graph(conversation=True)`.
 
         Returns:
             The graph itself, changed.
@@ -192,6 +208,7 @@ class Graph:
             retry=retry,
             timeout=timeout,
             cache=cache,
+            conversation=conversation,
         )
 
     def add_map(
@@ -273,7 +290,14 @@ class Graph:
         )
 
     def add_interrupt(
-        self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
+        self,
+        name: str,
+        *,
+        question: str | Callable[..., str],
+        answer: Any = bool,
+        into: str | None = None,
+        expires: float | datetime | None = None,
+        default: Any = MISSING,
     ) -> Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
@@ -287,6 +311,10 @@ class Graph:
                 resume.
             into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
                 that a no cannot be overlooked.
+            expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
+                None for never. With `answer=None` it is a timer. The first resume after it goes on.
+            default: the answer then, given `by="expired"`; without it the node raises `QuestionExpired`, which an error
+                edge may take.
 
         Returns:
             The graph itself, changed.
@@ -300,7 +328,7 @@ class Graph:
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
-        return self._add(name, InterruptOptions(question, answer, into))
+        return self._add(name, InterruptOptions(question, answer, into, expires, default))
 
     def add_check(
         self,
@@ -572,7 +600,7 @@ class Graph:
         # With copies of the collections: the graph may be changed before an optimizer asks for its text.
         declared = Declarations(
             self._options,
-            tuple(self._nodes.values()),
+            tuple(in_conversation(self._nodes.values()) if self._options.conversation else self._nodes.values()),
             tuple(self._edges),
             self._settle_policies | self._join_policies,
         )

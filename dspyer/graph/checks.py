@@ -23,7 +23,7 @@ from dspyer.lm.parameters import predictors_in
 from dspyer.nodes.build import build_node, refused_class
 from dspyer.nodes.callables import members, names_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode, CheckOptions, checks_of, facts_around, into_problems
-from dspyer.nodes.field_access import FieldNames, unknown_field_text
+from dspyer.nodes.field_access import FieldNames, is_conversation, unknown_field_text
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.module import ModuleIO, module_io
 from dspyer.nodes.node import Built, Node
@@ -74,6 +74,7 @@ def checked_node_problems(node: Node | None, options: NodeOptions, who: str) -> 
         f"{who}: {name!r} writes {field!r}, which folds what is written, so a refused output could not be replaced: "
         f"write to a field without a reducer, and let the next node add it to {field!r}; or put {name!r} and its check "
         "in a graph of their own, and use that as the node"
+        + ("; or leave it out of the conversation, conversation=False" if is_conversation(field, schema) else "")
         for field in (node.writes or {}).values()
         if field in folded
     ]

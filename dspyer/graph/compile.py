@@ -724,7 +724,8 @@ def source_text(declared: Declarations) -> str:
         for edge in declared.edges:
             yield from _edge_calls(edge, show)
 
-    return graph_text(declared.options.name, declared.options.schema.model, calls)
+    options = declared.options
+    return graph_text(options.name, options.schema.model, calls, "conversation=True" if options.conversation else "")
 
 
 def _node_call(node: NodeOptions, show: Show) -> str:

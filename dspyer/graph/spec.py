@@ -78,6 +78,7 @@ class GraphOptions(NamedTuple):
         policies: what a join does with a conflict, by path.
         keep: the fields that last over the runs of a thread; None for all.
         also: further fields that a run may be given. A graph around this one gives it those that `reads=` names.
+        conversation: whether its nodes share one.
     """
 
     name: str
@@ -89,6 +90,7 @@ class GraphOptions(NamedTuple):
     policies: Policies
     keep: frozenset[str] | None
     also: frozenset[str] = frozenset()
+    conversation: bool = False
 
 
 class EdgeDeclaration(NamedTuple):

@@ -134,7 +134,9 @@ Show: TypeAlias = Callable[[object], str]
 """Shows a function or module as it stands in a call; its source is added to those of the text."""
 
 
-def graph_text(name: str, schema: type[BaseModel] | None, calls: Callable[[Show], Iterable[str]]) -> str:
+def graph_text(
+    name: str, schema: type[BaseModel] | None, calls: Callable[[Show], Iterable[str]], options: str = ""
+) -> str:
     """Writes a graph as the class that a user would write for it, the same text in every process.
 
     The text is for language models to read and is never run: the calls that build the graph, then the schema and the
@@ -144,11 +146,13 @@ def graph_text(name: str, schema: type[BaseModel] | None, calls: Callable[[Show]
         name: name of the graph.
         schema: model of the state.
         calls: the lines that build the graph, in the order of declaration.
+        options: what else the graph is made of, as its text.
     """
     sources: dict[str, None] = {}  # an ordered set
     if schema is not None:
         sources[_source_of(schema) or _schema_text(schema)] = None
-    lines = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
+    given = [schema.__name__] if schema is not None else []
+    lines = [f"graph = Graph({', '.join([*given, options] if options else given)})"]
     lines += calls(functools.partial(_value_text, sources=sources))
     body = [f'"""{_EXPLANATION}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(lines), "    "), *sources]
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.lm.parameters import predictors_in
-from dspyer.messages import turn_message, warning_message
+from dspyer.messages import ToolStep, tool_messages, turn_message, warning_message
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_templates, warning_of
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_access import (
@@ -114,15 +114,17 @@ class ModuleNode(BoundNode):
         # The warning near the step limit of the run is part of the prompt and of the conversation.
         inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
-        return self.reply(result, inputs, warning)
+        # By the length of the conversation, ids of calls are new in it, and the same when the call is repeated.
+        place = len(call.state.raw(self.turns.fields[0], ())) if self.turns.steps is not None else 0
+        return self.reply(result, inputs, warning, place)
 
-    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
+    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "", place: int = 0) -> Reply:
         """The module's result as updates of the state."""
         who = self.who
         values = values_of_prediction(result, who, self.known)
         updates = selected(values, self.gives, who) if values or self.known else {}
         if self.turns.fields:
-            updates |= self.turns.updates(self.name, inputs, values)
+            updates |= self.turns.updates(self.name, inputs, values, place)
         if warning:
             updates = with_warning(self.turns, updates, warning)
         return Reply(updates, None, True, completions_by_field(result, self.gives))
@@ -298,6 +300,7 @@ class Turns(NamedTuple):
         answers: the outputs of its signature.
         reasoning: the by-products that a turn holds too.
         asked: the inputs among them that are no view of a conversation.
+        steps: what reads the tool calls of a result, of a module that makes some.
     """
 
     fields: tuple[str, ...] = ()
@@ -306,14 +309,20 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
+    steps: StepsOf | None = None
 
-    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """The turn that each conversation gets."""
+    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any], place: int) -> dict[str, Any]:
+        """The turn that each conversation gets, behind the tool calls that have led to it."""
         if not self.fields:
             return {}
         asked = {name: inputs[name] for name in self.inputs if name in inputs}
         answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
-        return dict.fromkeys(self.fields, turn_message(node, asked, answered, self.asked))
+        made = [] if self.steps is None else tool_messages(node, self.steps(inputs, values), f"{node}_{place}")
+        if made:  # the user has said the inputs before the first call
+            said = {name: asked[name] for name in self.asked if name in asked}
+            made[0] = {**turn_message(node, said, {}, said), **made[0]}
+        made.append(turn_message(node, asked, answered, () if made else self.asked))
+        return dict.fromkeys(self.fields, made)
 
 
 NO_TURNS = Turns()
@@ -344,7 +353,8 @@ def plan_turns(
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
     asked = tuple(name for name in held if _is_said(name, found.inputs[name], options))
-    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked)
+    steps = next((STEPS[base] for base in type(module).__mro__ if base in STEPS), None) if turns else None
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, steps)
     wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
@@ -352,7 +362,7 @@ def plan_turns(
     ]
     wrong.problems += [
         f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
-        "function call it and return the message"
+        "function call it and return the message, or leave it out, add_node(..., conversation=False)"
         for field in turns.values()
         if found.outputs is None
     ]
@@ -465,13 +475,11 @@ def module_io(module: dspy.Module) -> ModuleIO:
     kind = type(module)
     if is_program(module):
         return _of_graph(cast("Any", module).graph)
-    known = next((base for base in kind.__mro__ if base in TABLE), None)
+    known = _known(kind)
     if known is not None:
         found = TABLE[known](module)
         # A subclass that adds code to the call of a class of the table may convert what the signature declares.
-        called = ("forward", "aforward", "__call__", "acall")
-        own = any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
-        found = replace(found, own_code=found.own_code or own)
+        found = replace(found, own_code=found.own_code or _changes_call(kind, known))
         # A subclass that overrides `forward` decides itself what it takes.
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
@@ -480,12 +488,31 @@ def module_io(module: dspy.Module) -> ModuleIO:
     return _of_forward(kind)
 
 
+def takes_more(module: dspy.Module) -> bool:
+    """Return whether a module passes all that it gets to one predictor, whose signature may be given more inputs."""
+    known, inner = _known(type(module)), getattr(module, "module", None)
+    if known is None or _changes_call(type(module), known):
+        return False
+    return known in (dspy.Predict, dspy.ChainOfThought) or (known in (dspy.BestOfN, dspy.Refine) and takes_more(inner))
+
+
+def _known(kind: type) -> type | None:
+    return next((base for base in kind.__mro__ if base in TABLE), None)
+
+
+def _changes_call(kind: type, known: type) -> bool:
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in _CALLED)
+
+
+_CALLED = ("forward", "aforward", "__call__", "acall")
+
+
 def _of_graph(graph: Any) -> ModuleIO:
     names, schema = graph.writes if graph.outputs is None else graph.outputs, graph.topology.schema
     outputs = None if names is None else {name: value_type(schema, name) for name in names}
-    return ModuleIO(
-        dict.fromkeys(graph.inputs, Any), frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs
-    )
+    # A view comes as text to a field of texts; values of all other types are checked when the graph begins.
+    kinds = {name: str if without_none(value_type(schema, name)) is str else Any for name in graph.inputs}
+    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs)
 
 
 def _forward_of(kind: type) -> Any:
@@ -528,6 +555,7 @@ def _of_forward(kind: type) -> ModuleIO:
 
 
 ReadModule = Callable[[Any], ModuleIO]
+StepsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterable[ToolStep]]
 
 
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
@@ -581,6 +609,34 @@ TABLE: Mapping[type, ReadModule] = {
     dspy.Flex: _own(),
 }
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
+
+
+def _steps_of_trajectory(_inputs: object, values: Mapping[str, Any]) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReAct`, a step each; the last one, which only ends the loop, is none."""
+    found = values.get("trajectory") or {}
+    for name, tool in found.items():
+        number = name.removeprefix("tool_name_")
+        if number != name and tool != "finish":
+            thought, result = found.get(f"thought_{number}"), found.get(f"observation_{number}")
+            yield ToolStep(thought, [(tool, found.get(f"tool_args_{number}"), result, None)])
+
+
+def _steps_of_history(inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReActV2` in this call, a turn each, without the one that submits the outputs."""
+    events, earlier = (getattr(one.get("history"), "messages", ()) for one in (values, inputs))
+    for event in events[len(earlier) :]:
+        made = event["tool_calls"]
+        results = {result.call_id: result for result in made.tool_call_results.tool_call_results}
+        calls = [(call.name, call.args, results[call.id].value, results[call.id].is_error) for call in made.tool_calls]
+        if calls := [call for call in calls if call[0] != "submit"]:
+            yield ToolStep(event.get("next_thought"), calls)
+
+
+STEPS: Mapping[type, StepsOf] = {
+    dspy.ReAct: _steps_of_trajectory,
+    dspy.ReActV2: _steps_of_history,
+}
+"""The module classes whose results hold the tool calls that have led to them."""
 
 
 # --- compiled graphs as nodes of another graph

@@ -131,6 +131,7 @@ class NodeOptions(NamedTuple):
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
         layers: what else surrounds its calls.
+        conversation: whether it takes part in the conversation of a graph whose nodes share one.
     """
 
     name: str
@@ -151,6 +152,7 @@ class NodeOptions(NamedTuple):
     timeout: float | None = None
     cache: Cache | None = None
     layers: tuple[Layer, ...] = ()
+    conversation: bool = True
 
     @property
     def who(self) -> str:
@@ -203,6 +205,7 @@ def node_options(
     timeout: float | None = None,
     cache: Cache | bool | None = None,
     layers: tuple[Layer, ...] = (),
+    conversation: bool = True,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -226,8 +229,8 @@ def node_options(
     problems += more
     attempts = retry if isinstance(retry, OfGraph) else _given(Retry.from_option, retry, who, problems)
     seconds = _given(_timeout, timeout, who, problems)
-    if frozen is not None:
-        problems += [f"{who}: {problem}" for problem in flag_problems(frozen=frozen)]
+    flags = {"conversation": conversation} if frozen is None else {"conversation": conversation, "frozen": frozen}
+    problems += [f"{who}: {problem}" for problem in flag_problems(**flags)]
     kept = _given(Cache.of, cache, who, problems)
     return NodeOptions(
         name,
@@ -248,6 +251,7 @@ def node_options(
         seconds,
         kept,
         layers,
+        conversation,
     )
 
 

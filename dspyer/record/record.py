@@ -367,7 +367,14 @@ class _Writer:
         question = asked.question
         text = self._text(question.text)
         call = None if question.call is None else question.call.to_dict()
-        return {"id": question.id, "text": text, "at": asked.at, "call": call, "expires": None, "answer": given}
+        return {
+            "id": question.id,
+            "text": text,
+            "at": asked.at,
+            "call": call,
+            "expires": question.expires,
+            "answer": given,
+        }
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

@@ -234,6 +234,7 @@ def _turn(agent: str, commit: Commit, message: FrozenDict[str, Any], results: Re
             continue
         if (edited := result.raw(ARGS, None)) is not None:
             args = thaw(edited)
-        value, problems = thaw(result.raw("value", None)), tuple(result.raw(PROBLEMS, ()))
+        # Of the calls that a `dspy.ReAct` has made, the text is all that is known.
+        value, problems = thaw(result.raw("value", result.raw("content", None))), tuple(result.raw(PROBLEMS, ()))
         calls.append(ToolCall(one.raw("id"), name, args, value, bool(result.raw("error", False)), problems, answer))
     return Turn(agent, message.raw("name"), message.raw("content", "") or "", tuple(calls), message.raw(FORCED, ""))

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from inspect import formatannotation
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
+from dspyer import reducers
 from dspyer.errors import (
     GraphError,
     ImmutableError,
@@ -52,7 +53,7 @@ class Schema:
 
     Attributes:
         model: the pydantic model; None for a schema that accepts any key.
-        fields: the fields by name, in the order of the model.
+        fields: the fields by name, in the order of the model; last comes the conversation, if it is added to them.
         live_fields: the markers of the live fields, by name.
         limited_fields: names of the fields with a limit.
         field_shapes: the description of the fields in events.
@@ -111,15 +112,28 @@ class Schema:
         )
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief) -> Schema:
-        """Return the schema of a pydantic model; raises `GraphError` with every field that cannot be used."""
+    def of(cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief, conversation: bool = False) -> Schema:
+        """Return the schema of a pydantic model; raises `GraphError` with every field that cannot be used.
+
+        With `conversation` it has a field `messages`, also if the model has none.
+        """
         if model is None:
             return cls(None, MappingProxyType({}), None, show_value)
-        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), show_value)
+        whole, fields = model, read_model(model)
+        if conversation and "messages" not in fields:
+            added: Any = Annotated[list[dict[str, Any]], reducers.conversation], []
+            whole = create_model(model.__name__, __base__=model, __module__=model.__module__, messages=added)
+            fields = read_model(whole)
+        return cls(model, MappingProxyType(fields), read_only_class(whole), show_value)
 
     def with_show_value(self, show_value: ShowPath) -> Schema:
         """Return the same schema with another way to show values in errors."""
         return Schema(self.model, self.fields, self._read_only_class, show_value)
+
+    @property
+    def adds_conversation(self) -> bool:
+        """Return whether the field `messages` is none of the model's."""
+        return "messages" in self.fields and self.model is not None and "messages" not in self.model.model_fields
 
     @property
     def accepts_any_key(self) -> bool:
@@ -390,7 +404,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self.show_value)
+        return Schema.of, (self.model, self.show_value, self.adds_conversation)
 
 
 def _shape(field: Field) -> FieldShape:

@@ -1,0 +1,210 @@
+"""Agents on one pad: each is shown, once and in one order, what others post to the live fields that it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Messages, Run, agents, live, reducers
+from dspyer.testing import Prompt, ScriptedLM
+from tests.agents.kit import modes, turn
+from tests.log.failing import FailingSQLite, kill
+from tests.log.processes import end_of, fork
+
+
+class Notes(BaseModel):
+    research: Annotated[list[str], reducers.append, live] = []
+
+
+class Pad(Notes):
+    task: str = "t"
+    found: str = ""
+    report: str = ""
+    talk: Messages = []
+    rounds: int = 0
+
+
+def note(text: str, ctx: Context) -> str:
+    """Writes a finding to the pad."""
+    ctx.post("research", text)
+    return "noted"
+
+
+def pad(store: Any = None, tools: Iterable[Any] = (agents.wait_for_posts,), **options: Any) -> CompiledGraph:
+    """The researcher posts, the analyst is shown what it posts; what the analyst was shown is in `talk`."""
+    researcher = agents.tool_loop("task -> found", [agents.tool(note, writes=["research"])], schema=Notes)
+    analyst = agents.tool_loop("task -> report", list(tools), schema=Notes, **options)
+    graph = Graph(Pad)
+    graph.add_node("researcher", researcher, reads=["task"], writes=["found", "research"])
+    writes = {"report": "report", "messages": "talk"}
+    graph.add_node("analyst", analyst, reads=["task", "research"], writes=writes)
+    graph.add_edge(START, ["researcher", "analyst"]).add_edge(["researcher", "analyst"], END)
+    return graph.compile(**({} if store is None else {"store": store}))
+
+
+TEXTS = ("tide at 9:40", "wind from west")
+
+
+def answer(prompt: Prompt) -> dict[str, Any]:
+    """The researcher notes the texts, one a turn; the analyst waits until it was shown all, and reports them."""
+    said = str(prompt.turns[1:])
+    if "wait_for_posts" not in str(prompt.turns[0]) + said:
+        done = said.count("'noted'") + said.count('"noted"')
+        return turn(("note", {"text": TEXTS[done]})) if done < len(TEXTS) else turn(("submit", {"found": "all"}))
+    shown = [text for text in TEXTS if f"research: {text}" in said]
+    if len(shown) == len(TEXTS) or "No one else works" in said:
+        return turn(("submit", {"report": ", ".join(shown)}))
+    return turn(("wait_for_posts", {}))
+
+
+def posts_in(messages: Iterable[Any]) -> list[tuple[int, str, str]]:
+    return [(one["posted"]["number"], one["name"], one["content"]) for one in messages if "posted" in one]
+
+
+SHOWN = [(1, "researcher", "research: tide at 9:40"), (2, "researcher", "research: wind from west")]
+
+
+def run_of(program: Any, mode: str = "sync", **inputs: Any) -> Run:
+    run: Run = program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs))
+    return run
+
+
+@modes
+def test_an_agent_is_shown_the_posts_of_another_one(mode: str) -> None:
+    program = pad()
+    with ScriptedLM(answer) as lm:
+        run = run_of(program, mode)
+    assert (run.status, run.error) == ("completed", None)
+    assert (run.state["report"], run.state["research"]) == ("tide at 9:40, wind from west", list(TEXTS))
+    assert posts_in(run.state["talk"]) == SHOWN
+    block = '<message from="researcher">\nresearch: tide at 9:40\n</message>'
+    assert any(block in str(call.prompt.inputs.get("task")) for call in lm.calls)
+    own = [call.prompt for call in lm.calls if "wait_for_posts" not in call.prompt.turns[0].content]
+    assert not any("from=" in str(prompt.inputs) for prompt in own), "an agent is not shown its own posts"
+
+
+@modes
+def test_without_live_posts_a_run_has_none_to_wait_for(mode: str) -> None:
+    with ScriptedLM(answer):
+        program = pad()
+        run = program.run({}, live=False) if mode == "sync" else asyncio.run(program.arun({}, live=False))
+    assert (run.status, run.error, run.state["report"]) == ("completed", None, "")
+    assert run.state["research"] == list(TEXTS)
+
+
+@pytest.mark.slow("a process is killed after each of the writes of a run, and the run resumed from the file")
+def test_kill_9_after_every_write(tmp_path: Path) -> None:
+    store = FailingSQLite(tmp_path / "runs.db")
+    program = pad(store)
+
+    def work(thread: Any) -> Run:
+        with dspy.context(lm=ScriptedLM(answer)):
+            run: Run = thread.run({}) if thread.status == "new" else thread.resume()
+            return run
+
+    killed = 0
+    for at in range(1, 100):
+        thread = program.thread(f"t {at}")
+
+        def child(thread: Any = thread, at: int = at) -> None:
+            store.arm(kill, at, after=True)
+            work(thread)
+
+        ended = end_of(fork(child))
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        killed += 1
+        run = work(thread) if thread.status != "completed" else None
+        assert run is None or (run.status, run.error) == ("completed", None)
+        assert thread.state["research"] == list(TEXTS), f"each post is there once, killed after write {at}"
+        numbers = [number for number, _, _ in posts_in(thread.state["talk"])]
+        assert numbers == sorted(set(numbers)), "each post is shown once, in one order"
+        assert [text for _, _, text in posts_in(thread.state["talk"])] == [text for _, _, text in SHOWN]
+    assert killed > 12
+
+
+def test_a_copy_has_what_was_shown() -> None:
+    program = pad(":memory:")
+    with ScriptedLM(answer):
+        program.thread("t").run({})
+    copy = program.thread("t").copy(to="u")
+    assert posts_in(copy.state["talk"]) == SHOWN
+
+
+def test_a_conversation_that_goes_on_is_not_shown_a_post_again() -> None:
+    """In a loop, the agent has a new state at each visit; its conversation is that of the graph."""
+    reader = agents.tool_loop("task -> report", [], schema=Notes)
+    graph = Graph(Pad)
+
+    def writer(ctx: Context, rounds: int) -> dict[str, Any]:
+        ctx.post("research", f"note {rounds}")
+        return {"rounds": rounds + 1}
+
+    graph.add_node("writer", writer, reads=["rounds"], writes=["research", "rounds"])
+    maps = {"messages": "talk", "task": "task", "research": "research"}
+    graph.add_node("reader", reader, reads=maps, writes={"report": "report", "messages": "talk"})
+    graph.add_path(START, "writer", "reader")
+    graph.add_conditional_edges(
+        "reader", lambda rounds: "again" if rounds < 3 else "done", {"again": "writer", "done": END}
+    )
+    with ScriptedLM(lambda prompt: turn(("submit", {"report": "read"}))):
+        run = graph.compile().run({})
+    assert (run.status, run.error) == ("completed", None)
+    assert [text for _, _, text in posts_in(run.state["talk"])] == [f"research: note {n}" for n in range(3)]
+
+
+def test_posts_of_another_run_are_numbered_anew() -> None:
+    """An agent whose conversation lasts over runs is shown those of each."""
+    reader = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Notes)
+    graph = Graph(Pad)
+    graph.add_node("writer", lambda ctx: ctx.post("research", "again"), writes=["research"])
+    maps = {"messages": "talk", "task": "task", "research": "research"}
+    graph.add_node("reader", reader, reads=maps, writes={"report": "report", "messages": "talk"})
+    graph.add_edge(START, "writer").add_path("writer", "reader", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    with ScriptedLM(lambda prompt: turn(("submit", {"report": "read"}))):
+        for _ in range(2):
+            run = thread.run({})
+    assert [text for _, _, text in posts_in(run.state["talk"])] == ["research: again"] * 2
+
+
+TUNED = dspy.Example(task="t").with_inputs("task")
+
+
+def scored(_example: Any, found: Any, _trace: Any = None, _name: Any = None, _steps: Any = None) -> Any:
+    return dspy.Prediction(score=0.5 * ("wind" in found.report), feedback="name the wind")
+
+
+def test_each_agent_is_tuned_and_its_demos_have_what_it_was_shown() -> None:
+    program = pad()
+    with ScriptedLM(answer):
+        tuner = dspy.BootstrapFewShot(lambda example, found, trace=None: "wind" in found.report)
+        tuned = tuner.compile(program, trainset=[TUNED])
+    assert len(tuned.researcher.react.demos) == 1
+    assert "research: wind from west" in str([dict(demo) for demo in tuned.analyst.react.demos])
+
+
+def test_gepa_tunes_each_agent() -> None:
+    program = pad()
+    reflected: list[str] = []
+
+    def tunes(prompt: Prompt) -> Any:
+        if "new_instruction" in prompt.asks:
+            reflected.append(str(prompt.turns))
+            return {"new_instruction": "Read the pad."}
+        return answer(prompt)
+
+    lm = ScriptedLM(tunes)
+    with dspy.context(lm=lm):
+        tuner = dspy.GEPA(scored, max_metric_calls=8, reflection_lm=lm, component_selector="all", num_threads=1, seed=0)
+        tuner.compile(program, trainset=[TUNED], valset=[TUNED])
+    assert len(reflected) >= 2, "each agent was reflected on"
+    assert any("research: wind from west" in text for text in reflected)
