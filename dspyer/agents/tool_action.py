@@ -39,7 +39,7 @@ from dspyer.extend import (
 )
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
-from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, shared_fields, values_of_prediction
+from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import program_step
 from dspyer.values.json import to_json, with_valid_text
 
@@ -407,7 +407,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
     found = Flaws(who)
     binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)
-    shared = shared_fields(program, hidden, options.writes, schema, found)
+    shared = SubgraphNode.shared_fields(program, hidden, options.writes, schema, found)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = found.problems if not wrong else []
     if wrong:
