@@ -705,8 +705,8 @@ class SubgraphNode(BoundNode):
             ]
             if folds[0] != folds[1]:
                 wrong.problems.append(
-                    f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
-                    f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
+                    f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded "
+                    f"by {folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
                 )
         return found if any(both) else None
 
