@@ -28,7 +28,7 @@ NOT_YET: dict[str, str] = {
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive run_in_thread run_of"
+        "is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (

@@ -146,6 +146,14 @@ def print_answers(answers: Sequence[Record]) -> None:
         write_wrapped(f"answer {time_text(one['at'])} {answered_text(one)}")
 
 
+def print_messages(messages: Sequence[Record]) -> None:
+    """Messages to the thread, each with the turn that took it."""
+    for one in messages:
+        by = f" by {one['by']}" if one["by"] else ""
+        taken = f"taken by {one['step']}" if one["step"] else "unread"
+        write_wrapped(f"message {one['number']} {time_text(one['at'])}{by}, {taken}: {one['text']}")
+
+
 def print_result(played: Played, common: CommonOptions) -> str:
     """A run that a command has made, with its outputs; return how it ended."""
     common.show(played.record, _print_with_outputs)

@@ -267,7 +267,7 @@ class StoredThread:
         state = schema.replay(head.state, patch)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
-        header = self.run_header(head, head.next_version)
+        header = self.run_header(head, head.next_version, last_row)
         if not request.options.live:
             header["live"] = False
         # `parents`, not the head: after unreadable commits the history goes on from the last one that can be read.
@@ -528,9 +528,9 @@ class StoredThread:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
         return label_of(self.name, head.row.runs + 1)
 
-    def run_header(self, head: ThreadHead, first: int) -> dict[str, Any]:
-        """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        return {**self._graph_header(), "first": first, **self._own_header(head, head.row.head)}
+    def run_header(self, head: ThreadHead, first: int, at: Point | None) -> dict[str, Any]:
+        """The header of a run that continues the row `at`: its graph, label, first version, and when it was started."""
+        return {**self._graph_header(), "first": first, **self._own_header(head, at)}
 
     def progress_at(self, at: Point | None) -> Progress:
         """The progress of the agents in the inbox at a row; of a thread without one nothing is read."""

@@ -19,7 +19,7 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
     (["due"], {"thread"}, 0),  # test_act.py has some
-    (["show", "t-1"], {*RUN, "answers", "items", "state", "lm_calls"}, 1),
+    (["show", "t-1"], {*RUN, "answers", "items", "messages", "state", "lm_calls"}, 1),
     (["show", "t-1", "1"], {"commit", "before", "after", "diff", "conflicts", *AROUND}, 1),
     (["show", "t-1", "trunk:2"], {"execution", "node", "parents", "state", *AROUND}, 1),
     (["log", "t-2"], {*COMMIT, "answers"}, 3),
