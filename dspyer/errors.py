@@ -296,6 +296,10 @@ class AnswerError(InputError, AttemptError):
     """The node that asks refuses the answer: no retry or error edge takes this, and the question is open again."""
 
 
+class QuestionExpired(AnswerError):  # noqa: N818 - as `Interrupted`: named after what has happened to the question
+    """A question has expired without an answer, and has no default. An error edge may take this; no retry does."""
+
+
 class RouteError(DspyerError, ValueError):
     """A router or a `goto` named something that is not a target of its node."""
 
@@ -521,7 +525,7 @@ def _public_code(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         codes = {_public_code(one) for one in error.exceptions}
         return codes.pop() if len(codes) == 1 else "failed"
-    if isinstance(error, AnswerError):
+    if isinstance(error, AnswerError) and not isinstance(error, QuestionExpired):
         return "invalid"
     if isinstance(error, (LimitError, BudgetError)):
         return "limit"
@@ -563,6 +567,8 @@ def always_raised(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(always_raised, error.exceptions))
+    if isinstance(error, QuestionExpired):  # no code is wrong, and another node may go on
+        return False
     return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED) or is_lost_work(error)
 
 
@@ -587,7 +593,7 @@ def is_always_raised(kind: type[BaseException]) -> bool:
         >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
         [True, True, False, False]
     """
-    always = issubclass(kind, (*_ALWAYS_RAISED, *lost_work()))
+    always = issubclass(kind, (*_ALWAYS_RAISED, *lost_work())) and not issubclass(kind, QuestionExpired)
     return always or not (issubclass(kind, Exception) or issubclass(ExceptionGroup, kind))
 
 

@@ -163,6 +163,7 @@ class Question(JsonRecord):
         execution: id of the execution that asks, preceded by those around it.
         run: name of the run that asked first, as in `ctx.execution`; empty for a run that is not stored.
         call: the call that is to be approved; None for any other question.
+        expires: when it expires, seconds since the epoch; None for never.
     """
 
     key: str
@@ -173,6 +174,7 @@ class Question(JsonRecord):
     execution: str
     run: str = ""
     call: AskedCall | None = None
+    expires: float | None = None
 
     @property
     def id(self) -> str:

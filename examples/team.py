@@ -1,101 +1,147 @@
-"""Three research agents over thirty rounds: each reads only what is new to it, and the tokens show what that saves.
+"""Four agents on one pad, each with a model of its own, and a person who speaks to them while they work.
 
 python examples/team.py                                   # offline
-DSPYER_MODEL=openai/gpt-4o-mini python examples/team.py   # with a real model, three rounds
+DSPYER_MODEL=openai/gpt-4o-mini python examples/team.py   # with a real model
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import dspy
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, View, reducers, view
-from dspyer.testing import ScriptedLM
+from dspyer import END, START, CompiledGraph, Context, Graph, agents, events, live, reducers
+from dspyer.testing import Prompt, ScriptedLM
 
 MODEL = os.environ.get("DSPYER_MODEL")
-ROUNDS = 3 if MODEL else 30
-WORDS = "the flood tide runs stronger than the ebb where the bay is shallow and wide, as the gauges show; "
+THINKING = 0.1  # seconds for each call of an offline model: the agents work at the same time
+TIDES = {"Hook": "9:40", "Delfzijl": "11:15", "Hull": "6:10"}
 
-Read = Callable[[str], str | View]  # what an agent reads of a field of another agent
-
-
-class Team(BaseModel):
-    """The findings of the team."""
-
-    topic: str
-    findings: Annotated[list[str], reducers.extend] = []
-    analysis: Annotated[list[str], reducers.append] = []
-    report: str = ""
+Lines = Annotated[list[str], reducers.append, live]
 
 
-def new(field: str) -> View:
-    """Return a view of the entries that are new since the node last ran."""
-    return view(field).new()
+class Notes(BaseModel):
+    """The pad: an agent writes a line, and the others are shown it at their next turn."""
+
+    tides: Lines = []
+    warnings: Lines = []
+    doubts: Lines = []
 
 
-def whole(field: str) -> str:
-    """Return the name of the field: the node reads the whole of it."""
-    return field
+class Pad(Notes):
+    """The state of the team."""
+
+    task: str
+    found: str = ""
+    advice: str = ""
+    verdict: str = ""
+    letter: str = ""
 
 
-def team(read: Read) -> CompiledGraph:
-    """Build the graph: `read` decides how much the agents read of each other's fields."""
-    graph = Graph(Team)
-    graph.add_node(
-        "researcher",
-        dspy.Predict("topic, analysis: list[str] -> findings: list[str]"),
-        reads={"topic": "topic", "analysis": read("analysis")},
-    )
-    graph.add_node("analyst", dspy.Predict("findings: list[str] -> analysis"), reads={"findings": read("findings")})
-    graph.add_node(
-        "writer",
-        dspy.Predict("draft, findings: list[str], analysis: list[str] -> report"),
-        reads={"draft": "report", "findings": read("findings"), "analysis": read("analysis")},
-    )
-    graph.add_path(START, "researcher", "analyst", "writer")
-
-    def next_round(ctx: Context) -> str:
-        return "again" if ctx.visit < ROUNDS else "done"
-
-    return graph.add_conditional_edges("writer", next_round, {"again": "researcher", "done": END}).compile()
+def look_up(place: str) -> str:
+    """Looks up the time of high tide at a place."""
+    return TIDES.get(place, "unknown")
 
 
-class Offline:
-    """A model that writes entries of about 150 tokens, and counts the tokens that it was sent."""
+def writes(field: str) -> Any:
+    """Return the tool that writes a line to a field of the pad."""
 
-    def __init__(self) -> None:
-        self.sent = 0
-        self.asked = 0
+    def note(text: str, ctx: Context) -> str:
+        """Writes a line to the pad."""
+        ctx.post(field, text)
+        return "on the pad"
 
-    def answer(self, prompt: Any) -> dict[str, Any]:
-        """Return an entry or a report, whichever field the prompt asks for."""
-        self.sent += sum(len(turn.content.encode()) // 4 for turn in prompt.turns)
-        self.asked += 1
-        entry = f"{self.asked}: {WORDS * 6}"[:600]
-        asked = {field.name for field in prompt.output_fields}
-        answers = {"findings": [entry], "analysis": entry, "report": f"Report of {self.asked // 3} rounds."}
-        return {name: answer for name, answer in answers.items() if name in asked}
+    return agents.tool(note, writes=[field])
+
+
+def team(model: Callable[[str], dspy.BaseLM]) -> CompiledGraph:
+    """Build the graph: who may write what, who is shown what, and who thinks with which model."""
+    wait = agents.wait_for_posts
+    graph = Graph(Pad, name="Team")
+    roles: dict[str, tuple[str, list[Any], list[str], list[str]]] = {
+        "researcher": ("task -> found", [look_up, writes("tides"), wait], ["doubts"], ["found", "tides"]),
+        "skipper": ("task -> advice", [writes("warnings"), wait], ["tides"], ["advice", "warnings"]),
+        "reviewer": ("task -> verdict", [writes("doubts"), wait], ["warnings"], ["verdict", "doubts"]),
+        "writer": ("task -> letter", [wait], ["tides", "warnings", "doubts"], ["letter"]),
+    }
+    for name, (task, tools, reads, fields) in roles.items():
+        agent = agents.tool_loop(dspy.Signature(task, JOBS[name]), tools, schema=Notes, lm=model(name), name=name)
+        graph.add_node(name, agent, reads=["task", *reads], writes=fields)
+    return graph.add_edge(START, list(roles)).add_edge(list(roles), END).compile(store=":memory:")
+
+
+JOBS = {
+    "researcher": "Look up the tide at each place of the task, and note each as 'place: time'. Wait for posts once.",
+    "skipper": "Note a warning for each tide before ten. Wait for posts until no one else works.",
+    "reviewer": "Note a doubt about each warning. Wait for posts until no one else works.",
+    "writer": "Wait for posts until no one else works, then write a letter with all that is on the pad.",
+}
+
+
+def offline(name: str) -> ScriptedLM:
+    """A model that plays one of the four: it decides by what its prompt shows, as a real one does."""
+
+    def answer(prompt: Prompt) -> dict[str, Any]:
+        time.sleep(THINKING)
+        said = "\n".join(each.content for each in prompt.turns[1:])
+        done = said.count("on the pad")
+        if name == "researcher":
+            return research(said, done)
+        seen = re.findall(r"^(?:tides|warnings|doubts): (.+)$", said, re.MULTILINE)
+        if name == "skipper":
+            seen = [f"early: {line}" for line in seen if ": 9:" in line or ": 6:" in line]
+        if name == "reviewer":
+            seen = [f"who says so? {line}" for line in seen]
+        if name != "writer" and done < len(seen):
+            return calls("note", text=seen[done])
+        if "No one else works" not in said:
+            return calls("wait_for_posts")
+        return calls("submit", **{OUTPUT[name]: ", ".join(sorted(seen)) or "nothing"})
+
+    return ScriptedLM(answer)
+
+
+def calls(tool: str, **args: str) -> dict[str, Any]:
+    """A response of a model that calls a tool."""
+    return {"next_thought": "", "tool_calls": {"tool_calls": [{"name": tool, "args": args}]}}
+
+
+OUTPUT = {"researcher": "found", "skipper": "advice", "reviewer": "verdict", "writer": "letter"}
+
+
+def research(said: str, done: int) -> dict[str, Any]:
+    """The next turn of the offline researcher: Hull comes last, after it has looked at the pad once."""
+    places = [place for place in TIDES if not (place == "Hull" and "Leave out Hull" in said)]
+    if done == len(places):
+        return calls("submit", found=", ".join(places))
+    if done == 2 and "you are shown it" not in said:
+        return calls("wait_for_posts")
+    place = places[done]
+    return calls("note", text=f"{place}: {look_up(place)}")
 
 
 def main() -> None:
-    """Run the team twice: with views, and with whole fields."""
-    prompts: list[int] = []
-    for title, read in (("with views", new), ("with whole fields", whole)):
-        offline = Offline()
-        model: AbstractContextManager[Any] = dspy.context(lm=dspy.LM(MODEL)) if MODEL else ScriptedLM(offline.answer)
-        with model:
-            run = team(read).run({"topic": "tides"})
-        run.raise_error()
-        prompts.append(offline.sent)
-        print(f"{title}\n{run.view_tokens()}\n")
-    if not MODEL:
-        print(f"whole prompts: {prompts[0]:,} tokens with views, {prompts[1]:,} with whole fields")
-        print(f"that is {100 * prompts[0] / prompts[1]:.1f} %")
+    """Stream one run, and speak to the team after the first post."""
+    program = team(lambda name: dspy.LM(MODEL) if MODEL else offline(name))
+    thread = program.thread("t-1")
+    sent = None
+    with thread.stream({"task": "When is high tide at Hook, Delfzijl and Hull?"}) as stream:
+        for event in stream:
+            if not isinstance(event, events.Posted):
+                continue
+            print(f"{event.node}: {event.value}")
+            if sent is None:
+                sent = thread.send("Leave out Hull.", by="ada")
+                print(f"ada sends message {sent.number}, open: {sent.open}")
+    state = thread.state
+    print(f"found: {state['found']}")
+    print(f"letter: {state['letter']}")
+    print(f"unread: {len(thread.unread)}")
 
 
 if __name__ == "__main__":

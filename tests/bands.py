@@ -25,10 +25,10 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name json",
+    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive run_in_thread run_of"
+        "is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Graph, errors
+from dspyer.testing import clock
 from tests.asgi_server import PATIENCE, served
 from tests.test_serving import ended
 
@@ -140,3 +141,25 @@ def test_a_failure_is_on_the_thread(office: Office, address: str) -> None:
     thread = office.program().thread("1")
     assert ended(thread) == "failed"
     assert (news(address)[0], thread.error and thread.error.type) == ("failed", "ConnectionError")
+
+
+def test_the_job_for_what_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread goes on once, however often its job is delivered; what waits for a person stays."""
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = re.findall(r"```python\n([^`]*?def each_minute.*?)\neach_minute\(\)", PAGE.read_text(), re.DOTALL)
+    graph = Graph(name="Letters").add_interrupt("ok", question="?", answer=bool, into="ok", expires=60, default=False)
+    graph.add_interrupt("stamp", question="Has it a stamp?", answer=bool, into="stamped").add_path(
+        START, "ok", "stamp", END
+    )
+    module = ModuleType("due_page")
+    module.__dict__.update({"program": graph.compile(store="letters.db"), "errors": errors})
+    exec(recipe, module.__dict__)
+    page: Any = module
+    with clock() as time:
+        for name in ("1", "2", "3"):
+            page.program.thread(name).run({})
+            time.advance(25)
+        page.each_minute()
+        assert page.queue == ["1"]
+        assert [page.advance(name) for name in ("1", "1", "2")] == ["interrupted", "done", "done"]
+        assert [question.key for question in page.program.thread("1").questions] == ["stamp"]

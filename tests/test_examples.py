@@ -91,7 +91,7 @@ SHOWN = {
         "thread 'tonight' is 'crashed': resume",
         "completed; urgent: billing 1",
     ],
-    "team.py": [
+    "rounds.py": [
         "researcher  analysis = view('analysis').new()      30   4,260   63,861    6.7 %",
         "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
         "that is 11.8 %",
@@ -101,6 +101,12 @@ SHOWN = {
         "best of 12        31      12        72",
         "beam              33      21        21  add 5, double, double, add 5",
         "MCTS              33      33        33",
+    ],
+    "team.py": [
+        "ada sends message 0, open: True",
+        "found: Hook, Delfzijl",
+        "letter: Delfzijl: 11:15, Hook: 9:40, early: Hook: 9:40, who says so? early: Hook: 9:40",
+        "unread: 0",
     ],
     "scratchpad.py": [
         "16 posts, the author changed 3 times",
@@ -189,6 +195,11 @@ SHOWN = {
         "Converted: the same state on 16 of 16 tickets; on ",
         "can be tuned: nothing",
         "can be tuned: classify.predict, judge.predict",
+    ],
+    "reminder.py": [
+        "2 hours later\n  lamp: completed, a lamp is on its way\n24 hours later\n  mail: 'a sofa' still waits",
+        "  sofa: interrupted, ['last']\n49 hours later\n  sofa: completed, a sofa is not sent",
+        "lamp: approve by ada, cool_down by expired\nsofa: last by expired",
     ],
     "approval.py": [
         "interrupted after 5 commits",

@@ -15,6 +15,7 @@ from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
+from dspyer.record.due import due_threads
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
@@ -159,6 +160,38 @@ class Archive:
         """
         times = _seconds("since", since), _seconds("until", until)
         return self._page(RunQuery(thread, graph, None, *times, _place(after), limit, last=True), status, text)
+
+    def due(self, at: datetime | None = None, limit: int | None = None, graph: str | None = None) -> list[str]:
+        """The names of the threads that can go on by themselves, the longest due first.
+
+        Their last run waits for an answer to a question that has expired, or its process has crashed. Copies without a
+        run of their own are left out. It needs no key of an encrypted store.
+
+        Args:
+            at: those that are due then, if nothing happens meanwhile; a time without a time zone is local time. By
+                default now.
+            limit: the most names; None for all.
+            graph: only runs of the graph of this name.
+
+        Raises:
+            ValueError: if `limit` is less than 1.
+            TypeError: if `at` is no datetime, or `graph` no name.
+
+        Example:
+            >>> from datetime import timedelta
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_interrupt("cool_down", question="Waits an hour.", answer=None, expires=3600)
+            >>> run = graph.add_path(START, "cool_down", END).compile(store=store).thread("t-42").run({})
+            >>> Archive(store).due(), Archive(store).due(at=datetime.now() + timedelta(hours=2))
+            ([], ['t-42'])
+        """
+        if limit is not None and (isinstance(limit, bool) or int(limit) != limit or limit < 1):
+            raise ValueError(f"limit={limit!r}: give the most names, 1 or more, or None for all")
+        if not isinstance(graph, str | None):
+            raise TypeError(f"graph={graph!r}: give a name")
+        return due_threads(self._reader.store, graph, _seconds("at", at))[:limit]
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.

@@ -15,14 +15,14 @@ from dspyer.archive.run_info import failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.events import Answer, Commit, LMCall
+from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Items, Record
-from dspyer.record.stored import FollowedRecords, drawn_graph, run_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
@@ -90,6 +90,11 @@ class ArchivedThread:
     def answers(self) -> tuple[Answer, ...]:
         """The answers to the questions of all runs, as `Thread.answers` gives them."""
         return self._thread_reader.answers()
+
+    @property
+    def unread(self) -> tuple[Sent, ...]:
+        """The messages that no turn has taken, as `Thread.unread` gives them."""
+        return unread_of(self._reader.store, self.name)
 
     def history(
         self,

@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[Function, ...]] = {
     "Look at stored runs": (
         commands.runs,
         commands.threads,
+        commands.due,
         commands.show,
         commands.log,
         commands.diff,

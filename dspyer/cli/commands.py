@@ -34,6 +34,8 @@ from dspyer.cli.summaries import (
     print_commits,
     print_deleted,
     print_execution,
+    print_messages,
+    print_names,
     print_result,
     print_run,
     print_runs,
@@ -106,6 +108,17 @@ def threads(filters: ListOptions, common: CommonOptions) -> None:
     _list("threads", filters, common)
 
 
+def due(
+    common: CommonOptions,
+    graph: Annotated[str | None, typer.Option("--graph", metavar="NAME", help="Only runs of this graph.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Most threads to list.")] = None,
+) -> None:
+    """List threads that can go on by themselves: a question has expired, or their process has crashed."""
+    with common.archive() as archive:
+        names = archive.due(graph=graph, limit=limit)
+        common.show_all([{"thread": name} for name in names], print_names, "no thread is due")
+
+
 def _list(what: str, filters: ListOptions, common: CommonOptions) -> None:
     with common.archive() as archive:
         page = getattr(archive, what)(**filters._asdict())  # the options have the names of its parameters
@@ -131,7 +144,7 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of
+    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of, messages_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
@@ -139,12 +152,14 @@ def show(
             _show_step(t, commit, run, prompts, common)
             return
         info, (items, answers) = t.info(run).to_dict(), items_and_answers(t, run)
+        messages = messages_of(t, run)
         if common.as_json:
-            info |= {"items": [one.to_dict() for one in items], "answers": answers}
+            info |= {"items": [one.to_dict() for one in items], "answers": answers, "messages": messages}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info, list(map(str, items)))  # before the state, which may not be readable
             print_answers(answers)
+            print_messages(messages)
             print_calls("LM calls of what failed", failed_calls(t, run), prompts)
             print_values("state", json_of(t.state(run)))
 

@@ -65,6 +65,11 @@ def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], 
     return maps_of(record), [one.to_dict() for one in record.answers()]
 
 
+def messages_of(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
+    """The messages that the turns of a run have taken, each with its commit, and those that no turn has taken."""
+    return [*t.record(run).messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+
+
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
     """The JSON form of a commit, or of an execution that failed or asks, and whether it is a commit."""
     if isinstance(name, int):

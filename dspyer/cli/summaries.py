@@ -71,6 +71,12 @@ def _remark(info: Record) -> str:
     return "; ".join(question_text(question) for question in info["questions"])
 
 
+def print_names(threads: Sequence[Record]) -> None:
+    """Print the name of each thread on a line of its own, for a loop of a shell."""
+    for one in threads:
+        write(visible(one["thread"]))
+
+
 def print_run(info: Record, items: Sequence[str] = ()) -> None:
     """Print what is known of one run without its state, failures and questions in full."""
     took = duration_text(_took(info))
@@ -123,7 +129,8 @@ def question_text(question: Record) -> str:
     """A question with its key and the type of its answer."""
     kind = question["answer"].get("type") if question["answer"] else None
     shown = f" ({kind})" if isinstance(kind, str) else ""
-    return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
+    at = f", expires {time_text(question['expires'])}" if question["expires"] is not None else ""
+    return f"{question['key']!r}{shown} of node {question['node']}{at}: {question['text']}"
 
 
 def answered_text(answer: Record) -> str:
@@ -137,6 +144,14 @@ def print_answers(answers: Sequence[Record]) -> None:
     """Answers, each with its time, on lines of their own."""
     for one in answers:
         write_wrapped(f"answer {time_text(one['at'])} {answered_text(one)}")
+
+
+def print_messages(messages: Sequence[Record]) -> None:
+    """Messages to the thread, each with the turn that took it."""
+    for one in messages:
+        by = f" by {one['by']}" if one["by"] else ""
+        taken = f"taken by {one['step']}" if one["step"] else "unread"
+        write_wrapped(f"message {one['number']} {time_text(one['at'])}{by}, {taken}: {one['text']}")
 
 
 def print_result(played: Played, common: CommonOptions) -> str:

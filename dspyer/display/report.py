@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from datetime import datetime
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import Answered, BranchPath, Commit, MergedConflict, is_built_in, told
+from dspyer.events import Answered, BranchPath, Commit, MergedConflict, Question, is_built_in, told
 from dspyer.extend import Event, path_text, thaw
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
@@ -105,11 +106,17 @@ def _questions(record: Record) -> dict[str, list[str]]:
             found.setdefault(outermost, []).append(Answered(asked.answer).label())
         elif asked is not None and record.status != "completed":
             of = behind if step.parent is None and step.commit is not None else found
-            of.setdefault(outermost, []).append(f"{asked.question.key}: {asked.question.text}")
+            of.setdefault(outermost, []).append(f"{asked.question.key}{_until(asked.question)}: {asked.question.text}")
     for step in record.steps:
         if step.status == "waiting" and step.parent is None:
             found.setdefault(step.id, []).extend(question for head in step.after for question in behind.get(head, ()))
     return found
+
+
+def _until(question: Question) -> str:
+    if question.expires is None:
+        return ""
+    return f" (expires {datetime.fromtimestamp(question.expires).astimezone():%Y-%m-%d %H:%M:%S})"
 
 
 def _told(events: Iterable[Event]) -> list[str]:

@@ -103,6 +103,7 @@ class RunAnswers:
             "fields": [field.to_dict() for field in record.graph.fields],
             "questions": info["questions"],
             "answers": [one.to_dict() for one in record.answers()],
+            "messages": record.messages(),
             "failures": [failure.to_dict() for failure in record.failures],
             "maps": [one.to_dict() for one in maps_of(record)],
             "count": info["steps"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -31,13 +32,14 @@ from dspyer.graph.spec import (
     checked_edge_ends,
     checked_policies,
     warn_of_lasting_answers,
+    warn_of_own_live_fields,
     warn_of_shadowed,
     with_redaction,
 )
 from dspyer.layers.attempts import Retry, RetryOn
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.lm.source import SourceText
-from dspyer.log.execution_records import Choose, Recorded, check_recorded
+from dspyer.log.execution_records import MISSING, Choose, Recorded, check_recorded
 from dspyer.messages import MESSAGES
 from dspyer.nodes.attempt import Answers, answer_source
 from dspyer.nodes.build import node_name
@@ -288,7 +290,14 @@ class Graph:
         )
 
     def add_interrupt(
-        self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
+        self,
+        name: str,
+        *,
+        question: str | Callable[..., str],
+        answer: Any = bool,
+        into: str | None = None,
+        expires: float | datetime | None = None,
+        default: Any = MISSING,
     ) -> Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
@@ -302,6 +311,10 @@ class Graph:
                 resume.
             into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
                 that a no cannot be overlooked.
+            expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
+                None for never. With `answer=None` it is a timer. The first resume after it goes on.
+            default: the answer then, given `by="expired"`; without it the node raises `QuestionExpired`, which an error
+                edge may take.
 
         Returns:
             The graph itself, changed.
@@ -315,7 +328,7 @@ class Graph:
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
-        return self._add(name, InterruptOptions(question, answer, into))
+        return self._add(name, InterruptOptions(question, answer, into, expires, default))
 
     def add_check(
         self,
@@ -604,6 +617,7 @@ class Graph:
         )
         warn_of_shadowed(graph.name, graph.outputs or ())
         warn_of_lasting_answers(graph)
+        warn_of_own_live_fields(graph)
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

@@ -56,7 +56,7 @@ class Reading:
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
         self._valued: dict[str, Callable[[Request], Any]] = {
-            "run": lambda request: self._answers(request).run(),
+            "run": self._run,
             "commit": self._commit,
             "execution": self._execution,
             "posts": lambda request: {"items": self._answers(request).posts()},
@@ -108,6 +108,11 @@ class Reading:
         return {"items": cut_within(items, [RECORD], ("items",)), "next": page.next}
 
     # --- one run
+
+    def _run(self, request: Request) -> dict[str, Any]:
+        unread = [{**one.to_dict(), "step": None} for one in self._thread(request).unread]
+        found = self._answers(request).run()
+        return {**found, "messages": [*found["messages"], *unread]}
 
     def _commits(self, request: Request) -> dict[str, Any]:
         first = number(request, "first", 0)

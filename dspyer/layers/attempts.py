@@ -28,6 +28,7 @@ from dspyer import clock
 from dspyer.clock import TimeLimit, current_limit
 from dspyer.errors import (
     NodeTimeoutError,
+    QuestionExpired,
     always_raised,
     annotate,
     brief,
@@ -162,7 +163,8 @@ class Retry(Layer):
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
         check_on(self.on, "Retry")
         for one in self.on if isinstance(self.on, tuple) else (self.on,):
-            if isinstance(one, type) and is_always_raised(one) and not issubclass(one, lost_work()):
+            lasting = isinstance(one, type) and is_always_raised(one) and not issubclass(one, lost_work())
+            if isinstance(one, type) and (lasting or one is QuestionExpired):
                 raise ValueError(
                     f"Retry(on={one.__name__}) retries nothing: this error passes every retry, since no attempt can "
                     "mend it. Leave it out, and handle it where the program is run"
@@ -213,6 +215,8 @@ class Retry(Layer):
         if attempt >= self.attempts or not accepts(self.on, error):
             return None
         if always_raised(error) and not is_lost_work(error):  # the next attempt may find another executor
+            return None
+        if isinstance(error, QuestionExpired):  # no attempt brings the time back
             return None
         least = retry_after(error)
         if least > self.max_wait:

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
+from dspyer.clock import wall
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
 from dspyer.events import Answer, LMCall, Question
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, is_within, whole_execution
@@ -389,6 +391,23 @@ AnswerSource = Callable[[Question], Any]
 """Returns the answer to a question; `MISSING` for none."""
 
 
+EXPIRED = "expired"
+"""Who has given the default of a question, once that has expired: a name that no `by=` can have."""
+
+
+def has_expired(question: Question) -> bool:
+    """Return whether the time of a question is over, by the clock of this process."""
+    return question.expires is not None and question.expires <= wall()
+
+
+def expired_text(question: Question) -> str:
+    """The words of errors for a question that has expired."""
+    at = (
+        "" if question.expires is None else f" at {datetime.fromtimestamp(question.expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )
+    return f"question {question.key!r} of node {question.node!r} expired{at}"
+
+
 def no_answer(question: Question) -> Any:
     """Answer no question."""
     del question
@@ -435,6 +454,7 @@ class ExecutionRecords:
         finished: those of a run that is not stored, for readers alone: another attempt calls its items again.
         questions: all questions, by execution and key.
         answers: answers, with frozen values, by execution and key of their question.
+        lapsed: the questions that this process has found expired, without a default. Not stored.
         delivered: those that this process has got, until an event has told of them. Not stored.
         with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
             processes those of layers alone.
@@ -459,6 +479,7 @@ class ExecutionRecords:
     questions: dict[RecordKey, Question] = field(default_factory=dict)
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
     answers: dict[RecordKey, Answer] = field(default_factory=dict)
+    lapsed: set[RecordKey] = field(default_factory=set)
     delivered: deque[Answer] = field(default_factory=deque)
     with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
     posts: dict[tuple[str, ...], dict[int, PostRow]] = field(default_factory=dict)
@@ -571,12 +592,13 @@ class ExecutionRecords:
 
     # --- Questions and answers
 
-    def ask(self, question: Question, answer: AnswerSource = no_answer) -> bool:
+    def ask(self, question: Question, answer: AnswerSource = no_answer, default: Any = MISSING) -> bool:
         """Record a question that is new, and return whether it has an answer now.
 
         Args:
             question: the question.
             answer: asked for the answer if none is recorded.
+            default: the answer if that has none, and a question that was asked before has expired.
 
         Raises:
             InputError: if the question takes no answer, and gets one.
@@ -584,10 +606,13 @@ class ExecutionRecords:
         key = RecordKey(question.execution, question.key)
         if key in self.answers:
             return True
-        if key not in self.questions:
+        is_new, by = key not in self.questions, None
+        if is_new:
             self._add(question)
             self._unwritten.append(QuestionRow.of_question(question).row())
         given = answer(question)
+        if given is MISSING and not is_new and has_expired(question):
+            given, by = default, EXPIRED
         if given is MISSING:
             return False
         if question.answer is None and given is not None and given is not True:
@@ -595,7 +620,7 @@ class ExecutionRecords:
                 f"question {question.key!r} of node {question.node!r} takes no answer, and was given one: answer "
                 "it with None or True"
             )
-        found = Answer(question, freeze(given, ("answer",)), at=row_time())
+        found = Answer(question, freeze(given, ("answer",)), by, at=row_time())
         self.deliver(found)
         self._unwritten.append(AnswerRow.of_answer(found).row())
         return True
@@ -628,6 +653,12 @@ class ExecutionRecords:
         found = [key for key, _ in asked if key not in self.answers and not self._has_ended(key)]
         # By all executions around them: which branch has asked first is a matter of time.
         return tuple([self.questions[key] for key in sorted(found, key=lambda key: (id_order(key.execution), key.key))])
+
+    def first_expiry(self) -> float | None:
+        """Return when the first of the open questions expires; None for never."""
+        # One of an item that may fail stays open until its map commits, and no further resume helps it.
+        waits = [one for one in self.open_questions() if RecordKey(one.execution, one.key) not in self.lapsed]
+        return min([one.expires for one in waits if one.expires is not None], default=None)
 
     def _has_ended(self, asked: RecordKey) -> bool:
         around = ids_around(asked.execution)

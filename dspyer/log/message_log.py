@@ -11,13 +11,16 @@ run has in its header how far the runs before it have read.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
 from dspyer.events import Sent
-from dspyer.log.rows import LayerRow, RowKind, SentRow
-from dspyer.stores.base import INBOX, Point, Store
+from dspyer.log.journal import MOST, CheckedStore, InboxIndex
+from dspyer.log.rows import LayerRow, RowKind, SentRow, is_readable
+from dspyer.log.time_travel import status_of
+from dspyer.stores.base import INBOX, Point, Row, Store
 
 TOOK = "took"
 """The kind of the rows that say how far an agent has read, and the key of a run's header for what was read before."""
@@ -50,7 +53,7 @@ def progress_at(store: Store, at: Point | None) -> Progress:
         return {}
     progress = progress_before(run.header)
     for row in store.rows(at.run, 0, at.seq):
-        if row.kind == RowKind.LAYER:
+        if row.kind == RowKind.LAYER and is_readable(row):
             note_progress(progress, LayerRow.read(row, store.blobs))
     return progress
 
@@ -60,12 +63,10 @@ class MessageLog:
 
     Attributes:
         run: the run that is the inbox.
-        keys: the numbers of messages by their keys.
     """
 
     def __init__(self, store: Store, thread: str) -> None:
         self.run = inbox_of(thread)
-        self.keys: dict[str, int] = {}
         self._store = store
         self._found: list[Sent] = []
         self._id = ""
@@ -74,29 +75,48 @@ class MessageLog:
     def read(self) -> list[Sent]:
         """All messages, in the order of their numbers."""
         with self._lock:
-            for row in self._store.rows(self.run, len(self._found)):
-                found = SentRow.read(row, self._store.blobs)
-                if found.key is not None:
-                    self.keys[found.key] = row.seq
-                self._found.append(Sent(row.seq, found.text, found.by, found.at, found.to))
+            self._found += [_sent(row, self._store)[0] for row in self._store.rows(self.run, len(self._found))]
             return self._found
 
     @property
     def id(self) -> str:
         """The identity of the inbox, which one that was loaded from its export shares; `""` before a message."""
-        if not self._id:
-            run = self._store.run(self.run)
-            self._id = "" if run is None else str(run.header.get("inbox", run.id))
+        self._id = self._id or identity_of(self._store, self.run)
         return self._id
 
-    def unread(self, progress: Progress, listeners: Collection[str]) -> list[Sent]:
-        """The messages that no turn had taken at a progress."""
-        read = [(path, number) for (inbox, path), number in progress.items() if inbox == self.id]
-        return [
-            sent
-            for sent in self.read()
-            if not any(sent.number <= number and is_for(sent, path, listeners) for path, number in read)
-        ]
+
+def _sent(row: Row, store: Store) -> tuple[Sent, str | None]:
+    """A message, and its key."""
+    found = SentRow.read(row, store.blobs)
+    return Sent(row.seq, found.text, found.by, found.at, found.to), found.key
+
+
+def identity_of(store: Store, run: str) -> str:
+    """The identity of an inbox; `""` if there is none."""
+    found = store.run(run)
+    return "" if found is None else str(found.header.get("inbox", found.id))
+
+
+def index_of(store: CheckedStore, run: str) -> InboxIndex:
+    """The index of an inbox: what this process knows, with what was sent since."""
+    known, identity = store.heads.inboxes.pop(run, None), identity_of(store, run)
+    if known is None or known.id != identity:
+        known = InboxIndex(identity, 0, {})
+    for row in store.rows(run, known.size):
+        _, key = _sent(row, store)
+        if key is not None:
+            known.keys[key] = row.seq
+        known = known._replace(size=row.seq + 1)
+    store.heads.inboxes[run] = known  # the last one that was asked for comes last
+    if len(store.heads.inboxes) > MOST:
+        store.heads.inboxes.pop(next(iter(store.heads.inboxes)), None)
+    return known
+
+
+def message(store: Store, run: str, number: int) -> Sent:
+    """One message of an inbox."""
+    (row,) = store.rows(run, number, number)
+    return _sent(row, store)[0]
 
 
 def is_for(sent: Sent, path: str, listeners: Collection[str]) -> bool:
@@ -107,3 +127,19 @@ def is_for(sent: Sent, path: str, listeners: Collection[str]) -> bool:
 def unnamed(listeners: Collection[str]) -> Collection[str]:
     """The paths of the agents that a message without a name is for: the graph itself, or else the nodes of it."""
     return [""] if "" in listeners else [path for path in listeners if "/" not in path]
+
+
+def unread(store: Store, thread: str, listeners: Collection[str]) -> tuple[Sent, ...]:
+    """The messages of a thread that no turn has taken."""
+    log, row = MessageLog(store, thread), store.thread(thread)
+    if row is None or not (found := log.read()):
+        return ()
+    progress = [(path, number) for (inbox, path), number in progress_at(store, row.head).items() if inbox == log.id]
+    is_open = status_of(store, thread) != "completed"
+    return tuple(
+        [
+            replace(sent, open=is_open)
+            for sent in found
+            if not any(sent.number <= number and is_for(sent, path, listeners) for path, number in progress)
+        ]
+    )

@@ -609,6 +609,7 @@ class QuestionRow(StoredRow):
     answer: Annotated[Mapping[str, Any] | None, JSON, CONTENT] = None
     call: Annotated[AskedCall | None, CONTENT] = None
     at: float | None = None
+    expires: float | None = None
 
     @classmethod
     def of_question(cls, question: Question) -> QuestionRow:
@@ -837,6 +838,7 @@ def end_row(
     steps: int = 0,
     before: Totals = Totals(),
     attempts: Iterable[Failure] = (),
+    expires: float | None = None,
 ) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
@@ -848,10 +850,11 @@ def end_row(
         steps: how many commits it has.
         before: the totals of the thread before the run.
         attempts: those before the failures, which other attempts followed.
+        expires: when the first of its open questions expires.
     """
     failed = tuple([failure.stored_with(error) for failure, error in failures])
     totals, now = before.with_run(usage, steps), int(time() * 1_000)
-    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, None, failed, tuple(attempts))
+    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, expires, failed, tuple(attempts))
     return end.row()
 
 

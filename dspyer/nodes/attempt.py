@@ -17,9 +17,11 @@ from concurrent.futures import Future
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
 from dataclasses import field as made
+from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
 from inspect import isroutine
+from math import floor
 from threading import Lock, RLock
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -31,7 +33,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import to_json
 
-from dspyer.clock import OVER, TimeLimit
+from dspyer.clock import OVER, TimeLimit, wall
 from dspyer.errors import (
     AnswerError,
     AttemptError,
@@ -39,6 +41,7 @@ from dspyer.errors import (
     InputError,
     Interrupt,
     NodeOutputError,
+    QuestionExpired,
     StateError,
     brief,
 )
@@ -48,7 +51,15 @@ from dspyer.hints import signature_of
 from dspyer.ids import RunIds, id_prefix, part_id, whole_execution
 from dspyer.lm.tap import current_gate
 from dspyer.lm.tracing import Steps
-from dspyer.log.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
+from dspyer.log.execution_records import (
+    MISSING,
+    AnswerSource,
+    ExecutionRecords,
+    RecordKey,
+    expired_text,
+    has_expired,
+    no_answer,
+)
 from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
@@ -64,6 +75,7 @@ from dspyer.schema.fields import refusal_text
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.json import with_valid_text
+from dspyer.values.scalars import is_number
 from dspyer.views import (
     CUTS,
     View,
@@ -436,7 +448,15 @@ class Attempt:
         """The question that an earlier attempt asked under this key."""
         return self.host.records.questions.get(RecordKey(self.local_id, key))
 
-    def interrupt(self, key: str, text: str, answer: Any, call: AskedCall | None = None) -> Any:
+    def interrupt(
+        self,
+        key: str,
+        text: str,
+        answer: Any,
+        call: AskedCall | None = None,
+        expires: Expires = None,
+        default: Any = MISSING,
+    ) -> Any:
         """The answer to a question, `call` being what it is about; raises `Interrupt` if there is none yet."""
         self.check_time()
         if key in RESERVED_KEYS:
@@ -445,12 +465,16 @@ class Attempt:
             )
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
+        if problem := deadline_problem(expires, default, answer):
+            raise AttemptError(f"{self.who}: the question {key!r}: {problem}")
         # Claimed before anything is compared: two threads that ask under one key would share an answer.
         self.claim_key("interrupt", key)
         records, place = self.host.records, RecordKey(self.local_id, key)
         before = records.questions.get(place)
         run = self.host.ids.label if before is None else before.run  # the id stays as it was when the question was sent
-        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run, call)
+        # Likewise its time: what an earlier attempt has said holds.
+        until = expiry(expires) if before is None else before.expires
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run, call, until)
         # The answer that is stored was validated against the type of the earlier question.
         if before is not None and before.answer != question.answer:
             self._refuse(
@@ -461,8 +485,12 @@ class Attempt:
         # person decided.
         if place not in records.answers:
             self._check_all_asked(f"asks {key!r} instead")
-        if records.ask(question, self.host.answer):
+        # A timer, which takes no answer, needs no default.
+        if records.ask(question, self.host.answer, None if answer in NO_ANSWER else default):
             return self._validated_answer(place, question, answer)
+        if before is not None and has_expired(before):
+            records.lapsed.add(place)
+            raise QuestionExpired(f"{self.who}: {expired_text(before)} without an answer, and has no default")
         self._open.append(question)
         raise Interrupt([question])
 
@@ -582,7 +610,7 @@ class Attempt:
         return self.host.records.items.get(self.local_id, MISSING)
 
     def raise_if_unanswered(self) -> None:
-        """Raise `Interrupt` if a question of an earlier attempt has no answer: the node would only ask it again."""
+        """Raise `Interrupt` if a question of an earlier attempt waits: the node would only ask it again."""
         records = self.host.records
         if records.questions:
             waits = [
@@ -590,7 +618,7 @@ class Attempt:
                 for question in records.questions_of(self.local_id, answered=False)
                 if not records.ask(question, self.host.answer)
             ]
-            if waits:
+            if waits and not any(map(has_expired, waits)):
                 raise Interrupt(waits)
 
     def claim_key(self, kind: str, key: str) -> None:
@@ -674,6 +702,43 @@ def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
         return second(question) if given is MISSING else given
 
     return answer
+
+
+Expires: TypeAlias = float | datetime | None
+"""When a question expires: seconds from when it is first asked, or a time with a time zone; None for never."""
+
+LONGEST_WAIT = 100 * 365 * 86_400
+"""Most seconds of `expires=`: a time beyond it is a mistake, and no date."""
+
+
+def deadline_problem(expires: object, default: Any, answer: Any) -> str:
+    """The reason why a question cannot have this `expires=` and `default=`, and what to give; empty if it can."""
+    if expires is None:
+        return "" if default is MISSING else "default= is the answer once the question has expired: give expires=, too"
+    if isinstance(expires, datetime):
+        if expires.utcoffset() is None:
+            return f"expires={expires!r} has no time zone: say datetime(..., tzinfo=UTC), or give seconds"
+    elif not is_number(expires) or not 0 <= expires <= LONGEST_WAIT:
+        return (
+            f"expires={brief(expires)}: give seconds from when it is first asked, 0 to {LONGEST_WAIT:,}, or a datetime "
+            "with a time zone"
+        )
+    if default is MISSING:
+        return ""
+    try:
+        validated(answer, freeze(default, ("default",)), Question("", "", schema_of(answer), "", (), ""))
+    except (InputError, StateError):
+        kind = "None" if answer in NO_ANSWER else type_name(answer)
+        return f"default={brief(default)} is no answer of its type, answer={kind}"
+    return ""
+
+
+def expiry(expires: Expires) -> float | None:
+    """The time at which a question expires that is asked now, seconds since the epoch."""
+    if isinstance(expires, datetime):
+        return expires.timestamp()
+    # As rows hold times, and down: a test that moves the clock by `expires` finds the question expired.
+    return None if expires is None else floor((wall() + expires) * 1_000) / 1_000
 
 
 def schema_of(answer: Any) -> Mapping[str, Any] | None:

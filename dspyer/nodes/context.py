@@ -28,7 +28,8 @@ from dspyer.errors import (
 )
 from dspyer.events import Doing
 from dspyer.lm.tap import current_gate
-from dspyer.nodes.attempt import Attempt, Peer, attempt_lock
+from dspyer.log.execution_records import MISSING
+from dspyer.nodes.attempt import Attempt, Expires, Peer, attempt_lock
 from dspyer.nodes.field_access import (
     author_problems,
     fields_of_then,
@@ -349,15 +350,21 @@ class Context:
         return self.delegate.once(key, fn)
 
     @overload
-    def interrupt(self, key: str, question: str, answer: type[T]) -> T: ...
+    def interrupt(
+        self, key: str, question: str, answer: type[T], *, expires: Expires = None, default: Any = ...
+    ) -> T: ...
 
     @overload
-    def interrupt(self, key: str, question: str) -> bool: ...
+    def interrupt(self, key: str, question: str, *, expires: Expires = None, default: Any = ...) -> bool: ...
 
     @overload
-    def interrupt(self, key: str, question: str, answer: object) -> Any: ...
+    def interrupt(
+        self, key: str, question: str, answer: object, *, expires: Expires = None, default: Any = ...
+    ) -> Any: ...
 
-    def interrupt(self, key: str, question: str, answer: Any = bool) -> Any:
+    def interrupt(
+        self, key: str, question: str, answer: Any = bool, *, expires: Expires = None, default: Any = MISSING
+    ) -> Any:
         """Ask a question outside the program. The first attempt ends here; an attempt that has the answer gets it.
 
         The node runs again from its first line when the answer is given: effects before the question belong into
@@ -368,13 +375,17 @@ class Context:
             question: the text to show.
             answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
                 resume.
+            expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
+                None for never. The first resume after it calls the node again.
+            default: the answer then.
 
         Returns:
             The answer. A falsy one is an answer too.
 
         Raises:
             AttemptError: if an earlier attempt asked another question under this key, or asked one that got answered
-                and that this attempt has left out.
+                and that this attempt has left out; or if `expires` or `default` cannot be.
+            QuestionExpired: if the question has expired without an answer, and has no default.
             InputError: if the answer is not of this type.
 
         Example:
@@ -388,7 +399,7 @@ class Context:
             >>> thread.resume(answers={"approve": True}).state["sent"]
             True
         """
-        return self.delegate.interrupt(key, question, answer)
+        return self.delegate.interrupt(key, question, answer, None, expires, default)
 
     def call(self, program: dspy.Module, inputs: Mapping[str, Any], *, key: str | None = None) -> dspy.Prediction:
         """Call a program as a part of this run. It is bound to the node with `add_node(modules=)`.

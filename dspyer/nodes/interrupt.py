@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.attempt import NO_ANSWER, RESERVED_KEYS, schema_of, type_name
+from dspyer.log.execution_records import MISSING
+from dspyer.nodes.attempt import NO_ANSWER, RESERVED_KEYS, Expires, deadline_problem, schema_of, type_name
 from dspyer.nodes.binding import (
     Binding,
     BoundNode,
@@ -40,6 +41,8 @@ class InterruptOptions(KindOptions):
     question: object
     answer: Any
     into: str | None
+    expires: Expires = None
+    default: Any = MISSING
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
@@ -68,6 +71,7 @@ class InterruptOptions(KindOptions):
                 writes={} if self.into is None else {self.into: self.into},
                 text=text,
                 answer_types={options.name: self.answer},
+                deadline=(self.expires, self.default),
             )
         )
 
@@ -76,7 +80,9 @@ class InterruptOptions(KindOptions):
         question = repr(self.question) if isinstance(self.question, str) else show(self.question)
         answer = inspect.formatannotation(self.answer) if self.answer is not None else "None"
         into = f', into="{self.into}"' if self.into is not None else ""
-        return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into})'
+        expires = "" if self.expires is None else f", expires={self.expires!r}"
+        default = "" if self.default is MISSING else f", default={show(self.default)}"
+        return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into}{expires}{default})'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,12 +91,14 @@ class InterruptNode(BoundNode):
 
     Attributes:
         text: makes the text of the question, from arguments by name.
+        deadline: when the question expires, and its answer then.
     """
 
     kind: ClassVar[str] = "interrupt"
     look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
+    deadline: tuple[Expires, Any] = (None, MISSING)
 
     def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
@@ -99,7 +107,7 @@ class InterruptNode(BoundNode):
         # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
         earlier = attempt.earlier_question(self.name)
         text, answer = self._text(call) if earlier is None else earlier.text, self.answer_types[self.name]
-        value = attempt.interrupt(self.name, text, answer)
+        value = attempt.interrupt(self.name, text, answer, None, *self.deadline)
         return Reply(dict.fromkeys(self.writes or (), value), None, True)
 
     def _text(self, call: Call) -> str:
@@ -129,6 +137,8 @@ def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[
     except TypeError as error:
         yield f"{options.who}: {error}"
         return
+    if problem := deadline_problem(asked.expires, asked.default, asked.answer):
+        yield f"{options.who}: {problem}"
     into, schema = asked.into, options.schema
     if asked.answer in NO_ANSWER:
         if into is not None:

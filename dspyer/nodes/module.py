@@ -680,6 +680,44 @@ class SubgraphNode(BoundNode):
             return None
         return frozenset((*self.writes.values(), *self.gives.values()))
 
+    @staticmethod
+    def shared_fields(
+        program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
+    ) -> SharedFields | None:
+        """The live fields of a program that are those of the state around it, as a node reads and writes them."""
+        inner = program.graph.topology.schema
+        if not inner.live_fields or not schema.live_fields or program._executor is not None:
+            return None
+        both = [
+            {
+                name: field
+                for name, field in (names or {}).items()
+                if name in inner.live_fields and field in schema.live_fields
+            }
+            for names in (reads, writes)
+        ]
+        for name, field in both[0].items():
+            if both[1].get(name, field) != field:
+                wrong.problems.append(
+                    f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
+                    f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
+                )
+        found = SharedFields(*both)
+        for name, field in found.names.items():
+            if len([other for other in found.names.values() if other == field]) > 1:
+                wrong.problems.append(
+                    f"{wrong.who}: several live fields of its graph are {field!r} of this one: name one"
+                )
+            folds = [
+                None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))
+            ]
+            if folds[0] != folds[1]:
+                wrong.problems.append(
+                    f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded "
+                    f"by {folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
+                )
+        return found if any(both) else None
+
     def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
         program = getattr(call.program, self.name)
@@ -725,8 +763,9 @@ class SubgraphNode(BoundNode):
         if self.per_item:
             # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
-        if self.shared is not None and live:
-            values = {name: value for name, value in values.items() if name not in self.shared.writes}
+        if self.shared is not None and (live or self.per_item):
+            posted = set(self.shared.writes) if live else set(self.shared.writes).difference(changes)
+            values = {name: value for name, value in values.items() if name not in posted}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
@@ -771,7 +810,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
-        shared=shared_fields(module, reads, writes, options.schema, wrong),
+        shared=SubgraphNode.shared_fields(module, reads, writes, options.schema, wrong),
     )
     inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
@@ -791,37 +830,6 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
             if inner.fields[one.name].holds_values_of(outer.fields[one.field])
         ]
     )
-
-
-def shared_fields(
-    program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
-) -> SharedFields | None:
-    """The live fields of a program that are those of the state around it, as a node reads and writes them."""
-    inner = program.graph.topology.schema
-    if not inner.live_fields or not schema.live_fields or program._executor is not None:
-        return None
-    both = [
-        {
-            name: field
-            for name, field in (names or {}).items()
-            if name in inner.live_fields and field in schema.live_fields
-        }
-        for names in (reads, writes)
-    ]
-    for name, field in both[0].items():
-        if both[1].get(name, field) != field:
-            wrong.problems.append(
-                f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
-                f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
-            )
-    for name, field in {**both[0], **both[1]}.items():
-        folds = [None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))]
-        if folds[0] != folds[1]:
-            wrong.problems.append(
-                f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
-                f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
-            )
-    return SharedFields(*both) if any(both) else None
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:

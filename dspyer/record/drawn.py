@@ -67,12 +67,17 @@ class DrawnGraph:
         """The kind of the steps of a node."""
         inside = self.inner.get(node)
         # Agents and searches are graphs like others to the core: what they are shows in the nodes that they consist of.
-        if inside is not None and ("module", "mode") in inside.looks.values():
+        if inside is not None and inside.is_agent:
             return "agent"
         if inside is not None and inside.is_search:
             return "search"
         shape, _ = self.looks.get(node, FUNCTION)
         return KINDS.get(shape, shape)
+
+    @property
+    def is_agent(self) -> bool:
+        """Return whether its nodes take the turns of an agent."""
+        return ("module", "mode") in self.looks.values()
 
     @property
     def is_search(self) -> bool:

@@ -15,10 +15,11 @@ from dspyer.events import Answer, Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
+from dspyer.messages import SENT
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
-from dspyer.record.turns import ToolCall, tool_calls
+from dspyer.record.turns import ToolCall, sent_messages, tool_calls
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -215,6 +216,32 @@ class Record:
         found = [replace(one.answer, value=thaw(one.answer.value)) for one in asked if one.answer is not None]
         return tuple(sorted(found, key=lambda one: one.at or 0.0))
 
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of `thread.send` that turns of the run have taken, as they may be shown.
+
+        Returns:
+            Dicts with `step` (the id of the turn), `number`, `text`, `by` and `at`, in the order of the steps.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).record().messages()
+            []
+        """
+        around = {step.parent for step in self.steps}  # the patch of a graph has what the turns inside of it took
+        return [
+            {
+                "step": step.id,
+                "number": message.raw(SENT)["number"],
+                "text": message.raw("content"),
+                "by": message.raw("name", ""),
+                "at": message.raw(SENT)["time"],
+            }
+            for step in self.steps
+            if step.commit is not None and step.id not in around
+            for message in sent_messages(step.commit)
+        ]
+
     def _within(self, id: str) -> Iterator[RecordStep]:  # noqa: A002
         """A step and those inside of it; raises `LookupError` if there is none."""
         inside = {self.step(id).id}
@@ -274,6 +301,7 @@ class _Writer:
         usage = record.usage.values()
         tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
         asked = [step.asked for step in record.steps if step.asked is not None]
+        messages = record.messages()
         is_open, calls = record.status != "completed", tool_calls(record.steps)
         origin, hidden = record.origin, record.hidden
         from_run = None if origin is None else {**origin._asdict(), "wrote": list(origin.wrote)}
@@ -297,11 +325,11 @@ class _Writer:
                 "lm_calls": record.lm_calls,
             },
             "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
-            "steps": [self._step(step, calls.get(step.id)) for step in record.steps],
+            "steps": [self._step(step, calls.get(step.id), messages) for step in record.steps],
             "values": self._values,
         }
 
-    def _step(self, step: RecordStep, call: ToolCall | None) -> dict[str, Any]:
+    def _step(self, step: RecordStep, call: ToolCall | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             **{name: getattr(step, name) for name in STEP},
             "branch": list(step.branch),
@@ -316,7 +344,11 @@ class _Writer:
             "asked": None if step.asked is None else self._asked(step.asked),
             "conflicts": list(map(self._conflict, step.conflicts)),
             "posts": list(map(self._post, step.posts)),
-            "messages": [],
+            "messages": [
+                {"number": one["number"], "text": self._text(one["text"]), "by": one["by"], "at": one["at"]}
+                for one in messages
+                if one["step"] == step.id
+            ],
         }
 
     def _called(self, call: ToolCall) -> dict[str, Any]:
@@ -367,7 +399,14 @@ class _Writer:
         question = asked.question
         text = self._text(question.text)
         call = None if question.call is None else question.call.to_dict()
-        return {"id": question.id, "text": text, "at": asked.at, "call": call, "expires": None, "answer": given}
+        return {
+            "id": question.id,
+            "text": text,
+            "at": asked.at,
+            "call": call,
+            "expires": question.expires,
+            "answer": given,
+        }
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

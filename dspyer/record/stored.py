@@ -11,12 +11,13 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, LMCall, Posted
+from dspyer.events import Commit, LMCall, Posted, Sent
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import is_alive
+from dspyer.log.message_log import unread
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
@@ -128,6 +129,13 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
             return listed, "crashed"
         listed = found
     return listed, listed.status
+
+
+def unread_of(store: Store, name: str) -> tuple[Sent, ...]:
+    """The messages of a thread that no turn has taken, by the agents that the graph of its last run has stored."""
+    row = store.thread(name)
+    drawn = None if row is None or row.head is None else drawn_graph(store, load_run(store, row.head.run))
+    return unread(store, name, () if drawn is None else [path for path, graph in drawn.within() if graph.is_agent])
 
 
 def drawn_graph(store: Store, run: RunRow) -> DrawnGraph | None:

@@ -380,7 +380,10 @@ class CompiledGraph(dspy.Module):
         return store.threads(after, None if limit is None else min(int(limit), most))
 
     def recover(self) -> list[str]:
-        """Resumes the runs of this graph whose processes have crashed, one by one: for the start of a service.
+        """Resumes the runs of this graph that can go on by themselves, one by one.
+
+        Those are the runs whose processes have crashed, and those with a question that has expired, as `Archive.due`
+        names them. A stop that asks for permission alone stays.
 
         A run whose owner lives is left alone; on another host, or in another container, that is known once its lease
         of 30 s has ended. Of several processes that do so at once, one gets each run.

@@ -160,7 +160,9 @@ class RunLog:
         records = self._records
         usage = sum_usage((records.used_before, usage_so_far()))
         attempts = [attempt for failed in run.failures for attempt in failed.all_attempts]
-        return [*rows, end_row(status, digest, failures, usage, len(run.log), records.totals_before, attempts)]
+        expires = records.first_expiry() if status == "interrupted" else None
+        end = end_row(status, digest, failures, usage, len(run.log), records.totals_before, attempts, expires)
+        return [*rows, end]
 
     def snapshot_state(self, run: RunState, rows: Sequence[DraftRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from itertools import chain, compress, count, repeat
 from operator import is_not
 from typing import Any, NamedTuple
@@ -399,6 +400,7 @@ class EventTranslator:
         """A question; one about a call refers to it."""
         call_id, _ = self._calls.get(question.call.id if question.call else "", (None, None))
         schema = None if question.answer is None else dict(question.answer)
+        until = question.expires
         reason = "confirmation" if schema and schema.get("type") == "boolean" else "input_required"
         return Interrupt(
             id=question.id,
@@ -406,5 +408,6 @@ class EventTranslator:
             message=question.text,
             tool_call_id=call_id,
             response_schema=schema,
+            expires_at=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
             metadata={"node": question.node, "key": question.key},
         )

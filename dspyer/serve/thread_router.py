@@ -89,6 +89,7 @@ def make_router(program: CompiledGraph, thread: ThreadOf, by: By | None, if_open
         route("/{name}/answers", service.answer),
         route("/{name}/resume", service.resume),
         route("/{name}/stop", service.stop),
+        route("/{name}/messages", service.send),
     ]
     return Router(routes, lifespan=lifespan)
 
@@ -146,9 +147,7 @@ class Service(NamedTuple):
         if unknown or not answers:
             what = f"{unknown[0]!r} is no id of a question" if unknown else "there is no answer"
             raise HTTPException(422, f"{what}: give each answer by its question's id, {{id: answer}}")
-        by = None if self.by is None else await asked(self.by, request)
-        if not isinstance(by, str | None):  # no fault of the client, as which `resume` would have it
-            raise TypeError(f"router(by=): the function gave {by!r}, and not a name as text, or None")
+        by = await self._author(request)
         return await self._played(request, thread.astream_resume(answers, by=by, tokens=wants_events(request)))
 
     async def resume(self, request: Request) -> Response:
@@ -161,6 +160,25 @@ class Service(NamedTuple):
         thread = await self._thread(request, begun=True)
         await run_sync(thread.stop)
         return respond_json(await run_sync(of_thread, self.program.graph, thread))
+
+    async def send(self, request: Request) -> Response:
+        """Send a message, `{text, to}`, to the agent of the thread; the response comes before a turn takes it."""
+        body = await body_of(request)
+        unknown = sorted(body.keys() - {"text", "to"})
+        if unknown or "text" not in body:
+            what = f"{unknown[0]!r} is not known" if unknown else "there is no text"
+            raise HTTPException(422, f'{what}: send {{"text": "..."}}, and "to" for one agent of several')
+        thread = await self._thread(request, begun=True)
+        by, key = await self._author(request), request.headers.get("idempotency-key")
+        sent = await thread.asend(body["text"], to=body.get("to"), by=by or "", key=key)
+        return respond_json({"number": sent.number, "open": sent.open}, 202)
+
+    async def _author(self, request: Request) -> str | None:
+        """The name that the application gives to who sends a request."""
+        by = None if self.by is None else await asked(self.by, request)
+        if not isinstance(by, str | None):  # no fault of the client, as which `resume` would have it
+            raise TypeError(f"router(by=): the function gave {by!r}, and not a name as text, or None")
+        return by
 
     async def show(self, request: Request) -> Response:
         """The last run."""

@@ -303,7 +303,7 @@ def _run_with(
     # Only a completed run has a digest: more rows follow the end of an open one.
     digest = Journal(thread.store, thread.name, 0, "", 0).digest([commit]) if status == "completed" else None
     before = totals_at(thread.store, parents, head.row.root)
-    run = RunRow(new_run_id(), thread.name, parents, thread.run_header(head, first))
+    run = RunRow(new_run_id(), thread.name, parents, thread.run_header(head, first, parents[0] if parents else None))
     return run, [commit, end_row(status, digest, (), steps=1, before=before)]
 
 

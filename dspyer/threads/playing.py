@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from dspyer.clock import now
+from dspyer.clock import now, wall
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError, brief
 from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
-from dspyer.log.rows import end_row
+from dspyer.log.rows import RowKind, end_row
+from dspyer.record.due import due_since
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
@@ -94,13 +95,16 @@ def resumed_play(
 
 
 def recovered_play(thread: StoredThread, request: Request) -> Play:
-    """Return the play of a run that has crashed, to be resumed."""
+    """Return the play of a run that is due, to be resumed: it has crashed, or a question of it has expired."""
 
     def first_write(head: ThreadHead) -> FirstWrite | Request:
         # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
-        if head.last_run is not None and head.last_run.status is not None:
+        last = head.last_run
+        rows = () if last is None else last.rows
+        since = due_since(last and last.status, next((row for row in reversed(rows) if row.kind == RowKind.END), None))
+        if last is not None and last.status is not None and (since is None or since > wall()):
             raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
-        return thread.resumed_run(head, Delivery(), request, MAX_RESUMES, allow=False)
+        return thread.resumed_run(head, Delivery(permits=False), request, MAX_RESUMES, allow=False)
 
     return Play(thread, {}, request, first_write, take_over=False)
 

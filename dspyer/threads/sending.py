@@ -12,7 +12,7 @@ from typing import Any
 
 from dspyer.errors import ConcurrentRunError, InputError, ThreadError, brief, list_names, suggestion
 from dspyer.events import Sent
-from dspyer.log.message_log import MessageLog, unnamed
+from dspyer.log.message_log import inbox_of, index_of, message, unnamed
 from dspyer.log.rows import SentRow, row_time
 from dspyer.log.time_travel import status_of
 from dspyer.stores.base import Change, RunRow
@@ -25,40 +25,30 @@ LONGEST_TEXT = 100_000
 
 def send(thread: StoredThread, text: str, to: str | None, by: str, key: str | None) -> Sent:
     """Write a message to the inbox of a thread; return it, or the one that was sent with this key before."""
-    store, name = thread.store, thread.name
+    store, name, inbox = thread.store, thread.name, inbox_of(thread.name)
     text, by = _checked(thread, text, to, by, key)
     made = SentRow(token_hex(8), row_time(), text, by, to, key)
     while True:
         row = store.thread(name)
         if row is None or row.head is None:
             raise ThreadError(f"thread {name!r} has no run yet: begin with thread.run(...). Nothing was sent")
-        log = MessageLog(store, name)
-        number = len(log.read())
-        if key is not None and (known := log.keys.get(key)) is not None:
-            first = log.read()[known]
+        known = index_of(store, inbox)
+        if key is not None and key in known.keys:
+            first = message(store, inbox, known.keys[key])
             if (first.text, first.to) != (text, to):
                 raise InputError(
-                    f"key={key!r} is that of message {known} of thread {name!r}, which has another text or another "
-                    "agent: nothing was sent. A key stands for one message: give another one another key"
+                    f"key={key!r} is that of message {first.number} of thread {name!r}, which has another text or "
+                    "another agent: nothing was sent. A key stands for one message: give another one another key"
                 )
             return replace(first, open=status_of(store, name) != "completed")
         try:
-            if not log.id:  # of no thread, for which the store would count it as a run
-                store.write(Change(run=RunRow(log.run, name, (), {"inbox": token_hex(8)})))
-            store.write(Change(name, row.epoch, rows_of=log.run, rows=[made.row().numbered(number)], flush=True))
+            if not known.id:  # of no thread, for which the store would count it as a run
+                store.write(Change(run=RunRow(inbox, name, (), {"inbox": token_hex(8)})))
+            sent = made.row().numbered(known.size)
+            store.write(Change(name, row.epoch, rows_of=inbox, rows=[sent], flush=True))
         except ConcurrentRunError:
             continue  # another message has this number, or another run has the thread
-        return Sent(number, text, by, made.at, to, status_of(store, name) != "completed")
-
-
-def unread(thread: StoredThread) -> tuple[Sent, ...]:
-    """The messages of a thread that no turn has taken."""
-    row = thread.store.thread(thread.name)
-    found = MessageLog(thread.store, thread.name)
-    at = None if row is None else row.head
-    waiting = found.unread(thread.progress_at(at), thread.graph.listeners)
-    open_ = bool(waiting) and status_of(thread.store, thread.name) != "completed"
-    return tuple([replace(sent, open=open_) for sent in waiting])
+        return Sent(known.size, text, by, made.at, to, status_of(store, name) != "completed")
 
 
 def _checked(thread: StoredThread, text: Any, to: Any, by: Any, key: Any) -> tuple[str, str]:

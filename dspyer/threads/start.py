@@ -25,7 +25,16 @@ from dspyer.errors import (
 from dspyer.events import Answer, Question
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import FIRST, Address, full_id, id_prefix, label_of, new_run_id
-from dspyer.log.execution_records import ExecutionRecords, RecordKey, run_usage, totals_at
+from dspyer.log.execution_records import (
+    EXPIRED,
+    ExecutionRecords,
+    RecordKey,
+    expired_text,
+    has_expired,
+    no_answer,
+    run_usage,
+    totals_at,
+)
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
 from dspyer.log.message_log import TOOK, Progress, inbox_of, progress_at
@@ -258,7 +267,7 @@ class StoredThread:
         state = schema.replay(head.state, patch)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
-        header = self.run_header(head, head.next_version)
+        header = self.run_header(head, head.next_version, last_row)
         if not request.options.live:
             header["live"] = False
         # `parents`, not the head: after unreadable commits the history goes on from the last one that can be read.
@@ -343,6 +352,10 @@ class StoredThread:
         changed = self.compatibility.allows(last, allow)
         asked = _Asked(self, last)
         given, records = asked.given(delivery), asked.records
+        # An edit after the end of the run may lead to another node; and a program may know answers itself.
+        as_it_ended = status == "interrupted" and last.rows[-1].kind == RowKind.END and not changed
+        if as_it_ended and asked.for_time_alone and not (given or added) and self.graph.answer is no_answer:
+            return self.as_stored(last, request)
         # Before the run is rebuilt: nodes that were waiting for these answers begin with it.
         records.resumes += 1
         for one in given:
@@ -515,9 +528,9 @@ class StoredThread:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
         return label_of(self.name, head.row.runs + 1)
 
-    def run_header(self, head: ThreadHead, first: int) -> dict[str, Any]:
-        """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        return {**self._graph_header(), "first": first, **self._own_header(head, head.row.head)}
+    def run_header(self, head: ThreadHead, first: int, at: Point | None) -> dict[str, Any]:
+        """The header of a run that continues the row `at`: its graph, label, first version, and when it was started."""
+        return {**self._graph_header(), "first": first, **self._own_header(head, at)}
 
     def progress_at(self, at: Point | None) -> Progress:
         """The progress of the agents in the inbox at a row; of a thread without one nothing is read."""
@@ -579,11 +592,15 @@ LONGEST_NOTE = 500
 
 
 class Delivery(NamedTuple):
-    """The answers of one call of `resume`, by key or id, who gives them, and what is said with them."""
+    """The answers of one call of `resume`, by key or id, who gives them, and what is said with them.
+
+    `permits` says whether it answers the questions that ask for permission alone: no person has asked for a recovery.
+    """
 
     answers: AnswersByKey = None
     by: str | None = None
     comment: str | None = None
+    permits: bool = True
 
     @classmethod
     def checked(cls, answers: AnswersByKey, by: object, comment: object) -> Delivery:
@@ -596,7 +613,14 @@ class Delivery(NamedTuple):
                 )
         if isinstance(by, str) and not by.strip():
             raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
+        if by == EXPIRED:
+            raise InputError(
+                f"by={by!r} is the author of defaults, which no person has given: say it with another name"
+            )
         return cls(answers, with_valid_text(by), with_valid_text(comment))
+
+
+LATE = "Nothing was stored: resume() goes on with its default, or with QuestionExpired if it has none"
 
 
 class _Asked:
@@ -609,6 +633,12 @@ class _Asked:
         self._ids = {question.id: question for question in self.records.questions.values()}
         self._keys = _by_key(self.records.questions.values())
         self._open_keys = _by_key(self._open)
+
+    @property
+    def for_time_alone(self) -> bool:
+        """Return whether a question will expire, and none has: without an answer nothing goes on until then."""
+        timed = [has_expired(question) for question in self._open if question.expires is not None]
+        return bool(timed) and not any(timed)
 
     def were_given(self, answers: Mapping[str, Any], completed: bool) -> bool:
         """Return whether the run has had each of these answers before: they were delivered again.
@@ -643,10 +673,12 @@ class _Asked:
                     f"{self._shown(given[key])} and {self._shown(frozen)}. Nothing was stored: give it one"
                 )
             shown = self._shown(frozen)
+            if has_expired(question):
+                raise InputError(f"{expired_text(question)}: the answer {shown} comes too late. {LATE}")
             self._check(question, frozen, shown)
             given[key] = frozen
         for question in self._open:
-            if question.answer is None:
+            if question.answer is None and question.expires is None and delivery.permits:
                 given.setdefault(RecordKey(question.execution, question.key), None)
         asked, at = self.records.questions, row_time()
         return [Answer(asked[key], frozen, delivery.by, delivery.comment, at) for key, frozen in given.items()]
@@ -684,6 +716,8 @@ class _Asked:
         if key not in answers:
             return False
         first = answers[key]
+        if first.by == EXPIRED:  # also if it is the same: who gives it would think that it was heard
+            raise InputError(f"{expired_text(question)}, and the run has gone on without an answer")
         if not same(first.value, frozen):
             by = f" by {first.by}" if first.by else ""
             raise ThreadError(f"question {name!r} was answered already{by}, with {self._shown(first.value)}")

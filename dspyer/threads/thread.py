@@ -15,6 +15,7 @@ from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
+from dspyer.log.message_log import unread
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.items import Items
@@ -30,7 +31,7 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
-from dspyer.threads.sending import send, unread
+from dspyer.threads.sending import send
 from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
 from dspyer.worker_threads import run_in_thread
 
@@ -747,7 +748,7 @@ class Thread:
     @property
     def unread(self) -> tuple[Sent, ...]:
         """The messages that no turn has taken, in the order in which they were sent."""
-        return unread(self._stored)
+        return unread(self._stored.store, self.name, self._program.graph.listeners)
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from dspyer import END, START, Graph
 from dspyer.__main__ import main
+from dspyer.stores import SQLite
+from dspyer.testing import clock
 from tests.cli import orders
 from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
@@ -244,3 +247,18 @@ def test_a_run_that_was_taken_over_says_so(cli: Command) -> None:
     done = cli("run", "tests.cli.orders:losing", "--input", '{"text": "x"}', "--thread", "t")
     assert done.code == 1
     assert "this process has lost the run: thread 't' was taken over" in done.err
+
+
+def test_what_is_due_is_listed_for_cron(cli: Command) -> None:
+    graph = Graph(name="Orders").add_interrupt("pay", question="Pay?", answer=bool, into="paid", expires=60)
+    with clock() as time, SQLite("runs.db") as store:
+        program = graph.add_path(START, "pay", END).compile(store=store)
+        for name in ("a b", "c\nd"):
+            program.thread(name).run({})
+            time.advance(40)
+        assert cli("due").out == "a b\n"
+        assert (cli("due", "--graph", "Other").out, cli("due", "--graph", "Other").err) == ("", "no thread is due\n")
+        time.advance(40)
+        assert cli("due", "--limit", "1", "--json").records == [{"thread": "a b"}]
+        assert len(cli("due").out.splitlines()) == 2  # a name is one line, whatever is in it
+        assert ", expires 20" in cli("show", "a b").out

@@ -17,6 +17,7 @@ from tests.stores.bodies import with_content
 ARGUMENTS = {
     "runs": [],
     "threads": [],
+    "due": [],
     "inspect": ["--no-browser"],
     "diff": ["t-2", "0", "1"],
     "rerun": ["t-2", "0"],

@@ -18,7 +18,8 @@ COMMIT = {*(one.name for one in fields(Commit)), "ended"}
 ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
-    (["show", "t-1"], {*RUN, "answers", "items", "state", "lm_calls"}, 1),
+    (["due"], {"thread"}, 0),  # test_act.py has some
+    (["show", "t-1"], {*RUN, "answers", "items", "messages", "state", "lm_calls"}, 1),
     (["show", "t-1", "1"], {"commit", "before", "after", "diff", "conflicts", *AROUND}, 1),
     (["show", "t-1", "trunk:2"], {"execution", "node", "parents", "state", *AROUND}, 1),
     (["log", "t-2"], {*COMMIT, "answers"}, 3),

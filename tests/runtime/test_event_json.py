@@ -81,6 +81,7 @@ def test_a_question_shows_its_id_and_the_schema_of_its_answer() -> None:
         "execution": "0:2",
         "run": "",
         "call": None,
+        "expires": None,
         "id": "0:2/ok",
     }
     assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": [], "at": 0.0}

@@ -447,6 +447,20 @@ def test_new_words_amend_an_open_run_where_the_service_says_so() -> None:
     assert paid == []
 
 
+def test_a_message_is_taken_in_while_a_run_waits() -> None:
+    program = desk([])
+    with service(program) as client:
+        assert client.post("/1/messages", json={"text": "Quick."}).status_code == 404
+        client.post("/1", json={"message": "Refund A-17"})
+        for _ in range(2):
+            sent = client.post("/1/messages", json={"text": "Quick."}, headers={"idempotency-key": "m-1"})
+            assert (sent.status_code, sent.json()) == (202, {"number": 0, "open": True})
+        for wrong in ({}, {"text": ""}, {"text": "x", "by": "eve"}, {"text": "x", "to": "bob"}):
+            refused = client.post("/1/messages", json=wrong)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid"), wrong
+    assert [(one.text, one.by) for one in program.thread("ada/1").unread] == [("Quick.", "ada")]
+
+
 def test_new_inputs_abandon_an_open_run_where_the_service_says_so(calls: Calls) -> None:
     with service(calls.mails(), if_open="abandon") as client:
         for customer in ("Ada", "Bob"):

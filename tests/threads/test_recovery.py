@@ -127,7 +127,8 @@ class LateStore(Memory):
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         found = super().list_runs(query)
-        self.meanwhile()
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
         return found
 
 
@@ -169,7 +170,7 @@ def test_a_run_that_cannot_go_on_is_logged_and_keeps_no_other_one(
     for name, customer in (("a", "Ada"), ("b", "Old"), ("c", "Ada")):
         crash(tmp_path, name, customer)
     assert sorted(letters(SQLite(tmp_path / "runs.db")).recover()) == ["a", "c"]
-    assert "the crashed run of thread 'b' cannot be resumed" in caplog.text
+    assert "the run of thread 'b' cannot be resumed" in caplog.text
 
 
 def test_a_program_without_a_store_has_nothing_to_recover() -> None:
