@@ -73,7 +73,9 @@ def arrivals(call: Call) -> Arrivals:
         place = {"run": runs[field], "number": entry.seq}
         seen[field] = place
         if place not in known:
-            text = f"{field}: {text_of(entry.value)}"
+            reducer = posts.schema.reducer(field)
+            name = f"{field}.{entry.key}" if reducer is not None and reducer.kind == "keys" else field
+            text = f"{name}: {text_of(entry.value)}"
             new.append({"role": "user", "name": entry.author, "content": text, POSTED: place})
     return Arrivals([*new, *sent_messages(call)], seen if found else None)
 

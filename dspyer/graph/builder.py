@@ -32,6 +32,7 @@ from dspyer.graph.spec import (
     checked_edge_ends,
     checked_policies,
     warn_of_lasting_answers,
+    warn_of_own_live_fields,
     warn_of_shadowed,
     with_redaction,
 )
@@ -623,6 +624,7 @@ class Graph:
         )
         warn_of_shadowed(graph.name, graph.outputs or ())
         warn_of_lasting_answers(graph)
+        warn_of_own_live_fields(graph)
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

@@ -491,6 +491,7 @@ class Attempt:
         if records.ask(question, self.host.answer, None if answer in NO_ANSWER else default):
             return self._validated_answer(place, question, answer)
         if before is not None and has_expired(before):
+            records.lapsed.add(place)
             raise QuestionExpired(f"{self.who}: {expired_text(before)} without an answer, and has no default")
         self._open.append(question)
         raise Interrupt([question])

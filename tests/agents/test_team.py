@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import dspy
 import pytest
+from dspy.utils.exceptions import LMRateLimitError
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Messages, Run, agents, live, reducers
-from dspyer.testing import Prompt, ScriptedLM
+from dspyer.testing import Prompt, ScriptedLM, no_pauses
 from tests.agents.kit import modes, turn
 from tests.log.failing import FailingSQLite, kill
 from tests.log.processes import end_of, fork
+from tests.rows import each
 
 
 class Notes(BaseModel):
@@ -37,16 +40,21 @@ def note(text: str, ctx: Context) -> str:
     return "noted"
 
 
-def pad(store: Any = None, tools: Iterable[Any] = (agents.wait_for_posts,), **options: Any) -> CompiledGraph:
+def pad(
+    store: Any = None, *, path: bool = False, inner: Any = None, outer: Any = None, **options: Any
+) -> CompiledGraph:
     """The researcher posts, the analyst is shown what it posts; what the analyst was shown is in `talk`."""
     researcher = agents.tool_loop("task -> found", [agents.tool(note, writes=["research"])], schema=Notes)
-    analyst = agents.tool_loop("task -> report", list(tools), schema=Notes, **options)
+    analyst = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Notes).compile(**inner or {})
     graph = Graph(Pad)
     graph.add_node("researcher", researcher, reads=["task"], writes=["found", "research"])
     writes = {"report": "report", "messages": "talk"}
-    graph.add_node("analyst", analyst, reads=["task", "research"], writes=writes)
-    graph.add_edge(START, ["researcher", "analyst"]).add_edge(["researcher", "analyst"], END)
-    return graph.compile(**({} if store is None else {"store": store}))
+    graph.add_node("analyst", analyst, reads=["task", "research"], writes=writes, **outer or {})
+    if path:
+        graph.add_path(START, "researcher", "analyst", END)
+    else:
+        graph.add_edge(START, ["analyst", "researcher"]).add_edge(["researcher", "analyst"], END)
+    return graph.compile(**({} if store is None else {"store": store}), **options)
 
 
 TEXTS = ("tide at 9:40", "wind from west")
@@ -184,7 +192,7 @@ def scored(_example: Any, found: Any, _trace: Any = None, _name: Any = None, _st
 
 
 def test_each_agent_is_tuned_and_its_demos_have_what_it_was_shown() -> None:
-    program = pad()
+    program = pad(path=True)  # of several turns one becomes a demo, by chance
     with ScriptedLM(answer):
         tuner = dspy.BootstrapFewShot(lambda example, found, trace=None: "wind" in found.report)
         tuned = tuner.compile(program, trainset=[TUNED])
@@ -208,3 +216,96 @@ def test_gepa_tunes_each_agent() -> None:
         tuner.compile(program, trainset=[TUNED], valset=[TUNED])
     assert len(reflected) >= 2, "each agent was reflected on"
     assert any("research: wind from west" in text for text in reflected)
+
+
+@modes
+def test_an_agent_that_waits_holds_no_slot(mode: str) -> None:
+    with ScriptedLM(answer):
+        run = run_of(pad(max_concurrency=1), mode)
+    assert (run.status, run.state["report"]) == ("completed", "tide at 9:40, wind from west")
+
+
+@modes
+def test_a_message_ends_a_wait_while_another_node_works(mode: str) -> None:
+    reader = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Notes)
+    shown = threading.Event()
+
+    def worker() -> None:
+        program.thread("t").send("Now.", to="reader", by="ada")
+        assert shown.wait(60), "the agent is shown it although no one has posted"
+
+    def reads(prompt: Prompt) -> dict[str, Any]:
+        if "Now." not in str(prompt.turns[1:]):
+            return turn(("wait_for_posts", {}))
+        shown.set()
+        return turn(("submit", {"report": "told"}))
+
+    graph = Graph(Pad).add_node("worker", worker, writes=[])
+    graph.add_node("reader", reader, reads=["task", "research"], writes=["report"])
+    graph.add_edge(START, ["worker", "reader"]).add_edge(["worker", "reader"], END)
+    program = graph.compile(store=":memory:")
+    with ScriptedLM(reads) as lm:
+        run = run_of(program.thread("t"), mode)
+    assert (run.status, run.error, run.state["report"]) == ("completed", None, "told")
+    assert program.thread("t").unread == ()
+    assert len(lm.calls) <= 2, "it waits without an LM call"
+
+
+@modes
+def test_a_wait_is_made_again_after_a_sibling_has_asked(mode: str) -> None:
+    reader = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Notes)
+    graph = Graph(Pad)
+
+    def asker(ctx: Context) -> None:
+        ctx.post("research", f"he says {ctx.interrupt('ask', 'What?', str)}")
+
+    graph.add_node("asker", asker, writes=["research"])
+    graph.add_node("reader", reader, reads=["task", "research"], writes={"report": "report", "messages": "talk"})
+    graph.add_edge(START, ["asker", "reader"]).add_edge(["asker", "reader"], END)
+    thread = graph.compile(store=":memory:").thread("t")
+
+    def reads(prompt: Prompt) -> dict[str, Any]:
+        done = "research: he says yes" in str(prompt.turns[1:])
+        return turn(("submit", {"report": "read"})) if done else turn(("wait_for_posts", {}))
+
+    with ScriptedLM(reads) as lm:
+        assert run_of(thread, mode).status == "interrupted"
+        asked = len(lm.calls)
+        run = thread.resume({"ask": "yes"})
+    assert (run.status, run.error, run.state["report"]) == ("completed", None, "read")
+    assert [text for _, _, text in posts_in(run.state["talk"])] == ["research: he says yes"]
+    assert (asked, len(lm.calls)) == (1, 2), "the turn that waits is not taken again"
+
+
+@each("place", {"the turn": {}, "the agent": {}})
+def test_a_turn_that_is_attempted_again_shows_the_same_posts(place: str) -> None:
+    inner = {"retry": 3} if place == "the turn" else {}
+    program = pad(inner=inner, outer={} if inner else {"retry": 3})
+    failed: list[str] = []
+
+    def fails_once(prompt: Prompt) -> Any:
+        if "research: wind" in str(prompt.turns[1:]) and not failed:
+            failed.append("once")
+            return LMRateLimitError("busy")
+        return answer(prompt)
+
+    with ScriptedLM(fails_once), no_pauses():
+        run = program.run({})
+    assert (run.status, run.error, failed) == ("completed", None, ["once"])
+    assert posts_in(run.state["talk"]) == SHOWN
+
+
+class Code(BaseModel):
+    code: Annotated[dict[str, str], reducers.update, live] = {}
+
+
+def test_a_post_to_a_key_is_shown_with_its_key() -> None:
+    graph = Graph(type("All", (Code,), {"__annotations__": {"task": str, "report": str}, "task": "t", "report": ""}))
+    graph.add_node("coder", lambda ctx: ctx.post("code", {"main": "print(1)"}), writes=["code"])
+    reader = agents.tool_loop("task -> report", [], schema=Code)
+    graph.add_node("reader", reader, reads=["task", "code"], writes=["report"])
+    graph.add_path(START, "coder", "reader", END)
+    with ScriptedLM([turn(("submit", {"report": "read"}))]) as lm:
+        run = graph.compile().run({})
+    assert run.status == "completed"
+    assert "code.main: print(1)" in lm.calls[0].prompt.inputs["task"]
