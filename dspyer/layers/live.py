@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import Exchange, Heard, LiveConflict, Posted
