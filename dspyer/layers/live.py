@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import Exchange, Heard, LiveConflict, Posted
@@ -592,19 +592,19 @@ class LivePosts(Layer):
         self._settle()
 
     def _settle(self) -> None:
-        """Lets the node around go on if one that waited here does."""
+        """Lets those go on that need no longer wait, and the node around with them."""
         outside = self._outside
         if outside is None or self.outer is None:
+            if self._run is not None:
+                self.waiters.grant(len(self._run.run.running))
             return
-        outer, host = self.outer.posts, cast("Any", self.outer.attempt.host)
+        outer = self.outer.posts
         if self.waiters.is_due:
             outer.waiters.end_wait(outside.execution, "entry")
-            outer.waiters.grant(len(host.run.running))
-            outer._settle()
         elif self._run is None or self.waiters.count < len(self._run.run.running):
             outer.waiters.leave(outside)
             self._outside, self.waiters.held = None, False
-            outer._settle()
+        outer._settle()
 
     def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
         """Makes the readers of a field due, here and inside of nodes."""
@@ -612,7 +612,7 @@ class LivePosts(Layer):
             self.waiters.arrived(name, author)
         for inner in self.inside:
             inner._arrived(posts, field, "")
-            inner._settle()
+        self._settle()
 
     # --- what nodes call, from any thread
 
@@ -700,7 +700,6 @@ class LivePosts(Layer):
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )
         self._arrived(self, field, execution if not depth else "")
-        self.waiters.grant(len(run.run.running))
         return post
 
     def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
@@ -866,7 +865,6 @@ class FieldReader(EntrySource):
         with self.live.lock:
             if timed_out:
                 self.live.waiters.end_wait(waiter.execution, "timeout")
-                self.live.waiters.grant(len(self.run.run.running))
             else:
                 self.live.waiters.leave(waiter)
             self.live._settle()

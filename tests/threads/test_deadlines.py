@@ -335,6 +335,16 @@ def test_a_timer_takes_no_default() -> None:
         bad.add_path(START, "wait", END).compile()
 
 
+def test_a_default_is_what_it_was_when_the_graph_was_compiled(resume: Resume, time: FakeClock) -> None:
+    given = {"ok": False}
+    graph = Graph().add_interrupt("ok", question="?", answer=dict, into="sent", expires=60, default=given)
+    thread = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t")
+    thread.run({})
+    given["ok"] = True
+    time.advance(60)
+    assert resume(thread).state["sent"] == {"ok": False}
+
+
 def test_nobody_is_called_expired(time: FakeClock) -> None:
     thread = (
         node(expires=60, default=False)
