@@ -625,7 +625,7 @@ def _tool_steps(values: Mapping[str, Any], earlier: int) -> Iterator[ToolStep]:
     for number in range(len(found)):
         if (tool := found.get(f"tool_name_{number}", "finish")) != "finish":
             args, result = found.get(f"tool_args_{number}"), found.get(f"observation_{number}")
-            failed = str(result).startswith(f"Execution error in {tool}:")  # the text that DSPy makes of an error
+            failed = str(result).startswith("Execution error in ")  # the text that DSPy makes of an error
             yield found.get(f"thought_{number}"), [(tool, args, result, failed)]
     for event in getattr(values.get("history"), "messages", ())[earlier:]:
         made = event["tool_calls"]
