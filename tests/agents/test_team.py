@@ -312,24 +312,26 @@ def test_a_post_to_a_key_is_shown_with_its_key() -> None:
     assert "code.main: print(1)" in lm.calls[0].prompt.inputs["task"]
 
 
-def random_team(rng: random.Random) -> tuple[CompiledGraph, dict[str, dspy.BaseLM], dict[str, list[str]]]:
+def random_team(rng: random.Random) -> tuple[CompiledGraph, dict[str, list[str]]]:
     """Agents that post, wait and look at random, with a field each; who reads which."""
     names = ["a", "b", "c", "d"][: rng.randint(2, 4)]
-    pad = create_model("Pad", **{name: (Annotated[list[str], reducers.append, live], []) for name in names})
+    kind: Any = (Annotated[list[str], reducers.append, live], [])
+    pad = create_model("Pad", **dict.fromkeys(names, kind))
     talks = {f"talk_{name}": (Messages, []) for name in names}
     state = create_model("State", __base__=pad, task=(str, "t"), **{f"by_{name}": (str, "") for name in names}, **talks)
-    graph, lms, reads = Graph(state), {}, {}
+    graph, reads = Graph(state), dict[str, list[str]]()
     for name in names:
         plan = [rng.choice(["post", "post", "wait_for_posts", "look"]) for _ in range(rng.randint(1, 5))]
         reads[name] = [other for other in names if other != name and rng.random() < 0.7]
         tools = [agents.tool(posts_to(name), name="post", writes=[name]), agents.wait_for_posts, look]
-        lms[name] = ScriptedLM(planned(name, plan))
-        agent = agents.tool_loop(f"task -> by_{name}", tools, schema=pad, lm=lms[name], max_turns=99)
+        lm = ScriptedLM(planned(name, plan))
+        own = create_model("Own", **dict.fromkeys([name, *reads[name]], kind))
+        agent = agents.tool_loop(f"task -> by_{name}", tools, schema=own, lm=lm, max_turns=99)
         writes = {f"by_{name}": f"by_{name}", name: name, "messages": f"talk_{name}"}
         graph.add_node(f"node_{name}", agent, reads=["task", *reads[name]], writes=writes)
     nodes = [f"node_{name}" for name in names]
     graph.add_edge(START, nodes).add_edge(nodes, END)
-    return graph.compile(max_concurrency=rng.randint(1, 4)), lms, reads
+    return graph.compile(max_concurrency=rng.randint(1, 4)), reads
 
 
 def posts_to(field: str) -> Callable[..., str]:
@@ -363,7 +365,7 @@ def planned(name: str, plan: list[str]) -> Callable[[Prompt], dict[str, Any]]:
 @modes
 def test_each_reader_gets_each_post_once_and_in_one_order(mode: str) -> None:
     for seed in range(8):
-        program, _, reads = random_team(random.Random(seed))
+        program, reads = random_team(random.Random(seed))
         run = run_of(program, mode)
         assert (run.status, run.error) == ("completed", None), seed
         events = [event for event in run.events if type(event).__name__ == "Posted"]
