@@ -195,6 +195,21 @@ def test_node_code_may_catch_the_expiry(resume: Resume, time: FakeClock) -> None
     assert (resume(thread).state["sent"], thread.status, thread.answers) == ("nobody", "completed", ())
 
 
+def test_node_code_that_catches_the_expiry_may_ask_further(resume: Resume, time: FakeClock) -> None:
+    def ask(ctx: Any) -> dict[str, Any]:
+        try:
+            return {"sent": ctx.interrupt("ok", "Send it?", expires=60)}
+        except QuestionExpired:
+            return {"sent": ctx.interrupt("boss", "Nobody has said: send it?", str)}
+
+    program = Graph().add_node("ask", ask, writes=["sent"]).add_path(START, "ask", END).compile(store=":memory:")
+    thread = program.thread("t")
+    thread.run({})
+    time.advance(61)
+    assert resume(thread).questions[0].key == "boss"
+    assert resume(thread, {"boss": "yes"}).state["sent"] == "yes"
+
+
 def test_a_timer_waits_for_its_time_alone(resume: Resume, time: FakeClock) -> None:
     graph = Graph().add_interrupt("cool_down", question="Waits an hour.", answer=None, expires=3600)
     program = graph.add_path(START, "cool_down", END).compile(store=":memory:")
