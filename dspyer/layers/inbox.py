@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dspyer.events import Commit, Sent
-from dspyer.layers.layer import Layer, NewRow
+from dspyer.layers.layer import Layer, NewRow, RunView
 from dspyer.log.message_log import TOOK, MessageLog, Progress, is_for, note_progress, progress_before
 from dspyer.log.rows import LayerRow
 from dspyer.messages import SENT
@@ -16,24 +17,22 @@ from dspyer.record.turns import sent_messages
 class Inbox(Layer):
     """The messages to the thread of a run, for the agent that the run is: the layer of graphs with agents.
 
+    One agent may run several times at once. What a turn of one of these was given is kept from the others until it is
+    committed, so that no two take the same message.
+
     Args:
         log: the messages, of a part in a run; None for the layer itself.
         path: the nodes around the run.
-        listeners: the paths of the agents of the outermost graph.
-        progress: how far each agent has read, shared by all parts.
+        around: the part of the run around it, which has what all parts share.
     """
 
-    __slots__ = ("_given", "_listeners", "_log", "_path", "_progress")
+    __slots__ = ("_given", "_listeners", "_log", "_path", "_progress", "_takers")
 
-    def __init__(
-        self,
-        log: MessageLog | None = None,
-        path: str = "",
-        listeners: Collection[str] = (),
-        progress: Progress | None = None,
-    ) -> None:
-        self._log, self._path, self._listeners = log, path, listeners
-        self._progress: Progress = {} if progress is None else progress
+    def __init__(self, log: MessageLog | None = None, path: str = "", around: Inbox | None = None) -> None:
+        self._log, self._path = log, path
+        self._listeners: Collection[str] = () if around is None else around._listeners
+        self._progress: Progress = {} if around is None else around._progress
+        self._takers: dict[str, Inbox] = {} if around is None else around._takers  # by path
         self._given: set[int] = set()
 
     def of(self, run: Any) -> Inbox | None:
@@ -42,15 +41,25 @@ class Inbox(Layer):
         if inside is not None:
             if self._log is None or inside.item is not None:
                 return None
-            path = f"{self._path}/{inside.node}" if self._path else inside.node
-            return Inbox(self._log, path, self._listeners, self._progress)
+            return Inbox(self._log, f"{self._path}/{inside.node}" if self._path else inside.node, self)
         if journal is None or journal.run_row is None:
             return None
-        progress = progress_before(journal.run_row.header)
+        part = Inbox(MessageLog(journal.store, journal.thread))
+        part._listeners = run.graph.listeners
+        part._progress.update(progress_before(journal.run_row.header))
         for row in [row for rows in run.records.with_commit.values() for row in rows]:  # of a resumed run
             if isinstance(row, LayerRow):
-                note_progress(progress, row)
-        return Inbox(MessageLog(journal.store, journal.thread), "", run.graph.listeners, progress)
+                note_progress(part._progress, row)
+        return part
+
+    @contextmanager
+    def run(self, run: RunView) -> Iterator[None]:
+        """A block after which others may take what it was given and has not committed."""
+        del run
+        try:
+            yield
+        finally:
+            self._end_turn()
 
     @property
     def id(self) -> str:
@@ -62,13 +71,18 @@ class Inbox(Layer):
 
         They count as taken once a commit has them: as messages of its conversation with `sent`.
         """
-        found = [] if self._log is None else self._log.read()
-        if not found:
+        log = self._log
+        if log is None or not (found := log.read()):
             return []
-        last = max(number, self._progress.get((self.id, self._path), -1))
-        waiting = [sent for sent in found[last + 1 :] if is_for(sent, self._path, self._listeners)]
-        self._given.update([sent.number for sent in waiting])
-        return waiting
+        with log.lock:
+            if self._takers.get(self._path, self) is not self:
+                return []
+            last = max(number, self._progress.get((self.id, self._path), -1))
+            waiting = [sent for sent in found[last + 1 :] if is_for(sent, self._path, self._listeners)]
+            if waiting:
+                self._takers[self._path] = self
+                self._given.update([sent.number for sent in waiting])
+            return waiting
 
     def rows(self, commit: Commit) -> Iterable[NewRow]:
         """The row that says how far the agent has read, of the commit of a turn that took messages."""
@@ -77,5 +91,11 @@ class Inbox(Layer):
         if not taken:
             return ()
         self._progress[self.id, self._path] = max(taken)
-        self._given.clear()
+        self._end_turn()
         return (NewRow(TOOK, [self.id, self._path, max(taken)]),)
+
+    def _end_turn(self) -> None:
+        """Lets another one take messages."""
+        self._given.clear()
+        if self._takers.get(self._path) is self:
+            del self._takers[self._path]
