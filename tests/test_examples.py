@@ -92,7 +92,7 @@ SHOWN = {
         "completed; urgent: billing 1",
     ],
     "rounds.py": [
-        "researcher  analysis = view('analysis').new()      30   4,260   63,861    6.7 %",
+        "researcher  analysis = view('analysis').new()      30   3,915   58,725    6.7 %",
         "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
         "that is 11.8 %",
     ],

@@ -619,3 +619,89 @@ def test_nodes_share_one_conversation_and_each_is_shown_its_own() -> None:
     assert "sort: low" in last.content
     assert "over" not in str(lm.calls[3].messages)
     assert [commit.calls for commit in run.commits[1:]] == [(1, 0)] * 4
+
+
+class Pad(BaseModel):
+    research: Annotated[list[str], reducers.append, live] = []
+
+
+class Team(Pad):
+    task: str
+    found: str = ""
+    report: str = ""
+    talk: list[Any] = []
+
+
+def note(text: str, ctx: Context) -> str:
+    """Writes a finding to the pad."""
+    ctx.post("research", text)
+    return "noted"
+
+
+def analyze(prompt: Any) -> Any:
+    text = "\n".join(one.content for one in prompt.turns)
+    return submit(report="9:40") if "research: high at 9:40" in text else turn(("wait_for_posts", {}))
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+def test_agents_that_run_at_once_see_the_notes_of_each_other_as_they_come(drive: str) -> None:
+    """S004-12: with an LM each; the reader waits without calling it, and its conversation has what it was shown."""
+    researcher = agents.tool_loop("task -> found", [agents.tool(note, writes=["research"])], schema=Pad)
+    analyst = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Pad)
+    graph = Graph(Team, inputs=["task"])
+    graph.add_node("researcher", researcher, reads=["task"], writes=["found", "research"])
+    told = {"report": "report", "messages": "talk"}
+    graph.add_node("analyst", analyst, reads=["task", "research"], writes=told)
+    graph.add_edge(START, ["researcher", "analyst"]).add_edge(["researcher", "analyst"], END)
+    program = graph.compile(store=":memory:")
+    large = ScriptedLM(analyze)
+    program.researcher.set_lm(ScriptedLM([turn(("note", {"text": "high at 9:40"})), submit(found="all")]))
+    program.analyst.set_lm(large)
+    events = played(program, drive, {"task": "When?"})
+    (post,) = [one for one in events if isinstance(one, Posted)]
+    assert (post.node, post.field, post.value, post.live, post.seq) == (
+        "researcher",
+        "research",
+        "high at 9:40",
+        True,
+        1,
+    )
+    (commit,) = [one.commit for one in events if isinstance(one, Committed) and one.commit.node == "analyst"]
+    shown = [one for one in commit.patch["talk"] if one.get("name") == "researcher"]
+    assert [one["content"] for one in shown] == ["research: high at 9:40"]
+    assert (commit.patch["report"], len(large.calls) <= 2) == ("9:40", True)
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+def test_the_nodes_of_a_graph_share_a_conversation(drive: str) -> None:
+    """S003-17, S003-19: all of it in order; a prompt has the instructions, the node's own turns, the last message."""
+    graph = Graph(Talk, conversation=True)
+    graph.add_node("writer", dspy.Predict(dspy.Signature("topic -> draft", "Write.")))
+    graph.add_node("critic", dspy.Predict(dspy.Signature("topic, draft -> critique", "Judge.")))
+    graph.add_path(START, "writer", "critic")
+    graph.add_conditional_edges("critic", lambda ctx: "writer" if ctx.visit < 2 else END, ["writer", END])
+    program = graph.compile(store=":memory:")
+    script = [{"draft": "The moon."}, {"critique": "Why?"}, {"draft": "It pulls."}, {"critique": "Good."}]
+    with ScriptedLM(script) as lm:
+        (*_, last) = [one for one in played(program, drive, {"topic": "tides"}) if isinstance(one, Committed)]
+    assert last.operations["messages"] == "conversation"
+    states = [list(call.prompt.turns) for call in lm.calls]
+    assert "Write." in states[2][0].content
+    assert [one.role for one in states[2]] == ["system", "user", "assistant", "user"]
+    assert "The moon." in states[2][2].content
+    assert "critic: Why?" in states[2][3].content
+    assert "The moon." not in states[2][3].content, "what others have said before is not repeated"
+    with ScriptedLM(script) as lm:
+        said = program(topic="tides").messages
+    assert [(one["name"], one["content"]) for one in said] == [
+        ("writer", "The moon."),
+        ("critic", "Why?"),
+        ("writer", "It pulls."),
+        ("critic", "Good."),
+    ]
+
+
+class Talk(BaseModel):
+    topic: str
+    draft: str = ""
+    critique: str = ""

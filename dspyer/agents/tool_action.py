@@ -376,12 +376,13 @@ class ProgramAction(ToolAction):
                 inputs[MESSAGES] = known
                 if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
                     inputs[MODE] = last_turn(known).mode
-        inside = yield program_step(program, inputs, call)
+        shared, live = self.updates.shared, call.context.delegate.host.together.posts is not None
+        inside = yield program_step(program, inputs, call, shared=shared)
         changes = inside.changes()
         updates: dict[str, object] = {
             # A value that the program has computed is meant whole; only a reducer is given what was added.
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
-            for name, value in self.updates.reply(program, inside, inputs).updates.items()
+            for name, value in self.updates.reply(program, inside, inputs, live=live).updates.items()
         }
         # A copy: the prediction is what the trace and `run.trace` have.
         outputs = dict(inside.prediction.items())
@@ -406,6 +407,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
     found = Flaws(who)
     binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)
+    shared = SubgraphNode.shared_fields(program, hidden, options.writes, schema, found)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = found.problems if not wrong else []
     if wrong:
@@ -425,6 +427,6 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
         reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-    updates = SubgraphNode(name=options.name, binding=binding, gives=same_names, folds=folds)
+    updates = SubgraphNode(name=options.name, binding=binding, gives=same_names, folds=folds, shared=shared)
     action = ProgramAction(options.name, path, binding, updates, sessions)
     return BuiltAction(action, program, reads or {}, unset, problems=tuple(problems), fields=writes)

@@ -32,6 +32,7 @@ from dspyer.graph.spec import (
     checked_edge_ends,
     checked_policies,
     warn_of_lasting_answers,
+    warn_of_own_live_fields,
     warn_of_shadowed,
     with_redaction,
 )
@@ -149,6 +150,7 @@ class Graph:
         timeout: float | None = None,
         cache: Cache | bool | None = None,
         layers: Iterable[Layer] = (),
+        lm: dspy.BaseLM | None = None,
         conversation: bool = True,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
@@ -172,6 +174,8 @@ class Graph:
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
+            lm: the language model of each predictor of the node that has none, in graphs inside too: the node nearest
+                to it decides. It is not a part of saved states; `program.set_lm` comes before it.
             conversation: False leaves it out of the conversation of a `Graph(conversation=True)`.
 
         Returns:
@@ -207,6 +211,7 @@ class Graph:
             retry=retry,
             timeout=timeout,
             cache=cache,
+            lm=lm,
             conversation=conversation,
         )
 
@@ -228,6 +233,7 @@ class Graph:
         modules: Mapping[str, dspy.Module | Graph] | None = None,
         frozen: bool | None = None,
         layers: Iterable[Layer] = (),
+        lm: dspy.BaseLM | None = None,
     ) -> Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
@@ -253,6 +259,7 @@ class Graph:
             modules: modules that a function calls.
             frozen: as in `add_node`.
             layers: as in `add_node`; those in the places `"retry"`, `"attempt"` and `"call"` surround each item.
+            lm: as in `add_node`.
 
         Returns:
             The graph itself, changed.
@@ -286,6 +293,7 @@ class Graph:
             frozen=frozen,
             retry=retry,
             timeout=timeout,
+            lm=lm,
         )
 
     def add_interrupt(
@@ -616,6 +624,7 @@ class Graph:
         )
         warn_of_shadowed(graph.name, graph.outputs or ())
         warn_of_lasting_answers(graph)
+        warn_of_own_live_fields(graph)
         # Last, when the modules are known: a pattern may name a field of a graph inside.
         graph = with_redaction(graph, redact, modules.values())
         text = SourceText(partial(source_text, declared))

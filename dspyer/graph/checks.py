@@ -115,6 +115,7 @@ def fix_options(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> N
         condense=of.condense,
         retry=of.retry,
         timeout=of.timeout,
+        lm=of.lm,
     )
 
 

@@ -42,6 +42,7 @@ from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
+from dspyer.layers.node_lm import NodeLM
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
@@ -453,6 +454,8 @@ def _given_layers(parts: GraphParts, of_graph: Retry | None, around: Sequence[La
             retry = None if node.runs_graph else of_graph
         if retry is not None:
             own.append(retry)
+        if options.lm is not None:
+            own.append(NodeLM(options.lm))
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
         if options.cache is not None and (cache := node_cache(parts.graph.name, node, options, parts.problems)):

@@ -7,7 +7,7 @@ node does what it would do if the user had written them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import dspy
@@ -16,7 +16,8 @@ from dspyer.errors import GraphError
 from dspyer.messages import MESSAGES
 from dspyer.nodes.field_access import is_conversation
 from dspyer.nodes.module import ModuleIO, module_io, takes_more
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.node import Node
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import is_program
 from dspyer.schema.schema import Schema
 from dspyer.views import View, view
@@ -51,7 +52,8 @@ def in_conversation(nodes: Iterable[NodeOptions]) -> list[NodeOptions]:
 def _sharing(options: NodeOptions, copies: dict[int, dspy.Module]) -> NodeOptions:
     module, named = options.node, {*(options.reads or {}).values(), *(options.writes or {}).values()}
     named |= {name for source in options.computed.values() for name in source.names}
-    if not options.conversation or options.map or MESSAGES in named or not isinstance(module, dspy.Module):
+    is_module = isinstance(module, dspy.Module) and not isinstance(module, (KindOptions, Node))
+    if not options.conversation or options.map or MESSAGES in named or not is_module:
         return options
     found = module_io(module)
     if is_program(module):
@@ -60,10 +62,11 @@ def _sharing(options: NodeOptions, copies: dict[int, dspy.Module]) -> NodeOption
         return options  # without `writes` nothing can be made of it, which is reported when it is built
     history = next((name for name, kind in found.inputs.items() if kind is dspy.History), HISTORY)
     views = {LAST: _OTHERS, history: _OWN}
-    if takes_more(module):
-        module = _with_inputs(module, [name for name in views if name not in found.inputs], copies)
+    known = (*found.inputs, *(found.outputs or ()), *found.by_products)
+    added = [name for name in views if name not in known] if takes_more(module) else []
+    module = _with_inputs(module, added, copies)
     writes = options.writes if options.writes is not None else {name: name for name in found.outputs or ()}
-    shared = _reading(options._replace(node=module), module_io(module), views)
+    shared = _reading(options._replace(node=module), found, views, added)
     return shared._replace(writes={**writes, MESSAGES: MESSAGES})
 
 
@@ -74,25 +77,26 @@ def _sharing_graph(options: NodeOptions, found: ModuleIO, program: Any) -> NodeO
         return options
     # An agent would be shown the tool calls of another one as its own. Nodes of other graphs are told apart.
     is_agent = any(node.bounded for node in inner.nodes.values())
-    shared = _reading(options, found, {LAST: _OTHERS, MESSAGES: _OWN if is_agent else MESSAGES})
+    shared = _reading(options, found, {LAST: _OTHERS, MESSAGES: _OWN if is_agent else MESSAGES}, [MESSAGES])
     return shared if options.writes is None else shared._replace(writes={**options.writes, MESSAGES: MESSAGES})
 
 
-def _reading(options: NodeOptions, found: ModuleIO, sources: Mapping[str, View | str]) -> NodeOptions:
-    """The options with sources for inputs of these names, where neither `reads` nor a field says what they get."""
+def _reading(
+    options: NodeOptions, found: ModuleIO, sources: Mapping[str, View | str], added: Collection[str]
+) -> NodeOptions:
+    """The options with the sources of inputs that are added, and of others where neither `reads` nor a field is one."""
     fields, own = options.schema.fields, options.reads
     taken = {
         name: one
         for name, one in sources.items()
-        if name == MESSAGES or (name in found.inputs and name not in fields and name not in (own or ()))
+        if name not in (own or ()) and (name in added or (name in found.inputs and name not in fields))
     }
     if not taken:
         return options
     # What it reads by the names of its fields has to be said, now that something is.
     reads = {name: name for name in found.inputs if name in fields} if own is None else own
-    views = {name: one for name, one in taken.items() if isinstance(one, View)}
-    reads = {**reads, **dict.fromkeys(taken, MESSAGES)}
-    return options._replace(reads=reads, views={**options.views, **views})
+    views = {**options.views, **{name: one for name, one in taken.items() if isinstance(one, View)}}
+    return options._replace(reads={**reads, **dict.fromkeys(taken, MESSAGES)}, views=views)
 
 
 def _with_inputs(module: Any, names: list[str], copies: dict[int, dspy.Module]) -> Any:
@@ -113,11 +117,10 @@ def _with_fields(signature: type[dspy.Signature], names: Iterable[str]) -> type[
     for name in names:
         longer = longer.append(name, dspy.InputField(), type_=str if name == LAST else dspy.History)
     # The instructions that DSPy writes where the user writes none name the inputs.
-    own = _default_instructions(signature)
-    return longer.with_instructions(_default_instructions(longer)) if signature.instructions == own else longer
+    before, after = map(_default_instructions, (signature, longer))
+    return longer.with_instructions(after) if signature.instructions == before else longer
 
 
-def _default_instructions(signature: type[dspy.Signature]) -> str:
+def _default_instructions(signature: type[dspy.Signature]) -> Any:
     outputs = [name for name in signature.output_fields if name != "reasoning"]  # `ChainOfThought` adds it afterwards
-    text: str = dspy.Signature(f"{', '.join(signature.input_fields)} -> {', '.join(outputs)}").instructions
-    return text
+    return dspy.Signature(f"{', '.join(signature.input_fields)} -> {', '.join(outputs)}").instructions

@@ -25,6 +25,7 @@ from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Record
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.interrupt import InterruptNode
+from dspyer.nodes.module import SubgraphNode
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.router import Router, RouterOptions
@@ -258,6 +259,23 @@ def warn_of_lasting_answers(graph: GraphSpec) -> None:
                 "lives for one run",
                 stacklevel=4,  # as above
             )
+
+
+def warn_of_own_live_fields(graph: GraphSpec) -> None:
+    """Warn of live fields of graphs inside that nothing outside sees. To be called by `Graph.compile` itself."""
+    for name, node in graph.nodes.items():
+        inside = node.inner or node
+        if not isinstance(inside, SubgraphNode):
+            continue
+        known = {} if inside.shared is None else inside.shared.names
+        for own in graph.inner[name].topology.schema.live_fields:
+            if own in graph.topology.schema.live_fields and own not in known:
+                warnings.warn(
+                    f"the graph of node {name!r} has a live field {own!r} of its own: the one of graph "
+                    f"{graph.name!r} is another, since the node neither reads nor writes it, or its program has an "
+                    f"executor. Name it, add_node({name!r}, ..., reads=[...], writes=[...]), or rename one",
+                    stacklevel=4,  # as above
+                )
 
 
 # --- a graph in words, and the labels of its edges

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import Exchange, Heard, LiveConflict, Posted
@@ -374,10 +374,6 @@ class Around(NamedTuple):
         posts: LivePosts = self.attempt.host.together.posts
         return posts
 
-    def name_of(self, field: str) -> str:
-        """The name that a field has in the graph around; "" for one that is not shared."""
-        return self.shared.writes.get(field) or self.shared.reads.get(field, "")
-
 
 class LiveFields(Layer):
     """The layer of a graph with live fields, around all other layers of its nodes."""
@@ -533,11 +529,11 @@ class LivePosts(Layer):
     def _share(self, around: Around) -> None:
         """Takes the posts to the fields that belong to a run around."""
         outer, buffer = around.posts, self.buffer
-        for name, field in {**around.shared.reads, **around.shared.writes}.items():
+        for name, field in around.shared.names.items():
             posts, there = self.shared[name] = outer.shared.get(field, (outer, field))
             buffer.posts[name], buffer.around[name] = posts.buffer.posts[there], posts.buffer
             buffer.depth[name] = 1 + outer.buffer.depth.get(field, 0)
-        names = {around.name_of(name): name for name in self.shared}
+        names = {field: name for name, field in around.shared.names.items()}
         for post in outer.buffer.posts_of.get(around.attempt.outer_execution, {}).values():
             if post.field in names and len(post.places) > 1 and post.places[0] == around.attempt.execution:
                 self._note(names[post.field], post.places[1:], post)
@@ -549,15 +545,15 @@ class LivePosts(Layer):
         own = replace(post, execution=execution, field=field, places=places, patch={field: post.update})
         self.buffer.posts_of.setdefault(execution, {})[own.key] = own
 
-    def may(self, field: str, option: str) -> bool:
-        """Says that the nodes around may read a field, or write it. What a map calls may not read."""
-        around = self.outer
-        if around is None or field not in self.shared:
-            return True
-        outer = (around.shared.reads if option == "reads" else around.shared.writes).get(field)
-        if outer is None or (option == "reads" and around.attempt.index is not None):
-            return False
-        return around.posts.may(outer, option)
+    def refuses(self, field: str, option: str) -> str | None:
+        """The node around that may not read, or write, a field; None if all may. What a map calls may not read."""
+        if self.outer is None or field not in self.shared:
+            return None
+        attempt, shared = self.outer
+        outer = (shared.reads if option == "reads" else shared.writes).get(field)
+        if outer is None or (option == "reads" and attempt.index is not None):
+            return attempt.node
+        return self.outer.posts.refuses(outer, option)
 
     def _fields_outside(self) -> tuple[str, ...]:
         """The fields of the run around that those who wait here wait for."""
@@ -596,19 +592,19 @@ class LivePosts(Layer):
         self._settle()
 
     def _settle(self) -> None:
-        """Lets the node around go on if one that waited here does."""
+        """Lets those go on that need no longer wait, and the node around with them."""
         outside = self._outside
         if outside is None or self.outer is None:
+            if self._run is not None:
+                self.waiters.grant(len(self._run.run.running))
             return
-        outer, host = self.outer.posts, cast("Any", self.outer.attempt.host)
+        outer = self.outer.posts
         if self.waiters.is_due:
             outer.waiters.end_wait(outside.execution, "entry")
-            outer.waiters.grant(len(host.run.running))
-            outer._settle()
         elif self._run is None or self.waiters.count < len(self._run.run.running):
             outer.waiters.leave(outside)
             self._outside, self.waiters.held = None, False
-            outer._settle()
+        outer._settle()
 
     def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
         """Makes the readers of a field due, here and inside of nodes."""
@@ -616,7 +612,7 @@ class LivePosts(Layer):
             self.waiters.arrived(name, author)
         for inner in self.inside:
             inner._arrived(posts, field, "")
-            inner._settle()
+        self._settle()
 
     # --- what nodes call, from any thread
 
@@ -626,11 +622,10 @@ class LivePosts(Layer):
         run: Any = attempt.host  # a `Session`, which lies above the layers
         if field not in schema.live_fields:
             return False
-        if not self.may(field, "writes"):
-            assert self.outer is not None
+        if (node := self.refuses(field, "writes")) is not None:
             raise NodeOutputError(
                 f"{attempt.who} posts to {field!r}, which is a live field of the graph around, and the node in which "
-                f"it runs does not write it there: name it, add_node({self.outer.attempt.node!r}, ..., writes=[...])"
+                f"it runs does not write it there: name it, add_node({node!r}, ..., writes=[...])"
             )
         state = attempt.position.state if attempt.position is not None else ImmutableState()
         whole = schema.reducer(field) is None
@@ -660,7 +655,7 @@ class LivePosts(Layer):
             assert around is not None
             between.append((posts, at, places))
             places = (around.attempt.execution, *places)
-            attempt, posts, at = around.attempt, around.posts, around.name_of(at)
+            attempt, posts, at = around.attempt, around.posts, around.shared.names[at]
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             patch, after = posts.schema.commit(state, {at: update}, node=attempt.node, commit_id=commit_id)
             update = patch[at] if posts.schema.reducer(at) is not None else _latest(after.raw(at, DELETE))
@@ -705,7 +700,6 @@ class LivePosts(Layer):
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )
         self._arrived(self, field, execution if not depth else "")
-        self.waiters.grant(len(run.run.running))
         return post
 
     def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
@@ -741,12 +735,11 @@ class LivePosts(Layer):
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
             )
-        if not self.may(field, "reads"):
-            assert self.outer is not None
+        if (node := self.refuses(field, "reads")) is not None:
             raise InputError(
                 f"{attempt.who} listens to {field!r}, which is a live field of the graph around, and the node in which "
-                f"it runs does not read it there: name it, add_node({self.outer.attempt.node!r}, ..., reads=[...]), "
-                "unless that is a map, whose items may post and not read"
+                f"it runs does not read it there: name it, add_node({node!r}, ..., reads=[...]), unless that is a map, "
+                "whose items may post and not read"
             )
         with self.lock:
             return FieldReader(self, self._cursor(attempt), attempt.host, (field,))
@@ -763,7 +756,7 @@ class LivePosts(Layer):
         found = []
         for field in self.shared:
             posts = self.buffer.posts[field]
-            if posts[-1].seq > after.get(field, 0) and self.may(field, "reads"):
+            if posts[-1].seq > after.get(field, 0) and self.refuses(field, "reads") is None:
                 found += self._unread(field, after.get(field, 0))
         return sorted(found, key=lambda one: one[1].seq)
 
@@ -783,7 +776,7 @@ class LivePosts(Layer):
         It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
         It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
         """
-        fields = tuple([field for field in self.shared if self.may(field, "reads")])
+        fields = tuple([field for field in self.shared if self.refuses(field, "reads") is None])
         with self.lock:
             cursor = self._cursor(attempt)
         source = UnreadPosts(self, cursor, attempt.host, fields, after) if fields else EntrySource()
@@ -872,7 +865,6 @@ class FieldReader(EntrySource):
         with self.live.lock:
             if timed_out:
                 self.live.waiters.end_wait(waiter.execution, "timeout")
-                self.live.waiters.grant(len(self.run.run.running))
             else:
                 self.live.waiters.leave(waiter)
             self.live._settle()

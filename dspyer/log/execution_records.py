@@ -454,6 +454,7 @@ class ExecutionRecords:
         finished: those of a run that is not stored, for readers alone: another attempt calls its items again.
         questions: all questions, by execution and key.
         answers: answers, with frozen values, by execution and key of their question.
+        lapsed: the questions that this process has found expired, without a default. Not stored.
         delivered: those that this process has got, until an event has told of them. Not stored.
         with_commit: the rows that are written just before the commit of an execution, in order, by its id; of earlier
             processes those of layers alone.
@@ -478,6 +479,7 @@ class ExecutionRecords:
     questions: dict[RecordKey, Question] = field(default_factory=dict)
     _asked: dict[str, list[RecordKey]] = field(default_factory=dict)  # the questions of each execution
     answers: dict[RecordKey, Answer] = field(default_factory=dict)
+    lapsed: set[RecordKey] = field(default_factory=set)
     delivered: deque[Answer] = field(default_factory=deque)
     with_commit: dict[str, list[StoredRow]] = field(default_factory=dict)
     posts: dict[tuple[str, ...], dict[int, PostRow]] = field(default_factory=dict)
@@ -654,7 +656,9 @@ class ExecutionRecords:
 
     def first_expiry(self) -> float | None:
         """Return when the first of the open questions expires; None for never."""
-        return min([one.expires for one in self.open_questions() if one.expires is not None], default=None)
+        # One of an item that may fail stays open until its map commits, and no further resume helps it.
+        waits = [one for one in self.open_questions() if RecordKey(one.execution, one.key) not in self.lapsed]
+        return min([one.expires for one in waits if one.expires is not None], default=None)
 
     def _has_ended(self, asked: RecordKey) -> bool:
         around = ids_around(asked.execution)

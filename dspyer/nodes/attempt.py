@@ -78,9 +78,11 @@ from dspyer.values.json import with_valid_text
 from dspyer.values.scalars import is_number
 from dspyer.views import (
     CUTS,
+    Fitted,
     View,
     ViewForm,
     ViewRead,
+    fitted,
     render,
     select_parts,
     sum_of_amounts,
@@ -342,7 +344,7 @@ class Attempt:
         effect = self._effect(RecordKey(self.local_id, key), fn, asynchronous)
         return arun_script(effect) if asynchronous else run_script(effect)
 
-    def _effect(self, place: RecordKey, fn: Callable[..., Any], asynchronous: bool) -> Script[Any]:
+    def _effect(self, place: RecordKey, fn: Callable[..., Any], asynchronous: bool, flush: bool = True) -> Script[Any]:
         no_call: Any = None  # these steps need none
         # An attempt before this one may still be at the same effect, in a thread or task that its node left behind: the
         # effect is then recorded by it, or fails and is ours.
@@ -370,7 +372,7 @@ class Attempt:
             before = cancellation_count() if asynchronous else 0
             # The row before the record: a result that the store does not have must not count as recorded.
             if records.journal is not None:
-                rows = NewRows([*records.lm_call_rows(place.execution), row], flush=True)
+                rows = NewRows([*records.lm_call_rows(place.execution), row], flush=flush)
                 yield TwoWays(partial(records.journal.write, rows), partial(records.journal.awrite, rows)), no_call
             records.effects[place] = frozen
             if asynchronous and cancellation_count() > before:
@@ -489,6 +491,7 @@ class Attempt:
         if records.ask(question, self.host.answer, None if answer in NO_ANSWER else default):
             return self._validated_answer(place, question, answer)
         if before is not None and has_expired(before):
+            records.lapsed.add(place)
             raise QuestionExpired(f"{self.who}: {expired_text(before)} without an answer, and has no default")
         self._open.append(question)
         raise Interrupt([question])
@@ -563,6 +566,21 @@ class Attempt:
         has no author. `name` is the node's own name for the view, as the record of the read shows it. A function of
         `then` reads further fields in the state and, before it, in `overlay`.
         """
+        if not view.counts:
+            return self._shown(view, form, name, sent, overlay)
+        # The head: where an edit has changed the state before a resume, its entries are counted anew.
+        head = -1 if self.position is None else self.position.head
+        place = RecordKey(self.local_id, f"fit {head} {name or view!r}")
+        known = self.host.records.effects.get(place, ())
+        reading = fitted(view, known)
+        found = self._shown(reading, form, name, sent, overlay)
+        # Number 0 is a look into the cache; without an id there is no run in which a resume could come.
+        if self.number and self.local_id and not known:
+            left = [step.counter.left for step in reading.steps if isinstance(step.counter, Fitted)]
+            run_script(self._effect(place, lambda: left, False, flush=False))
+        return found
+
+    def _shown(self, view: View, form: ViewForm, name: str, sent: Any, overlay: FrozenDict[str, Any] | None) -> Any:
         views, position = self.host.views, self.position
         field_of = partial(_read_field, overlay, None if position is None else position.state)
         parts_kind = kind_of_parts(views.schema, view.field)

@@ -32,6 +32,7 @@ from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async
 from dspyer.schema.type_fit import misfit, shown_type
 from dspyer.templates import RUN, Templates, fill_text, names_in
+from dspyer.values.freezing import freeze
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class InterruptOptions(KindOptions):
             problem = f"{options.who}: its question is {brief(self.question)}: give a text, or a function of fields"
             return Built(None, None, (problem,))
         found.problems += _answer_problems(self, options)
+        # Frozen, since the caller may change what was given.
+        default = self.default if found.problems or self.default is MISSING else freeze(self.default)
         return found.built(
             InterruptNode(
                 name=options.name,
@@ -71,7 +74,7 @@ class InterruptOptions(KindOptions):
                 writes={} if self.into is None else {self.into: self.into},
                 text=text,
                 answer_types={options.name: self.answer},
-                deadline=(self.expires, self.default),
+                deadline=(self.expires, default),
             )
         )
 

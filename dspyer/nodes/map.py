@@ -49,6 +49,7 @@ class MapNode(Node):
     Attributes:
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
+        live: the live fields to which its items post.
     """
 
     kind: ClassVar[str] = "map"
@@ -57,6 +58,7 @@ class MapNode(Node):
     mapped: MapOptions
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    live: frozenset[str] = frozenset()
 
     @property
     def look(self) -> Look:
@@ -101,6 +103,13 @@ class MapNode(Node):
         if self.check is not None:
             self.check(result, index)
         attempt = call.context.delegate
+        for name in self.live.intersection(reply.updates):
+            if (live := attempt.host.together.posts) is None:
+                raise NodeOutputError(
+                    f"{attempt.who}: an item of a map posts to the live field {name!r}, which is not live in a run "
+                    "with live=False: return it in the item's result"
+                )
+            live.post(attempt, name, reply.updates[name], returned=True)
         # A question whose `Interrupt` the item has caught must not be lost in its result.
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
@@ -395,10 +404,10 @@ def result_of(reply: Reply, node: MapNode) -> object:
             f"{node.who} returned Command(goto=...) for an item, which goes nowhere: for longer work per item "
             "use a subgraph, or a router that returns Sends"
         )
-    values = dict(reply.updates)
+    values = {name: value for name, value in reply.updates.items() if name not in node.live}
     if RESULT in values:
         return values[RESULT]
-    outputs = node.inner.writes
+    outputs = None if node.inner.writes is None else set(node.inner.writes.values()) - node.live
     if len(values if outputs is None else outputs) == 1:
         return next(iter(values.values()), None)
     return values or None
@@ -421,6 +430,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
     if node.takes is not None and item not in node.takes:
         problems.append(f"{options.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
     reducer = options.schema.reducer(into)
+    live = frozenset(options.schema.live_fields).intersection((node.writes or {}).values())
     most: Any = max_concurrency
     if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
         problems.append(f"{options.who}: max_concurrency={most!r}: give the most items that run at once, or None")
@@ -431,12 +441,13 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         reads=None if node.reads is None else {**node.reads, over: over},
         optional=node.optional - {over},
         takes=None if node.takes is None else (node.takes - {item}) | {over},
-        writes={into: into} if failures is None else {into: into, failures: failures},
+        writes={name: name for name in (into, failures, *sorted(live)) if name is not None},
         resources=node.resources,
         templates=node.templates,
         programs=node.programs,
         inner=node,
         mapped=mapped,
+        live=live,
         check=item_check(
             options.schema, into, options.who, ". No further item was started" if failures is None else ""
         ),

@@ -113,18 +113,19 @@ class ModuleNode(BoundNode):
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
         inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
+        before = self.turns.before(call, inputs) if self.turns.has_calls else (0, 0)
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
-        # By the length of the conversation, ids of calls are new in it, and the same when the call is repeated.
-        place = len(call.state.raw(self.turns.fields[0], ())) if self.turns.steps is not None else 0
-        return self.reply(result, inputs, warning, place)
+        return self.reply(result, inputs, warning, before)
 
-    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "", place: int = 0) -> Reply:
+    def reply(
+        self, result: object, inputs: Mapping[str, Any], warning: str = "", before: tuple[int, int] = (0, 0)
+    ) -> Reply:
         """The module's result as updates of the state."""
         who = self.who
         values = values_of_prediction(result, who, self.known)
         updates = selected(values, self.gives, who) if values or self.known else {}
         if self.turns.fields:
-            updates |= self.turns.updates(self.name, inputs, values, place)
+            updates |= self.turns.updates(self.name, inputs, values, before)
         if warning:
             updates = with_warning(self.turns, updates, warning)
         return Reply(updates, None, True, completions_by_field(result, self.gives))
@@ -300,7 +301,7 @@ class Turns(NamedTuple):
         answers: the outputs of its signature.
         reasoning: the by-products that a turn holds too.
         asked: the inputs among them that are no view of a conversation.
-        steps: what reads the tool calls of a result, of a module that makes some.
+        has_calls: whether the module makes tool calls.
     """
 
     fields: tuple[str, ...] = ()
@@ -309,15 +310,23 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-    steps: StepsOf | None = None
+    has_calls: bool = False
 
-    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any], place: int) -> dict[str, Any]:
+    def before(self, call: Call, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """The numbers of messages in the conversation, and in a history to which the module adds, before its call."""
+        return len(call.state.raw(self.fields[0], ())), len(getattr(inputs.get("history"), "messages", ()))
+
+    def updates(
+        self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any], before: tuple[int, int]
+    ) -> dict[str, Any]:
         """The turn that each conversation gets, behind the tool calls that have led to it."""
         if not self.fields:
             return {}
         asked = {name: inputs[name] for name in self.inputs if name in inputs}
         answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
-        made = [] if self.steps is None else tool_messages(node, self.steps(inputs, values), f"{node}_{place}")
+        # By the length of the conversation, ids of calls are new in it, and the same when the call is repeated.
+        place, earlier = before
+        made = tool_messages(node, _tool_steps(values, earlier), f"{node}_{place}") if self.has_calls else []
         if made:  # the user has said the inputs before the first call
             said = {name: asked[name] for name in self.asked if name in asked}
             made[0] = {**turn_message(node, said, {}, said), **made[0]}
@@ -353,8 +362,8 @@ def plan_turns(
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
     asked = tuple(name for name in held if _is_said(name, found.inputs[name], options))
-    steps = next((STEPS[base] for base in type(module).__mro__ if base in STEPS), None) if turns else None
-    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, steps)
+    has_calls = bool(turns) and isinstance(module, (dspy.ReAct, dspy.ReActV2))
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, has_calls)
     wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
@@ -491,9 +500,8 @@ def module_io(module: dspy.Module) -> ModuleIO:
 def takes_more(module: dspy.Module) -> bool:
     """Return whether a module passes all that it gets to one predictor, whose signature may be given more inputs."""
     known, inner = _known(type(module)), getattr(module, "module", None)
-    if known is None or _changes_call(type(module), known):
-        return False
-    return known in (dspy.Predict, dspy.ChainOfThought) or (known in (dspy.BestOfN, dspy.Refine) and takes_more(inner))
+    passes = known in (dspy.Predict, dspy.ChainOfThought) or (inner is not None and takes_more(inner))
+    return known is not None and passes and not _changes_call(type(module), known)
 
 
 def _known(kind: type) -> type | None:
@@ -501,10 +509,8 @@ def _known(kind: type) -> type | None:
 
 
 def _changes_call(kind: type, known: type) -> bool:
-    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in _CALLED)
-
-
-_CALLED = ("forward", "aforward", "__call__", "acall")
+    called = ("forward", "aforward", "__call__", "acall")
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
 def _of_graph(graph: Any) -> ModuleIO:
@@ -555,7 +561,6 @@ def _of_forward(kind: type) -> ModuleIO:
 
 
 ReadModule = Callable[[Any], ModuleIO]
-StepsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterable[ToolStep]]
 
 
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
@@ -611,32 +616,23 @@ TABLE: Mapping[type, ReadModule] = {
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
 
 
-def _steps_of_trajectory(_inputs: object, values: Mapping[str, Any]) -> Iterator[ToolStep]:
-    """The tool calls of a `dspy.ReAct`, a step each; the last one, which only ends the loop, is none."""
-    found = values.get("trajectory") or {}
-    for name, tool in found.items():
-        number = name.removeprefix("tool_name_")
-        if number != name and tool != "finish":
-            thought, result = found.get(f"thought_{number}"), found.get(f"observation_{number}")
-            yield ToolStep(thought, [(tool, found.get(f"tool_args_{number}"), result, None)])
+def _tool_steps(values: Mapping[str, Any], earlier: int) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReAct` or `ReActV2`, without those that end the loop; of other modules there are none.
 
-
-def _steps_of_history(inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[ToolStep]:
-    """The tool calls of a `dspy.ReActV2` in this call, a turn each, without the one that submits the outputs."""
-    events, earlier = (getattr(one.get("history"), "messages", ()) for one in (values, inputs))
-    for event in events[len(earlier) :]:
+    `earlier` is the number of turns in the history that it was given.
+    """
+    found = values["trajectory"] if isinstance(values.get("trajectory"), Mapping) else {}
+    for number in range(len(found)):
+        if (tool := found.get(f"tool_name_{number}", "finish")) != "finish":
+            args, result = found.get(f"tool_args_{number}"), found.get(f"observation_{number}")
+            failed = str(result).startswith("Execution error in ")  # the text that DSPy makes of an error
+            yield found.get(f"thought_{number}"), [(tool, args, result, failed)]
+    for event in getattr(values.get("history"), "messages", ())[earlier:]:
         made = event["tool_calls"]
         results = {result.call_id: result for result in made.tool_call_results.tool_call_results}
         calls = [(call.name, call.args, results[call.id].value, results[call.id].is_error) for call in made.tool_calls]
         if calls := [call for call in calls if call[0] != "submit"]:
-            yield ToolStep(event.get("next_thought"), calls)
-
-
-STEPS: Mapping[type, StepsOf] = {
-    dspy.ReAct: _steps_of_trajectory,
-    dspy.ReActV2: _steps_of_history,
-}
-"""The module classes whose results hold the tool calls that have led to them."""
+            yield event.get("next_thought"), calls
 
 
 # --- compiled graphs as nodes of another graph
@@ -671,6 +667,44 @@ class SubgraphNode(BoundNode):
         if self.writes is None or self.gives is None:
             return None
         return frozenset((*self.writes.values(), *self.gives.values()))
+
+    @staticmethod
+    def shared_fields(
+        program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
+    ) -> SharedFields | None:
+        """The live fields of a program that are those of the state around it, as a node reads and writes them."""
+        inner = program.graph.topology.schema
+        if not inner.live_fields or not schema.live_fields or program._executor is not None:
+            return None
+        both = [
+            {
+                name: field
+                for name, field in (names or {}).items()
+                if name in inner.live_fields and field in schema.live_fields
+            }
+            for names in (reads, writes)
+        ]
+        for name, field in both[0].items():
+            if both[1].get(name, field) != field:
+                wrong.problems.append(
+                    f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
+                    f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
+                )
+        found = SharedFields(*both)
+        for name, field in found.names.items():
+            if len([other for other in found.names.values() if other == field]) > 1:
+                wrong.problems.append(
+                    f"{wrong.who}: several live fields of its graph are {field!r} of this one: name one"
+                )
+            folds = [
+                None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))
+            ]
+            if folds[0] != folds[1]:
+                wrong.problems.append(
+                    f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded "
+                    f"by {folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
+                )
+        return found if any(both) else None
 
     def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
@@ -717,8 +751,9 @@ class SubgraphNode(BoundNode):
         if self.per_item:
             # An item has no state of its own in which something could be deleted.
             values = {name: value for name, value in values.items() if value is not DELETE}
-        if self.shared is not None and live:
-            values = {name: value for name, value in values.items() if name not in self.shared.writes}
+        if self.shared is not None and (live or self.per_item):
+            posted = set(self.shared.writes) if live else set(self.shared.writes).difference(changes)
+            values = {name: value for name, value in values.items() if name not in posted}
         if self.gives is not None:
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
@@ -763,7 +798,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
-        shared=shared_fields(module, reads, writes, options.schema, wrong),
+        shared=SubgraphNode.shared_fields(module, reads, writes, options.schema, wrong),
     )
     inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
@@ -783,37 +818,6 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
             if inner.fields[one.name].holds_values_of(outer.fields[one.field])
         ]
     )
-
-
-def shared_fields(
-    program: Any, reads: FieldNames, writes: FieldNames | None, schema: Schema, wrong: Flaws
-) -> SharedFields | None:
-    """The live fields of a program that are those of the state around it, as a node reads and writes them."""
-    inner = program.graph.topology.schema
-    if not inner.live_fields or not schema.live_fields or program._executor is not None:
-        return None
-    both = [
-        {
-            name: field
-            for name, field in (names or {}).items()
-            if name in inner.live_fields and field in schema.live_fields
-        }
-        for names in (reads, writes)
-    ]
-    for name, field in both[0].items():
-        if both[1].get(name, field) != field:
-            wrong.problems.append(
-                f"{wrong.who}: the live field {name!r} of its graph is read from {field!r} and written to "
-                f"{both[1][name]!r}: a live field is one field inside and outside, so name the same one"
-            )
-    for name, field in {**both[0], **both[1]}.items():
-        folds = [None if reducer is None else reducer.name for reducer in (inner.reducer(name), schema.reducer(field))]
-        if folds[0] != folds[1]:
-            wrong.problems.append(
-                f"{wrong.who}: the live field {name!r} of its graph is {field!r} of this one, and posts are folded by "
-                f"{folds[0] or 'no reducer'} inside and by {folds[1] or 'none'} here: give both the same reducer"
-            )
-    return SharedFields(*both) if any(both) else None
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import dspy
 
-from dspyer.errors import with_article
+from dspyer.errors import brief, with_article
 from dspyer.layers.attempts import Retry
 from dspyer.layers.layer import Layer
 from dspyer.nodes.field_access import FieldNames, NamesSpec, ReadsSpec, name_map, view_problems
@@ -131,6 +131,7 @@ class NodeOptions(NamedTuple):
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
         layers: what else surrounds its calls.
+        lm: the language model of its predictors that have none; None for the one of DSPy's settings.
         conversation: whether it takes part in the conversation of a graph whose nodes share one.
     """
 
@@ -152,6 +153,7 @@ class NodeOptions(NamedTuple):
     timeout: float | None = None
     cache: Cache | None = None
     layers: tuple[Layer, ...] = ()
+    lm: dspy.BaseLM | None = None
     conversation: bool = True
 
     @property
@@ -205,6 +207,7 @@ def node_options(
     timeout: float | None = None,
     cache: Cache | bool | None = None,
     layers: tuple[Layer, ...] = (),
+    lm: dspy.BaseLM | None = None,
     conversation: bool = True,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
@@ -232,6 +235,7 @@ def node_options(
     flags = {"conversation": conversation} if frozen is None else {"conversation": conversation, "frozen": frozen}
     problems += [f"{who}: {problem}" for problem in flag_problems(**flags)]
     kept = _given(Cache.of, cache, who, problems)
+    model = _given(_language_model, lm, who, problems)
     return NodeOptions(
         name,
         schema,
@@ -251,6 +255,7 @@ def node_options(
         seconds,
         kept,
         layers,
+        model,
         conversation,
     )
 
@@ -271,6 +276,12 @@ def _timeout(seconds: Any) -> float | None:
     if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
         raise ValueError(f"timeout={seconds!r}: give a finite number of seconds greater than 0, or None")
     return None if seconds is None else float(seconds)
+
+
+def _language_model(lm: Any) -> dspy.BaseLM | None:
+    if lm is not None and not isinstance(lm, dspy.BaseLM):
+        raise TypeError(f"lm={brief(lm)} is no language model: give one, lm=dspy.LM('openai/gpt-4o-mini')")
+    return lm
 
 
 def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:

@@ -273,6 +273,11 @@ class SharedFields(NamedTuple):
     reads: Mapping[str, str]
     writes: Mapping[str, str]
 
+    @property
+    def names(self) -> dict[str, str]:
+        """All of them."""
+        return {**self.reads, **self.writes}
+
 
 class Within(NamedTuple):
     """Makes a step within a context."""

@@ -718,7 +718,7 @@ class Run:
 
         Args:
             count: a function from a text to its number of tokens, for example of a model's tokenizer; None for an
-                estimate that is the same on every machine: a token for every 4 bytes of UTF-8.
+                estimate of `view(...).fit`, which is the same on every machine.
 
         Returns:
             The counts, a table as text.

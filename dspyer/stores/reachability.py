@@ -75,7 +75,6 @@ def plan_delete_unreachable(
     made = own.pop(thread, []) if thread in threads else []
     # What was sent to it may not have been read, whatever the history is.
     own[thread] = [run for run in made if run.startswith(INBOX)]
-    made = [run for run in made if not run.startswith(INBOX)]
     # Without its own runs as starting points: the thread itself reaches only what lies behind its head.
     reached = {name: reachable_rows(ends, runs, own.get(name, ())) for name, ends in threads.items()}
     inside = reached.get(thread, {})

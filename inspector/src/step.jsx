@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { AnswerForm, CopyBefore, StepActions } from "./acts.jsx";
 import { embedded } from "./embedded.js";
-import { count, failureText, onBranch, plural, seconds, usd } from "./format.js";
+import { count, exact, failureText, moment, onBranch, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
 import { Clock, Facts, Problem, useFew } from "./parts.jsx";
 import { own, shape } from "./shape.js";
@@ -398,6 +398,7 @@ function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow,
         <div class="question">
           <Source.Provider value={{ of: "run", thread, run }}><Text key={entry.id} text={question.text} limit={2000} /></Source.Provider>
         </div>
+        {question.expires != null && <p class="quiet">Expires at {exact(moment(question.expires)).slice(0, 19)}</p>}
         {about?.acts && !embedded ? (
           <AnswerForm key={entry.id} question={question} thread={thread} data={data} onDone={onChanged} />
         ) : (

@@ -9,26 +9,37 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Updates
 from dspyer.errors import StoreError
 from dspyer.testing import no_pauses
-from tests.live.kit import Pad
+from tests.live.kit import Notes
 from tests.log.failing import Crash, FailingMemory, crash
 
 ACTIONS = st.sampled_from(["post notes", "post echoes", "one notes", "all notes", "all echoes", "raise", "fail", "ask"])
 TEAMS = st.lists(st.lists(ACTIONS, max_size=5), min_size=2, max_size=4)
 
 
+class Board(BaseModel):
+    notes: Notes = []
+    echoes: Notes = []
+
+
+RETRY = Retry(2, on=ConnectionError)
+
+
 class Team:
     """Nodes by script. `raise` fails each first attempt of a process, `fail` the first process that comes to it.
 
     Attributes:
+        depths: how many graphs each node is inside of. Those at depth 3 are in one graph, each other has its own.
         heard: what the last attempt of each node has got: field, value and number.
     """
 
-    def __init__(self, scripts: Sequence[Sequence[str]]) -> None:
+    def __init__(self, scripts: Sequence[Sequence[str]], depths: Sequence[int]) -> None:
         self.scripts = scripts
+        self.depths = depths
         self.heard: dict[str, list[tuple[str, str, int]]] = {}
         self.failed: set[tuple[str, int]] = set()
 
@@ -67,12 +78,21 @@ class Team:
         return atalks if is_async else talks
 
     def program(self, store: Any, is_async: bool, limit: int) -> CompiledGraph:
-        graph = Graph(Pad)
-        names = [f"n{number}" for number in range(len(self.scripts))]
-        for name, script in zip(names, self.scripts, strict=True):
-            graph.add_node(name, self.node(script, is_async), reads=["notes", "echoes"], writes=["notes", "echoes"])
-        graph.add_edge(START, names).add_edge(names, END)
-        return graph.compile(store=store, max_concurrency=limit, retry=Retry(2, on=ConnectionError))
+        nodes = {f"n{number}": self.node(script, is_async) for number, script in enumerate(self.scripts)}
+        together = [name for name, depth in zip(nodes, self.depths, strict=False) if depth == 3]
+        members = {name: node for name, node in nodes.items() if name not in together}
+        for name, depth in zip(nodes, self.depths, strict=False):
+            for _ in range(depth if name in members else 0):
+                members[name] = self.graph({name: members[name]}).compile(retry=RETRY)
+        if together:
+            members["team"] = self.graph({name: nodes[name] for name in together}).compile(retry=RETRY)
+        return self.graph(members).compile(store=store, max_concurrency=limit, retry=RETRY)
+
+    def graph(self, members: dict[str, Any]) -> Graph:
+        graph, names = Graph(Board), list(members)
+        for name, node in members.items():
+            graph.add_node(name, node, reads=["notes", "echoes"], writes=["notes", "echoes"])
+        return graph.add_edge(START, names).add_edge(names, END)
 
 
 def completed(program: CompiledGraph, store: FailingMemory, is_async: bool, crashes: Sequence[int]) -> Run:
@@ -101,16 +121,18 @@ def completed(program: CompiledGraph, store: FailingMemory, is_async: bool, cras
 
 @given(
     scripts=TEAMS,
+    depths=st.lists(st.integers(0, 3), max_size=4),
     is_async=st.booleans(),
     limit=st.sampled_from([1, 2, 32]),
     crashes=st.lists(st.integers(1, 12), max_size=3),
 )
-@example([["post notes", "post notes"], ["all notes", "post echoes"]], False, 32, [3])
+@example([["post notes", "post notes"], ["all notes", "post echoes"]], [], False, 32, [3])
+@example([["post notes", "post notes"], ["all notes", "post echoes"]], [1, 2], True, 1, [3])
 @pytest.mark.slow("a law: runs random teams to their end, through crashes, failures and questions")
 def test_each_post_is_shown_once_to_each_reader_in_one_order(
-    scripts: list[list[str]], is_async: bool, limit: int, crashes: list[int]
+    scripts: list[list[str]], depths: list[int], is_async: bool, limit: int, crashes: list[int]
 ) -> None:
-    team, store = Team(scripts), FailingMemory()
+    team, store = Team(scripts, depths), FailingMemory()
     program = team.program(store, is_async, limit)
     with no_pauses():
         run = completed(program, store, is_async, crashes)
@@ -124,7 +146,7 @@ def test_each_post_is_shown_once_to_each_reader_in_one_order(
         for field, seqs in commit.live.posts.items() if commit.live else ():
             update = commit.patch[field]
             values = update.updates if isinstance(update, Updates) else (update,)
-            committed += [(seq, field, value, commit.node) for seq, value in zip(seqs, values, strict=True)]
+            committed += [(seq, field, value, value.partition(" ")[0]) for seq, value in zip(seqs, values, strict=True)]
     committed.sort()
     assert [post[0] for post in committed] == [header["seq"] for header in rows]
     for number, script in enumerate(scripts):  # as often as one attempt posts it

@@ -57,7 +57,7 @@ def test_a_post_is_an_event_at_once() -> None:
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_live_field_of_a_graph_inside_is_that_of_the_graph_around(alive: bool) -> None:
     inner = team(writer=(writer, ["notes"]), echo=(echo("sync"), ["echoes"])).compile()
-    graph = Graph(Pad).add_node("inner", inner, reads=["task", "notes"], writes=["notes", "echoes"])
+    graph = Graph(Pad).add_node("inner", inner, reads=["task", "notes", "code"], writes=["notes", "echoes"])
     graph.add_node("echo", echo("sync"), reads=["notes"], writes=["echoes"])
     graph.add_edge(START, ["echo", "inner"]).add_edge(["echo", "inner"], END)
     run = finished(graph.compile().run({}, live=alive))

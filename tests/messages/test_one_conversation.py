@@ -11,7 +11,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Messages, agents, errors, fill, to_chat, view
+from dspyer import END, START, Graph, Messages, Send, agents, errors, fill, to_chat, view
 from dspyer.testing import ScriptedLM
 from tests.rows import each
 
@@ -147,6 +147,7 @@ def test_tool_calls_and_their_results_are_in_the_conversation(make: Any, answers
     assert [one["role"] for one in chat[:5]] == ["user", "assistant", "tool", "assistant", "tool"]
     assert (chat[0]["content"], chat[2]["content"]) == ("smoke", "seen in Dover")
     assert "no place" in chat[4]["content"]
+    assert "finish" not in str(messages), "which ends the loop of a ReAct, and is no tool of the user"
     assert chat[1]["tool_calls"][0]["function"]["arguments"] == '{"place": "Dover"}'
     assert lm.calls[-1].prompt.inputs["last_message"] in ("search: fire", 'search: {"kind": "fire"}')
     assert [one.calls[0].value for one in run.trajectory][:1] == ["seen in Dover"]
@@ -234,6 +235,54 @@ def test_inputs_that_a_signature_has_or_reads_names_keep_their_meaning() -> None
         graph.add_path(START, "sort", END).compile()(text="smoke")
         named.compile()(text="smoke")
     assert [call.prompt.inputs["last_message"] for call in lm.calls] == ["of smoke", "a field"]
+
+
+class Crossed(BaseModel):
+    text: str
+    history: str = "a field"
+    last_message: str = "a field"
+
+
+def test_fields_and_outputs_of_the_names_of_the_inputs_are_no_conversation() -> None:
+    """What a `Send` brings comes too."""
+    graph = Graph(Crossed, conversation=True).add_node("begin", lambda: None, writes=[])
+    graph.add_node("told", dspy.Predict("topic, text -> last_message"), writes=["last_message"])
+    graph.add_node("end", dspy.Predict("text -> history")).add_edge(START, "begin").add_path("told", "end", END)
+
+    def send(text: str) -> list[Send]:
+        return [Send("told", {"topic": "tides"})]
+
+    lm = ScriptedLM(answer)
+    with dspy.context(lm=lm):
+        run = graph.add_conditional_edges("begin", send, ["told"]).compile().run({"text": "smoke"})
+    run.raise_error()
+    assert [call.prompt.inputs for call in lm.calls] == [
+        {"text": "smoke", "topic": "tides"},
+        {"text": "smoke", "last_message": "told: last_message of 2"},
+    ]
+
+
+def test_a_module_with_tools_adds_the_calls_of_this_call_alone() -> None:
+    """Not those of a history that it is given."""
+
+    class Past(Plain):
+        past: dspy.History = dspy.History(messages=[])
+
+    earlier = dspy.ToolCalls.from_dict_list([{"name": "look", "args": {"place": "Rye"}}])
+    results = dspy.ToolCallResults.from_tool_calls_and_values(earlier, ["seen in Rye"], [False])
+    event = {"text": "x", "tool_calls": earlier.model_copy(update={"tool_call_results": results})}
+    graph = Graph(Past, conversation=True, inputs=["text", "past"])
+    graph.add_node("search", dspy.ReActV2("text -> kind", [look]), reads={"text": "text", "history": "past"})
+    with dspy.context(lm=ScriptedLM(V2)):
+        run = (
+            graph.add_path(START, "search", END)
+            .compile()
+            .run({"text": "smoke", "past": dspy.History(messages=[event])})
+        )
+    run.raise_error()
+    assert [message["content"] for message in run.state["messages"] if message["role"] == "tool"][:1] == [
+        "seen in Dover"
+    ]
 
 
 # --- what is given, stored and tuned
@@ -326,3 +375,13 @@ def test_what_cannot_share_a_conversation_is_refused(make: Any, said: str) -> No
     with pytest.raises(errors.GraphError) as raised:
         make().compile()
     assert said in str(raised.value)
+
+
+def test_a_node_with_an_lm_of_its_own_shares_the_conversation() -> None:
+    own, other = ScriptedLM(answer), ScriptedLM(answer)
+    graph = Graph(Plain, conversation=True).add_node("sort", dspy.Predict(Sort), lm=own)
+    graph.add_node("report", dspy.Predict(REPORT))
+    with dspy.context(lm=other):
+        graph.add_path(START, "sort", "report", END).compile()(text="smoke")
+    assert (len(own.calls), len(other.calls)) == (1, 1)
+    assert other.calls[0].prompt.inputs["last_message"] == "sort: kind of 2"

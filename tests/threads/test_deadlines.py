@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Archive, Breakpoints, CompiledGraph, Graph, Retry, Run, Thread
+from dspyer import END, START, Archive, Breakpoints, CompiledGraph, Graph, Retry, Run, Thread, agents
 from dspyer.errors import AttemptError, ConcurrentRunError, GraphError, InputError, QuestionExpired, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.encrypted import Encrypted
-from dspyer.testing import FakeClock, clock
+from dspyer.testing import FakeClock, ScriptedLM, clock
 from tests.children import Child, run_python
 
 Resume = Callable[..., Run]
@@ -254,6 +254,39 @@ def test_two_questions_of_one_node(time: FakeClock) -> None:
     assert thread.resume({"b": "!"}).state["found"] == "none!"
 
 
+def test_an_item_that_may_fail_is_due_once(time: FakeClock) -> None:
+    def ask(item: int, ctx: Any) -> dict[str, Any]:
+        return {"one": ctx.interrupt("ok", f"{item}?", bool, expires=60 * item)}
+
+    graph = Graph().add_map("asks", ask, over="items", item="item", into="found", failures="bad")
+    store = Memory()
+    program = graph.add_path(START, "asks", END).compile(store=store)
+    thread = program.thread("t")
+    thread.run({"items": [1, 2, 3]})
+    for _ in range(2):
+        time.advance(60)
+        assert (program.recover(), program.recover(), Archive(store).due()) == (["t"], [], [])
+    run = thread.resume({thread.questions[-1].id: True})
+    assert (run.status, run.state["found"]) == ("completed", [True])
+    assert [failure.type for failure in run.state["bad"]] == ["QuestionExpired"] * 2
+
+
+def test_the_model_of_an_agent_reads_that_a_question_of_its_tool_has_expired(time: FakeClock) -> None:
+    def pay(order: str, ctx: Any) -> str:
+        """Pays."""
+        return f"paid {ctx.interrupt('sure', 'Sure?', bool, expires=60)}"
+
+    program = agents.tool_loop("message -> reply", [pay]).compile(store=":memory:")
+    calls = {"name": "pay", "args": {"order": "A"}}, {"name": "submit", "args": {"reply": "Not today."}}
+    with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": [call]}} for call in calls]):
+        thread = program.thread("t")
+        assert thread.run({"message": "Pay A."}).status == "interrupted"
+        time.advance(60)
+        assert program.recover() == ["t"]
+    assert "QuestionExpired" in thread.state["messages"][2]["content"]
+    assert thread.state["reply"] == "Not today."
+
+
 def test_answers_in_advance_come_before_the_default(resume: Resume, time: FakeClock) -> None:
     graph = node(expires=0, default=False).add_node("after", lambda sent: {"said": sent}, writes=["said"])
     store = Memory()
@@ -300,6 +333,16 @@ def test_a_timer_takes_no_default() -> None:
     bad = Graph().add_interrupt("wait", question="Waits.", answer=None, expires=1, default="x")
     with pytest.raises(GraphError, match="default='x' is no answer of its type, answer=None"):
         bad.add_path(START, "wait", END).compile()
+
+
+def test_a_default_is_what_it_was_when_the_graph_was_compiled(resume: Resume, time: FakeClock) -> None:
+    given = {"ok": False}
+    graph = Graph().add_interrupt("ok", question="?", answer=dict, into="sent", expires=60, default=given)
+    thread = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t")
+    thread.run({})
+    given["ok"] = True
+    time.advance(60)
+    assert resume(thread).state["sent"] == {"ok": False}
 
 
 def test_nobody_is_called_expired(time: FakeClock) -> None:

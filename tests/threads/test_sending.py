@@ -21,8 +21,10 @@ from tests.log.processes import end_of, fork
 from tests.rows import each
 
 
-def agent(store: Store | str = ":memory:", **options: Any) -> CompiledGraph:
-    return agents.tool_loop("question -> answer", []).compile(store=store, **options)
+def agent(store: Store | str = ":memory:") -> CompiledGraph:
+    """An agent with another one, which it never asks: what is sent to that stays unread."""
+    scout = agents.tool(agents.tool_loop("task -> found", []), name="scout", desc="Looks around.")
+    return agents.tool_loop("question -> answer", [scout]).compile(store=store)
 
 
 def finished(program: CompiledGraph, name: str = "t") -> Thread:
@@ -130,37 +132,23 @@ def test_messages_end_with_their_thread(any_store: Store) -> None:
 
 def test_prune_keeps_what_is_unread(any_store: Store) -> None:
     thread = finished(agent(any_store))
-    thread.send("Leave out Hull.")
-    finished(agent(any_store), "u")
-    kept = texts(thread)
+    thread.send("Leave out Hull.", to="scout", key="m-17")
     finished(agent(any_store))
-    before = thread.unread
-    thread.prune(before="t.2/trunk:0")
-    assert thread.unread == before
-    any_store.delete()
-    assert thread.unread == before
-    assert kept == [(0, "Leave out Hull.")]
-
-
-def test_a_store_with_limits_keeps_messages() -> None:
-    store = Memory(max_commits=3)
-    thread = finished(agent(store))
-    # Of another thread: this agent would read it.
-    thread.copy("c").send("Leave out Hull.")
-    for _ in range(3):
-        finished(agent(store), "u")
-    assert texts(agent(store).thread("c")) == [(0, "Leave out Hull.")]
+    assert thread.prune(before="t.2/trunk:0").rows
+    any_store.delete()  # what no thread reaches
+    assert texts(thread) == [(0, "Leave out Hull.")]
+    assert thread.send("Leave out Hull.", to="scout", key="m-17").number == 0
 
 
 def test_an_export_has_the_messages(any_store: Store, tmp_path: Path) -> None:
     thread = finished(agent(any_store))
-    thread.send("x" * 20_000, by="ada", key="m-17")
+    thread.send("x" * 20_000, by="ada", key="m-17", to="scout")
     thread.export(tmp_path / "t.jsonl")
     for program in (agent(any_store), agent(SQLite(tmp_path / "other.db"))):
         loaded = program.thread("loaded")
         loaded.load(tmp_path / "t.jsonl")
         assert loaded.unread == thread.unread
-        assert loaded.send("x" * 20_000, key="m-17").number == 0
+        assert loaded.send("x" * 20_000, key="m-17", to="scout").number == 0
         assert loaded.send("More.").number == 1
         assert finished(program, "loaded").record().steps[0].id.startswith("loaded.2/")
     assert texts(thread) == [(0, "x" * 20_000)]

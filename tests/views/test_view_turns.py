@@ -91,10 +91,13 @@ def last_turns(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any
     return messages[start:]
 
 
+def by_bytes(text: str) -> int:
+    return -(-len(text.encode()) // 4)
+
+
 def tokens(message: dict[str, Any]) -> int:
-    """Four bytes of UTF-8 are a token."""
     calls = [json.dumps(plain(message["tool_calls"]), ensure_ascii=False)] if message.get("tool_calls") else []
-    return -(-len("\n".join([message["content"], *calls]).encode()) // 4)
+    return by_bytes("\n".join([message["content"], *calls]))
 
 
 def fitting(messages: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
@@ -106,7 +109,10 @@ def fitting(messages: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]
 
 CUTS = {"last": lambda messages, count: messages[-count:], "fit": fitting, "turns": last_turns}
 PROGRAMS = {
-    (step, count, sent): program(getattr(view("messages"), step)(count), sent=sent)
+    (step, count, sent): program(
+        view("messages").fit(count, count=by_bytes) if step == "fit" else getattr(view("messages"), step)(count),
+        sent=sent,
+    )
     for step in CUTS
     for count in (1, 2, 3, 5)
     for sent in (False, True)
