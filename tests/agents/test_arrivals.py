@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-from dspyer import END, START, CompiledGraph, Graph, Thread, agents, view
+from dspyer import CompiledGraph, Thread, agents, view
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import SUBMIT, modes, start, turn
 from tests.rows import each
@@ -94,32 +93,6 @@ def test_what_comes_during_the_check_is_taken_too(mode: str, check: str) -> None
     assert (run.status, run.error, program.thread("t").unread) == ("completed", None, ())
     assert "And Hull?" in str([call.prompt.inputs for call in lm.calls])
     assert [commit.node for commit in run.commits if commit.node == "react"] == ["react"] * 2
-
-
-def test_an_agent_that_runs_twice_at_once_takes_a_message_once() -> None:
-    sent: list[int] = []
-
-    def look(place: str) -> str:
-        """Looks."""
-        sent.extend([] if sent else [thread.send("Leave out Hull.", to="lead/scout").number])
-        return "seen"
-
-    scout = agents.tool(agents.tool_loop("task -> found", [look]), name="scout", desc="Looks around.")
-    graph = Graph().add_node("lead", agents.tool_loop("question -> answer", [scout])).add_path(START, "lead", END)
-    thread = graph.compile(store=":memory:").thread("t")
-    shown: list[str] = []
-
-    def answer(prompt: Any) -> dict[str, Any]:
-        time.sleep(0.1)  # the other one begins its turn meanwhile
-        results = prompt.inputs.get("tool_call_results", "")
-        if "task" not in prompt.inputs:
-            return SUBMIT if results else turn(("scout", {"task": "a"}), ("scout", {"task": "b"}))
-        shown.extend([prompt.inputs["task"]] if "Hull" in prompt.inputs["task"] else [])
-        return turn(("submit", {"found": "f"})) if results else turn(("look", {"place": "Leeds"}))
-
-    with ScriptedLM(answer):
-        run = start(thread)
-    assert (run.status, thread.unread, len(shown)) == ("completed", (), 1), run.error
 
 
 def test_the_next_run_begins_with_what_was_unread() -> None:
