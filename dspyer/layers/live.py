@@ -929,7 +929,8 @@ class LiveWaiters:
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
         self._waiting[waiter.execution] = waiter
-        self._parked[waiter.execution] = ", ".join(waiter.fields)
+        fields = waiter.fields
+        self._parked[waiter.execution] = fields[0] if len(fields) == 1 else ", ".join(fields)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""
