@@ -726,6 +726,7 @@ class Read(Event):
 # --- events: posts, and reads of live fields
 
 
+@fast
 @dataclass(frozen=True, slots=True)
 class Posted(Event):
     """A node has called `ctx.post`. If the field is live, running siblings can read the value from now on.

@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from dspyer import reducers
 from dspyer.message_list import COVERS, TURN, check_chat, valid_message
@@ -239,40 +239,31 @@ def turn_message(
     return {"role": "assistant", "name": node, "content": text, TURN: turn, **({INPUTS: names} if names else {})}
 
 
-class ToolStep(NamedTuple):
-    """A step of a module before it answers: a thought, and tool calls with their results.
-
-    Attributes:
-        thought: what the model has thought.
-        calls: the calls, each as the name of the tool, the arguments, the result and whether that is an error; None if
-            it is not known.
-    """
-
-    thought: object
-    calls: Sequence[tuple[str, Any, Any, bool | None]]
+ToolStep = tuple[object, Sequence[tuple[str, Any, Any, bool]]]
+"""A step of a module before it answers: a thought, and tool calls, each as the name of the tool, the arguments, the
+result and whether that is an error.
+"""
 
 
 def tool_messages(node: str, steps: Iterable[ToolStep], call_id: str) -> list[dict[str, Any]]:
     """The messages of the tool calls of a node: of each step the node's, then the results.
 
     Example:
-        >>> step = ToolStep("I look it up.", [("tide", {"day": 1}, "9:40", False)])
+        >>> step = "I look it up.", [("tide", {"day": 1}, "9:40", False)]
         >>> [message["content"] for message in tool_messages("search", [step], "search_0")]
         ['I look it up.', '9:40']
     """
     found: list[dict[str, Any]] = []
-    for at, step in enumerate(steps):
-        ids = [f"{call_id}_{at}_{place}" for place in range(len(step.calls))]
-        functions = [
-            {"name": name, "arguments": json.dumps(args or {}, ensure_ascii=False, default=text_of)}
-            for name, args, _, _ in step.calls
-        ]
-        calls = [{"id": one, "type": "function", "function": fn} for one, fn in zip(ids, functions, strict=True)]
-        content = "" if step.thought is None else text_of(step.thought)
-        found.append({"role": "assistant", "name": node, "content": content, "tool_calls": calls})
-        for one, (name, _, value, error) in zip(ids, step.calls, strict=True):
-            flag = {} if error is None else {"error": error}
-            found.append({"role": "tool", "name": name, "tool_call_id": one, "content": text_of(value), **flag})
+    for at, (thought, calls) in enumerate(steps):
+        content = "" if thought is None else text_of(thought)
+        made: list[dict[str, Any]] = []
+        found.append({"role": "assistant", "name": node, "content": content, "tool_calls": made})
+        for place, (name, args, value, error) in enumerate(calls):
+            own = f"{call_id}_{at}_{place}"
+            arguments = json.dumps(args or {}, ensure_ascii=False, default=text_of)
+            made.append({"id": own, "type": "function", "function": {"name": name, "arguments": arguments}})
+            result = {"name": name, "tool_call_id": own, "content": text_of(value), "error": error}
+            found.append({"role": "tool", **result})
     return found
 
 

@@ -95,9 +95,8 @@ def _reading(
         return options
     # What it reads by the names of its fields has to be said, now that something is.
     reads = {name: name for name in found.inputs if name in fields} if own is None else own
-    views = {name: one for name, one in taken.items() if isinstance(one, View)}
-    reads = {**reads, **dict.fromkeys(taken, MESSAGES)}
-    return options._replace(reads=reads, views={**options.views, **views})
+    views = {**options.views, **{name: one for name, one in taken.items() if isinstance(one, View)}}
+    return options._replace(reads={**reads, **dict.fromkeys(taken, MESSAGES)}, views=views)
 
 
 def _with_inputs(module: Any, names: list[str], copies: dict[int, dspy.Module]) -> Any:
@@ -118,11 +117,10 @@ def _with_fields(signature: type[dspy.Signature], names: Iterable[str]) -> type[
     for name in names:
         longer = longer.append(name, dspy.InputField(), type_=str if name == LAST else dspy.History)
     # The instructions that DSPy writes where the user writes none name the inputs.
-    own = _default_instructions(signature)
-    return longer.with_instructions(_default_instructions(longer)) if signature.instructions == own else longer
+    before, after = map(_default_instructions, (signature, longer))
+    return longer.with_instructions(after) if signature.instructions == before else longer
 
 
-def _default_instructions(signature: type[dspy.Signature]) -> str:
+def _default_instructions(signature: type[dspy.Signature]) -> Any:
     outputs = [name for name in signature.output_fields if name != "reasoning"]  # `ChainOfThought` adds it afterwards
-    text: str = dspy.Signature(f"{', '.join(signature.input_fields)} -> {', '.join(outputs)}").instructions
-    return text
+    return dspy.Signature(f"{', '.join(signature.input_fields)} -> {', '.join(outputs)}").instructions

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import Enum
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -384,7 +385,11 @@ def _readable_calls(row: Row) -> Sequence[LMCall]:
     return ()
 
 
-MISSING: Any = object()
+class _Missing(Enum):
+    MISSING = "missing"  # a member: it stays the same object in a pickle, which a node in a worker of a pool comes from
+
+
+MISSING: Any = _Missing.MISSING
 """A result that is not recorded: `None` may be a result."""
 
 AnswerSource = Callable[[Question], Any]

@@ -113,7 +113,7 @@ class ModuleNode(BoundNode):
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
         inputs, warning = self.binding.bind(call), warning_of(call) if self.turns.fields else ""
-        before = (0, 0) if self.turns.steps is None else self.turns.before(call, inputs)
+        before = self.turns.before(call, inputs) if self.turns.has_calls else (0, 0)
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         return self.reply(result, inputs, warning, before)
 
@@ -301,7 +301,7 @@ class Turns(NamedTuple):
         answers: the outputs of its signature.
         reasoning: the by-products that a turn holds too.
         asked: the inputs among them that are no view of a conversation.
-        steps: what reads the tool calls of a result, of a module that makes some.
+        has_calls: whether the module makes tool calls.
     """
 
     fields: tuple[str, ...] = ()
@@ -310,7 +310,7 @@ class Turns(NamedTuple):
     answers: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-    steps: StepsOf | None = None
+    has_calls: bool = False
 
     def before(self, call: Call, inputs: Mapping[str, Any]) -> tuple[int, int]:
         """The numbers of messages in the conversation, and in a history to which the module adds, before its call."""
@@ -326,7 +326,7 @@ class Turns(NamedTuple):
         answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
         # By the length of the conversation, ids of calls are new in it, and the same when the call is repeated.
         place, earlier = before
-        made = [] if self.steps is None else tool_messages(node, self.steps(values, earlier), f"{node}_{place}")
+        made = tool_messages(node, _tool_steps(values, earlier), f"{node}_{place}") if self.has_calls else []
         if made:  # the user has said the inputs before the first call
             said = {name: asked[name] for name in self.asked if name in asked}
             made[0] = {**turn_message(node, said, {}, said), **made[0]}
@@ -362,8 +362,8 @@ def plan_turns(
     held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     reasoning = tuple(name for name in found.by_products if name == "reasoning")
     asked = tuple(name for name in held if _is_said(name, found.inputs[name], options))
-    steps = next((STEPS[base] for base in type(module).__mro__ if base in STEPS), None) if turns else None
-    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, steps)
+    has_calls = bool(turns) and isinstance(module, (dspy.ReAct, dspy.ReActV2))
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning, asked, has_calls)
     wrong.problems += [
         f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
@@ -500,9 +500,8 @@ def module_io(module: dspy.Module) -> ModuleIO:
 def takes_more(module: dspy.Module) -> bool:
     """Return whether a module passes all that it gets to one predictor, whose signature may be given more inputs."""
     known, inner = _known(type(module)), getattr(module, "module", None)
-    if known is None or _changes_call(type(module), known):
-        return False
-    return known in (dspy.Predict, dspy.ChainOfThought) or (known in (dspy.BestOfN, dspy.Refine) and takes_more(inner))
+    passes = known in (dspy.Predict, dspy.ChainOfThought) or (inner is not None and takes_more(inner))
+    return known is not None and passes and not _changes_call(type(module), known)
 
 
 def _known(kind: type) -> type | None:
@@ -510,10 +509,8 @@ def _known(kind: type) -> type | None:
 
 
 def _changes_call(kind: type, known: type) -> bool:
-    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in _CALLED)
-
-
-_CALLED = ("forward", "aforward", "__call__", "acall")
+    called = ("forward", "aforward", "__call__", "acall")
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
 def _of_graph(graph: Any) -> ModuleIO:
@@ -564,7 +561,6 @@ def _of_forward(kind: type) -> ModuleIO:
 
 
 ReadModule = Callable[[Any], ModuleIO]
-StepsOf = Callable[[Mapping[str, Any], int], Iterable[ToolStep]]
 
 
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
@@ -620,31 +616,23 @@ TABLE: Mapping[type, ReadModule] = {
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
 
 
-def _steps_of_trajectory(values: Mapping[str, Any], _: int) -> Iterator[ToolStep]:
-    """The tool calls of a `dspy.ReAct`, a step each; the last one, which only ends the loop, is none."""
-    found = values.get("trajectory") or {}
-    for name, tool in found.items():
-        number = name.removeprefix("tool_name_")
-        if number != name and tool != "finish":
-            thought, result = found.get(f"thought_{number}"), found.get(f"observation_{number}")
-            yield ToolStep(thought, [(tool, found.get(f"tool_args_{number}"), result, None)])
+def _tool_steps(values: Mapping[str, Any], earlier: int) -> Iterator[ToolStep]:
+    """The tool calls of a `dspy.ReAct` or `ReActV2`, without those that end the loop; of other modules there are none.
 
-
-def _steps_of_history(values: Mapping[str, Any], earlier: int) -> Iterator[ToolStep]:
-    """The tool calls of a `dspy.ReActV2` in this call, a turn each, without the one that submits the outputs."""
+    `earlier` is the number of turns in the history that it was given.
+    """
+    found = values["trajectory"] if isinstance(values.get("trajectory"), Mapping) else {}
+    for number in range(len(found)):
+        if (tool := found.get(f"tool_name_{number}", "finish")) != "finish":
+            args, result = found.get(f"tool_args_{number}"), found.get(f"observation_{number}")
+            failed = str(result).startswith("Execution error in ")  # the text that DSPy makes of an error
+            yield found.get(f"thought_{number}"), [(tool, args, result, failed)]
     for event in getattr(values.get("history"), "messages", ())[earlier:]:
         made = event["tool_calls"]
         results = {result.call_id: result for result in made.tool_call_results.tool_call_results}
         calls = [(call.name, call.args, results[call.id].value, results[call.id].is_error) for call in made.tool_calls]
         if calls := [call for call in calls if call[0] != "submit"]:
-            yield ToolStep(event.get("next_thought"), calls)
-
-
-STEPS: Mapping[type, StepsOf] = {
-    dspy.ReAct: _steps_of_trajectory,
-    dspy.ReActV2: _steps_of_history,
-}
-"""The module classes whose results hold the tool calls that have led to them."""
+            yield event.get("next_thought"), calls
 
 
 # --- compiled graphs as nodes of another graph

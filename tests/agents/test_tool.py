@@ -357,6 +357,24 @@ def test_a_command_updates_fields_and_says_what_the_model_is_shown(mode: str) ->
     assert named == ["report", "quiet", "submit"]  # an update that another call may contest counts at the end of a turn
 
 
+class Steps(BaseModel):
+    steps: list[str]
+    mood: str = "sure"
+    note: str = "no update: the field has a reducer"
+
+
+@modes
+def test_a_model_updates_fields_as_its_dump_does(mode: str) -> None:
+    def report(steps: list[str]) -> Any:
+        """Reports the plan."""
+        return Command(update=Steps(steps=steps))
+
+    writes = {"steps": "plan", "mood": "mood", "note": "notes"}
+    program = agent(agents.tool(report, writes=writes), schema=Fields)
+    run = run_turn(program, ("report", {"steps": ["a", "b"]}), mode=mode)
+    assert (run.state["plan"], run.state["mood"], run.state["notes"]) == (["a", "b"], "sure", [])
+
+
 OUTSIDE: dict[str, tuple[Any, str]] = {
     "no field of the schema": (Command(update={"answer": "x"}), "'answer', which it does not write"),
     "not in its writes": (Command(update={"plan": []}), "'plan', which it does not write: its writes are 'mood'"),

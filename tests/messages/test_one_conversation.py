@@ -375,3 +375,13 @@ def test_what_cannot_share_a_conversation_is_refused(make: Any, said: str) -> No
     with pytest.raises(errors.GraphError) as raised:
         make().compile()
     assert said in str(raised.value)
+
+
+def test_a_node_with_an_lm_of_its_own_shares_the_conversation() -> None:
+    own, other = ScriptedLM(answer), ScriptedLM(answer)
+    graph = Graph(Plain, conversation=True).add_node("sort", dspy.Predict(Sort), lm=own)
+    graph.add_node("report", dspy.Predict(REPORT))
+    with dspy.context(lm=other):
+        graph.add_path(START, "sort", "report", END).compile()(text="smoke")
+    assert (len(own.calls), len(other.calls)) == (1, 1)
+    assert other.calls[0].prompt.inputs["last_message"] == "sort: kind of 2"

@@ -216,7 +216,7 @@ def test_retries_and_a_resume_use_it(mode: str, tmp_path: Any) -> None:
         answers = {"ok": True}
         run = thread.resume(answers) if mode == "sync" else asyncio.run(thread.aresume(answers))
     assert (run.status, run.error, run.state["a"], called(small, large)) == ("completed", None, "yes", {"small": 3})
-    assert {call.model for call in thread.lm_calls()} == {"small"}
+    assert {call.model for call in thread.lm_calls(run.commits[-1].id)} == {"small"}
 
 
 @each("given", ["openai/gpt-4o-mini", 3, dspy.LM])

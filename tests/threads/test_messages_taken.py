@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,31 @@ def test_each_run_of_a_node_takes_what_the_runs_before_have_not(tmp_path: Path) 
         "say 2": "t.3",
         "say 3": "t.5",
     }
+
+
+def test_one_of_two_calls_at_once_of_a_sub_agent_gets_a_message() -> None:
+    scout = agents.tool(agents.tool_loop("task -> found", [look]), name="scout", desc="Looks around.")
+    program = agents.tool_loop("question -> answer", [scout]).compile(store=Memory())
+    thread, both, shown = program.thread("t"), threading.Barrier(2, timeout=20), list[str]()
+
+    def answer(prompt: Prompt) -> dict[str, Any]:
+        text = str([one.content for one in prompt.turns])
+        if "`found`" in prompt.instructions:
+            if "seen a" not in text:
+                thread.send("say 1", to="scout", key="m-1")
+                both.wait()
+                return turn(("look", {"tag": "a"}))
+            both.wait()  # both turns have begun, and neither is committed
+            shown.append(" ".join(re.findall(r"say \d", text)))
+            return submit(found="f")
+        return next(outer)
+
+    done = submit(answer="end")
+    outer = iter([turn(("scout", {"task": "a"}), ("scout", {"task": "b"})), done])
+    with dspy.context(lm=ScriptedLM(answer)):
+        assert thread.run({"question": "q"}).status == "completed"
+    assert sorted(shown) == ["", "say 1"]
+    assert thread.unread == ()
 
 
 def test_a_rerun_and_a_copy(tmp_path: Path) -> None:
