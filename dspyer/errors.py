@@ -297,7 +297,7 @@ class AnswerError(InputError, AttemptError):
 
 
 class QuestionExpired(AnswerError):  # noqa: N818 - as `Interrupted`: named after what has happened to the question
-    """A question has expired without an answer, and has no default. An error edge may take this; no retry does."""
+    """A question has expired without a default, or its answer comes too late. An error edge may take it, no retry."""
 
 
 class RouteError(DspyerError, ValueError):
@@ -533,7 +533,7 @@ def _public_code(error: BaseException) -> str:
         return "failed"
     if isinstance(error, Interrupted) or (isinstance(error, OpenRunError) and error.questions):
         return "waiting"
-    if isinstance(error, (ConcurrentRunError, ThreadError, RunStoppedError)):
+    if isinstance(error, (ConcurrentRunError, ThreadError, RunStoppedError, QuestionExpired)):
         return "busy" if isinstance(error, ConcurrentRunError) else "conflict"
     if isinstance(error, InputError):
         return "invalid"
