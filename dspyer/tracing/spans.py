@@ -574,12 +574,7 @@ class RunSpans:
             self._span.add_event(INTERRUPT, self._question(question))
 
     def _add_post(self, event: Posted) -> None:
-        told: dict[str, Any] = {
-            "field": event.field,
-            "seq": event.seq,
-            "operation": event.operation,
-            "live": event.live,
-        }
+        told: dict[str, Any] = {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
         self._span_of(event.execution).add_event(POST, told)
 
     def _add_versions(self, event: Numbered) -> None:
