@@ -63,16 +63,17 @@ def team(model: Callable[[str], dspy.BaseLM]) -> CompiledGraph:
     """Build the graph: who may write what, who is shown what, and who thinks with which model."""
     wait = agents.wait_for_posts
     graph = Graph(Pad, name="Team")
-    roles: dict[str, tuple[str, list[Any], list[str], list[str]]] = {
-        "researcher": ("task -> found", [look_up, writes("tides"), wait], ["doubts"], ["found", "tides"]),
-        "skipper": ("task -> advice", [writes("warnings"), wait], ["tides"], ["advice", "warnings"]),
-        "reviewer": ("task -> verdict", [writes("doubts"), wait], ["warnings"], ["verdict", "doubts"]),
-        "writer": ("task -> letter", [wait], ["tides", "warnings", "doubts"], ["letter"]),
-    }
-    for name, (task, tools, reads, fields) in roles.items():
-        agent = agents.tool_loop(dspy.Signature(task, JOBS[name]), tools, schema=Notes, lm=model(name), name=name)
-        graph.add_node(name, agent, reads=["task", *reads], writes=fields)
-    return graph.add_edge(START, list(roles)).add_edge(list(roles), END).compile(store=":memory:")
+    for name, (task, tools, field) in {
+        "researcher": ("task -> found", [look_up, writes("tides")], "tides"),
+        "skipper": ("task -> advice", [writes("warnings")], "warnings"),
+        "reviewer": ("task -> verdict", [writes("doubts")], "doubts"),
+        "writer": ("task -> letter", [], ""),
+    }.items():
+        signature = dspy.Signature(task, JOBS[name])
+        agent = agents.tool_loop(signature, [*tools, wait], schema=Notes, lm=model(name), name=name)
+        shown = [other for other in Notes.model_fields if other != field]
+        graph.add_node(name, agent, reads=["task", *shown], writes=[OUTPUT[name], *([field] if field else [])])
+    return graph.add_edge(START, list(JOBS)).add_edge(list(JOBS), END).compile(store=":memory:")
 
 
 JOBS = {
@@ -92,7 +93,7 @@ def offline(name: str) -> ScriptedLM:
         done = said.count("on the pad")
         if name == "researcher":
             return research(said, done)
-        seen = re.findall(r"^(?:tides|warnings|doubts): (.+)$", said, re.MULTILINE)
+        seen = re.findall(rf"^(?:{READS[name]}): (.+)$", said, re.MULTILINE)
         if name == "skipper":
             seen = [f"early: {line}" for line in seen if ": 9:" in line or ": 6:" in line]
         if name == "reviewer":
@@ -111,6 +112,7 @@ def calls(tool: str, **args: str) -> dict[str, Any]:
     return {"next_thought": "", "tool_calls": {"tool_calls": [{"name": tool, "args": args}]}}
 
 
+READS = {"skipper": "tides", "reviewer": "warnings", "writer": "tides|warnings|doubts"}
 OUTPUT = {"researcher": "found", "skipper": "advice", "reviewer": "verdict", "writer": "letter"}
 
 
@@ -119,7 +121,7 @@ def research(said: str, done: int) -> dict[str, Any]:
     places = [place for place in TIDES if not (place == "Hull" and "Leave out Hull" in said)]
     if done == len(places):
         return calls("submit", found=", ".join(places))
-    if done == 2 and "you are shown it" not in said:
+    if done == 2 and "you are shown it" not in said and "No one else works" not in said:
         return calls("wait_for_posts")
     place = places[done]
     return calls("note", text=f"{place}: {look_up(place)}")

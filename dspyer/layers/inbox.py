@@ -45,11 +45,17 @@ class Inbox(Layer):
         They count as taken once a commit has them: as messages of its conversation with `sent`. Of two calls of one
         sub-agent at once, one gets them.
         """
-        found = [] if self._log is None else self._log.waiting(self._path)
-        if self._log is None or not found or self._log.readers.setdefault(self._path, self) is not self:
+        log = self._log
+        if log is None or not log.read():
             return []
-        self._given.update([sent.number for sent in found])
-        return found
+        with log.lock:  # two tools of one turn may look
+            if log.readers.setdefault(self._path, self) is not self:
+                return []
+            found = log.waiting(self._path)  # not before: the other call may have committed just now what it was given
+            self._given.update([sent.number for sent in found])
+            if not self._given:
+                del log.readers[self._path]
+            return found
 
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import Enum
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -384,7 +385,11 @@ def _readable_calls(row: Row) -> Sequence[LMCall]:
     return ()
 
 
-MISSING: Any = object()
+class _Missing(Enum):
+    MISSING = "missing"  # a member: it stays the same object in a pickle, which a node in a worker of a pool comes from
+
+
+MISSING: Any = _Missing.MISSING
 """A result that is not recorded: `None` may be a result."""
 
 AnswerSource = Callable[[Question], Any]
@@ -402,10 +407,8 @@ def has_expired(question: Question) -> bool:
 
 def expired_text(question: Question) -> str:
     """The words of errors for a question that has expired."""
-    at = (
-        "" if question.expires is None else f" at {datetime.fromtimestamp(question.expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    )
-    return f"question {question.key!r} of node {question.node!r} expired{at}"
+    at = datetime.fromtimestamp(question.expires or 0, UTC)
+    return f"question {question.key!r} of node {question.node!r} expired at {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def no_answer(question: Question) -> Any:

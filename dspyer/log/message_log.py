@@ -74,6 +74,7 @@ class MessageLog:
 
     Attributes:
         readers: by the path of an agent who has been given messages, and has not committed them yet.
+        lock: guards all of it, since agents that work at once read it.
     """
 
     def __init__(self, store: Store, thread: str, listeners: Collection[str], progress: Progress) -> None:
@@ -81,11 +82,11 @@ class MessageLog:
         self.readers: dict[str, object] = {}
         self._found: list[Sent] = []
         self._id = ""
-        self._lock = Lock()  # agents that work at once read it
+        self.lock = Lock()
 
-    def _read(self) -> list[Sent]:
+    def read(self) -> list[Sent]:
         """All messages, in the order of their numbers."""
-        with self._lock:
+        with self.lock:
             self._found += [_sent(row, self._store)[0] for row in self._store.rows(self._run, len(self._found))]
             return self._found
 
@@ -96,10 +97,9 @@ class MessageLog:
         return self._id
 
     def waiting(self, path: str) -> list[Sent]:
-        """The messages for an agent that no turn of it has taken."""
-        found = self._read()
-        last = self._progress.get((self.id, path), -1) if found else -1
-        return [sent for sent in found[last + 1 :] if self._is_for(sent, path)]
+        """The messages for an agent that no turn of it has taken, of those that were read."""
+        last = self._progress.get((self.id, path), -1)
+        return [sent for sent in self._found[last + 1 :] if self._is_for(sent, path)]
 
     def take(self, path: str, number: int) -> None:
         """Note that an agent has read up to a message."""
@@ -110,7 +110,7 @@ class MessageLog:
         taken = [(path, last) for (inbox, path), last in self._progress.items() if inbox == self.id]
         return [
             sent
-            for sent in self._read()
+            for sent in self.read()
             if not any(sent.number <= last and self._is_for(sent, path) for path, last in taken)
         ]
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import dspy
 import pytest
 from dspy.utils.exceptions import LMRateLimitError
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Messages, Run, agents, live, reducers
 from dspyer.testing import Prompt, ScriptedLM, no_pauses
@@ -309,3 +310,71 @@ def test_a_post_to_a_key_is_shown_with_its_key() -> None:
         run = graph.compile().run({})
     assert run.status == "completed"
     assert "code.main: print(1)" in lm.calls[0].prompt.inputs["task"]
+
+
+def random_team(rng: random.Random) -> tuple[CompiledGraph, dict[str, list[str]]]:
+    """Agents that post, wait and look at random, with a field each; who reads which."""
+    names = ["a", "b", "c", "d"][: rng.randint(2, 4)]
+    kind: Any = (Annotated[list[str], reducers.append, live], [])
+    pad = create_model("Pad", **dict.fromkeys(names, kind))
+    talks = {f"talk_{name}": (Messages, []) for name in names}
+    state = create_model("State", __base__=pad, task=(str, "t"), **{f"by_{name}": (str, "") for name in names}, **talks)
+    graph, reads = Graph(state), dict[str, list[str]]()
+    for name in names:
+        plan = [rng.choice(["post", "post", "wait_for_posts", "look"]) for _ in range(rng.randint(1, 5))]
+        reads[name] = [other for other in names if other != name and rng.random() < 0.7]
+        tools = [agents.tool(posts_to(name), name="post", writes=[name]), agents.wait_for_posts, look]
+        lm = ScriptedLM(planned(name, plan))
+        own = create_model("Own", **dict.fromkeys([name, *reads[name]], kind))
+        agent = agents.tool_loop(f"task -> by_{name}", tools, schema=own, lm=lm, max_turns=99)
+        writes = {f"by_{name}": f"by_{name}", name: name, "messages": f"talk_{name}"}
+        graph.add_node(f"node_{name}", agent, reads=["task", *reads[name]], writes=writes)
+    nodes = [f"node_{name}" for name in names]
+    graph.add_edge(START, nodes).add_edge(nodes, END)
+    return graph.compile(max_concurrency=rng.randint(1, 4)), reads
+
+
+def posts_to(field: str) -> Callable[..., str]:
+    def post(text: str, ctx: Context) -> str:
+        """Writes to the pad."""
+        ctx.post(field, text)
+        return "done"
+
+    return post
+
+
+def look() -> str:
+    """Looks."""
+    return "nothing"
+
+
+def planned(name: str, plan: list[str]) -> Callable[[Prompt], dict[str, Any]]:
+    """A model that follows its plan, then waits until no one else works."""
+    left = list(enumerate(plan))
+
+    def answer(prompt: Prompt) -> dict[str, Any]:
+        if left:
+            number, step = left.pop(0)
+            return turn(("post", {"text": f"{name}{number}"}) if step == "post" else (step, {}))
+        ended = "No one else works" in str(prompt.turns[1:])
+        return turn(("submit", {f"by_{name}": "end"}) if ended else ("wait_for_posts", {}))
+
+    return answer
+
+
+@modes
+def test_each_reader_gets_each_post_once_and_in_one_order(mode: str) -> None:
+    for seed in range(8):
+        program, reads = random_team(random.Random(seed))
+        run = run_of(program, mode)
+        assert (run.status, run.error) == ("completed", None), seed
+        events = [event for event in run.events if type(event).__name__ == "Posted"]
+        order = [(event.seq, event.field) for event in events if not event.scope]
+        for name, fields in reads.items():
+            shown = posts_in(run.state[f"talk_{name}"])
+            numbers = [number for number, _, _ in shown]
+            posted = [number for number, field in order if field in fields]
+            assert numbers == posted[: len(numbers)], f"{seed}: no gap, none twice, none of its own"
+            assert [text.partition(":")[0] for _, _, text in shown] == [
+                field for number, field in order if number in numbers
+            ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from datetime import date
@@ -9,6 +10,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
 
+import cloudpickle
 import pytest
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
@@ -367,3 +369,10 @@ def test_a_node_called_without_a_run_asks_too() -> None:
     program: CompiledGraph = asking(question="Send {draft}?", into="approved").compile()
     assert call_node(program, "approve", {"draft": "x"}, answers={"approve": False}) == {}
     assert call_node(program, "approve", {"draft": "x"}, answers={"approve": True}) == {"approved": True}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: cloudpickle.loads(cloudpickle.dumps(program))])
+def test_a_copy_of_a_program_asks_the_same(copied: Any) -> None:
+    graph = Graph(Mail, inputs=[]).add_interrupt("approve", question="Send it?", answer=bool, into="approved")
+    run = copied(graph.add_path(START, "approve", END).compile()).run({})
+    assert [question.text for question in run.questions] == ["Send it?"], run.error
