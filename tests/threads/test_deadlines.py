@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Archive, Breakpoints, CompiledGraph, Graph, Retry, Run, Thread, agents
-from dspyer.errors import AttemptError, ConcurrentRunError, GraphError, InputError, QuestionExpired, ThreadError
+from dspyer.errors import AttemptError, ConcurrentRunError, GraphError, InputError, QuestionExpired, ThreadError, public
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import FakeClock, ScriptedLM, clock
@@ -115,17 +115,21 @@ def test_after_it_the_default_is_the_answer(asking: Any, resume: Resume, time: F
     thread, calls = asking(expires=60, default=False)
     (question,) = thread.questions
     time.advance(60.01)
-    with pytest.raises(InputError, match=r"'ok' .*expired at .* UTC: the answer True comes too late. Nothing was"):
+    with pytest.raises(
+        InputError, match=r"'ok' .*expired at .* UTC: the answer True comes too late. Nothing was"
+    ) as late:
         resume(thread, {"ok": True})
+    assert public(late.value).code == "conflict"
     assert thread.questions == (question,)
     run = resume(thread)
     assert (run.status, calls) == ("completed", [False])
     (answer,) = thread.answers
     assert (answer.value, answer.by, answer.comment) == (False, "expired", None)
     assert answer.question == question
-    for late in (True, False):  # the person who says no, too, must not think that it was heard
-        with pytest.raises(InputError, match="gone on without an answer"):
-            resume(thread, {question.id: late})
+    for given in (True, False):  # the person who says no, too, must not think that it was heard
+        with pytest.raises(InputError, match="gone on without an answer") as late:
+            resume(thread, {question.id: given})
+        assert public(late.value).code == "conflict"
     assert calls == [False]
 
 
@@ -197,6 +201,21 @@ def test_node_code_may_catch_the_expiry(resume: Resume, time: FakeClock) -> None
     assert thread.run({}).questions[0].expires == timed.timestamp()
     time.advance(61)
     assert (resume(thread).state["sent"], thread.status, thread.answers) == ("nobody", "completed", ())
+
+
+def test_node_code_that_catches_the_expiry_may_ask_further(resume: Resume, time: FakeClock) -> None:
+    def ask(ctx: Any) -> dict[str, Any]:
+        try:
+            return {"sent": ctx.interrupt("ok", "Send it?", expires=60)}
+        except QuestionExpired:
+            return {"sent": ctx.interrupt("boss", "Nobody has said: send it?", str)}
+
+    program = Graph().add_node("ask", ask, writes=["sent"]).add_path(START, "ask", END).compile(store=":memory:")
+    thread = program.thread("t")
+    thread.run({})
+    time.advance(61)
+    assert resume(thread).questions[0].key == "boss"
+    assert resume(thread, {"boss": "yes"}).state["sent"] == "yes"
 
 
 def test_a_timer_waits_for_its_time_alone(resume: Resume, time: FakeClock) -> None:
