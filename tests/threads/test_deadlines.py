@@ -84,7 +84,11 @@ def asking(request: pytest.FixtureRequest) -> Callable[..., tuple[Thread, list[o
 
     def begun(store: Any = None, **deadline: Any) -> tuple[Thread, list[object]]:
         calls: list[object] = []
-        graph = request.param(**deadline).add_node("after", lambda sent: calls.append(sent) or {}, writes=[])
+
+        def after(sent: object) -> None:
+            calls.append(sent)
+
+        graph = request.param(**deadline).add_node(after, writes=[])
         thread = graph.compile(store=Memory() if store is None else store).thread("t")
         assert thread.run({}).status == "interrupted"
         return thread, calls
@@ -412,10 +416,21 @@ def test_due_is_the_longest_due_first_without_a_key(tmp_path: Path, time: FakeCl
             archive.due(at="now")  # type: ignore[arg-type]
 
 
+def test_a_change_of_a_run_that_waits_keeps_its_time(resume: Resume, time: FakeClock) -> None:
+    store = Memory()
+    thread = waiting(store, "t", 60)
+    thread.update({"note": "Ada has called"})
+    copy = thread.copy(to="copy", patch={"note": "and here?"})
+    assert Archive(store).due() == []
+    time.advance(61)
+    assert Archive(store).due() == ["copy", "t"]
+    assert [type(resume(one).error) for one in (thread, copy)] == [QuestionExpired] * 2
+
+
 def test_recover_resumes_what_is_due_and_gives_no_permission(time: FakeClock) -> None:
     store, purged = Memory(), []
     graph = node(expires=60, default=False).add_node("after", lambda sent: {}, writes=[])
-    graph.add_node("purge", lambda: purged.append(1) or {}, writes=[]).add_path(START, "purge", END)
+    graph.add_node("purge", lambda: purged.append(1), writes=[]).add_path(START, "purge", END)
     program = graph.compile(store=store, layers=[Breakpoints(before=["purge"])])
     program.thread("t").run({})
     waiting(store, "other", 60, "Other")
@@ -499,9 +514,7 @@ def test_of_two_workers_one_gets_each_run(tmp_path: Path) -> None:
 def test_in_one_process_one_caller_gets_the_run(time: FakeClock) -> None:
     calls: list[int] = []
     program = (
-        node(expires=60, default=False)
-        .add_node("after", lambda: calls.append(1) or {}, writes=[])
-        .compile(store=":memory:")
+        node(expires=60, default=False).add_node("after", lambda: calls.append(1), writes=[]).compile(store=":memory:")
     )
     program.thread("t").run({})
     time.advance(61)
