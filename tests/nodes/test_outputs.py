@@ -82,7 +82,7 @@ def test_models_are_merged_like_dicts_and_predictions_are_whole(result: object, 
 
 
 class Page(BaseModel):
-    title: str = "old"
+    title: str = "default"
     size: int = 3
     note: str | None = "kept"
     meta: dict[str, int] = {"a": 1}
@@ -133,7 +133,7 @@ BEFORE = {"title": "old", "size": 3, "note": "kept", "meta": {"a": 1}, "log": ["
 def test_a_model_is_a_patch_equal_to_its_dump(result: Any, changed: dict[str, Any], mode: str) -> None:
     model: Any = result.update if isinstance(result, Command) else result
     for given in (result, model.model_dump()):
-        run = run_node(partial(lambda one: one, given), {"log": "first"}, schema=Page, mode=mode)
+        run = run_node(partial(lambda one: one, given), {"log": "first", "title": "old"}, schema=Page, mode=mode)
         assert dict(run.state) == {**BEFORE, **changed}
 
 
@@ -149,7 +149,7 @@ def test_a_model_is_a_patch_equal_to_its_dump(result: Any, changed: dict[str, An
 def test_unset_fields_with_a_reducer_and_of_the_state_itself_are_no_update(
     result: Any, changed: dict[str, Any], mode: str
 ) -> None:
-    run = run_node(lambda: result, {"log": "first"}, schema=Page, mode=mode)
+    run = run_node(lambda: result, {"log": "first", "title": "old"}, schema=Page, mode=mode)
     assert dict(run.state) == {**BEFORE, **changed}
 
 
