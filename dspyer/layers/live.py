@@ -390,7 +390,6 @@ class LivePosts(Layer):
     __slots__ = (
         "_held",
         "_listens",
-        "_outside",
         "_parked",
         "_read",
         "_run",
@@ -421,7 +420,6 @@ class LivePosts(Layer):
         self.inside: list[LivePosts] = []
         self.shared: dict[str, tuple[LivePosts, str]] = {}
         self._run: Any = None
-        self._outside: Waiter | None = None  # the node around it, while all that run here wait
         if self.outer is not None:
             self._share(self.outer)
         # Those of them that an agent here is shown posts to.
@@ -505,9 +503,7 @@ class LivePosts(Layer):
             return  # it starts as soon as the driver looks
         if ready or parked != waiters.count or state.failures or state.suspended:
             waiters.abort()
-        elif fields := self._fields_outside():
-            self._wait_outside(fields)
-        else:
+        elif not self._waits_outside():
             waiters.release_first(state.running)
 
     def park(self, waiter: Waiter, run: Any) -> None:
@@ -557,26 +553,23 @@ class LivePosts(Layer):
             return attempt.node
         return self.outer.posts.refuses(outer, option)
 
-    def _fields_outside(self) -> tuple[str, ...]:
-        """The fields of the run around that those who wait here wait for."""
-        if self.outer is None:
-            return ()
-        reads = self.outer.shared.reads
-        return tuple(dict.fromkeys([reads[field] for field in self.waiters.fields if field in reads]))
+    def _waits_outside(self) -> bool:
+        """Lets the node around wait, and give up its slot, as long as all that run here do.
 
-    def _wait_outside(self, fields: tuple[str, ...]) -> None:
-        """Lets the node around wait, and give up its slot, as long as all that run here do."""
-        assert self.outer is not None
-        if self._outside is not None:
-            return
-        attempt = self.outer.attempt
-        self._outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
-        self.waiters.held = True
-        self.outer.posts.park(self._outside, attempt.host)
+        False if they wait for no field of the run around.
+        """
+        if self.outer is None:
+            return False
+        attempt, reads, waiters = self.outer.attempt, self.outer.shared.reads, self.waiters
+        fields = tuple(dict.fromkeys([reads[field] for field in waiters.fields if field in reads]))
+        if fields and waiters.outside is None:
+            waiters.outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
+            self.outer.posts.park(waiters.outside, attempt.host)
+        return bool(fields)
 
     def _woken(self) -> None:
         """Goes on, now that the node around has its slot again."""
-        outside, self._outside, self.waiters.held = self._outside, None, False
+        outside, self.waiters.outside = self.waiters.outside, None
         if outside is not None and outside.outcome == "abort":
             self.waiters.abort()
         elif self._run is not None:
@@ -588,7 +581,7 @@ class LivePosts(Layer):
 
     def _settle(self) -> None:
         """Lets those go on that need no longer wait, and the node around with them."""
-        outside = self._outside
+        outside = self.waiters.outside
         if outside is None or self.outer is None:
             if self._run is not None:
                 self.waiters.grant(len(self._run.run.running))
@@ -598,7 +591,7 @@ class LivePosts(Layer):
             outer.waiters.end_wait(outside.execution, "entry")
         elif self._run is None or self.waiters.count < len(self._run.run.running):
             outer.waiters.leave(outside)
-            self._outside, self.waiters.held = None, False
+            self.waiters.outside = None
         outer._settle()
 
     def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
@@ -866,11 +859,12 @@ class LiveWaiters:
 
     Attributes:
         over: whether waits end at once, since the run has ended.
-        held: whether none of them gets a slot, since the node around waits and has none.
+        outside: the node around, while all that run here wait, and none of them gets a slot, since it has none.
     """
 
     def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
-        self.over = self.held = False
+        self.over = False
+        self.outside: Waiter | None = None
         self._slots = slots
         self._order = order
         self._parked = parked  # with what it waits for, by execution: these, and those that were left open
@@ -927,7 +921,7 @@ class LiveWaiters:
 
     def grant(self, running: int) -> None:
         """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
-        while self._due and not self.held and running - len(self._parked) - len(self._due) < self._slots:
+        while self._due and self.outside is None and running - len(self._parked) - len(self._due) < self._slots:
             waiter, outcome = self._due.popleft()
             waiter.outcome = outcome
             waiter.wake()
