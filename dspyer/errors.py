@@ -297,7 +297,7 @@ class AnswerError(InputError, AttemptError):
 
 
 class QuestionExpired(AnswerError):  # noqa: N818 - as `Interrupted`: named after what has happened to the question
-    """A question has expired without an answer, and has no default. An error edge may take this; no retry does."""
+    """A question has expired without a default, or its answer comes too late. An error edge may take it, no retry."""
 
 
 class RouteError(DspyerError, ValueError):
@@ -533,7 +533,7 @@ def _public_code(error: BaseException) -> str:
         return "failed"
     if isinstance(error, Interrupted) or (isinstance(error, OpenRunError) and error.questions):
         return "waiting"
-    if isinstance(error, (ConcurrentRunError, ThreadError, RunStoppedError)):
+    if isinstance(error, (ConcurrentRunError, ThreadError, RunStoppedError, QuestionExpired)):
         return "busy" if isinstance(error, ConcurrentRunError) else "conflict"
     if isinstance(error, InputError):
         return "invalid"
@@ -567,9 +567,7 @@ def always_raised(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(always_raised, error.exceptions))
-    if isinstance(error, QuestionExpired):  # no code is wrong, and another node may go on
-        return False
-    return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED) or is_lost_work(error)
+    return is_always_raised(type(error)) or is_lost_work(error)
 
 
 def is_lost_work(error: BaseException) -> bool:
@@ -593,6 +591,7 @@ def is_always_raised(kind: type[BaseException]) -> bool:
         >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
         [True, True, False, False]
     """
+    # After a question that has expired no code is wrong, and another node may go on.
     always = issubclass(kind, (*_ALWAYS_RAISED, *lost_work())) and not issubclass(kind, QuestionExpired)
     return always or not (issubclass(kind, Exception) or issubclass(ExceptionGroup, kind))
 

@@ -479,7 +479,7 @@ def test_each_message_to_a_channel_is_an_event_at_once(drive: str) -> None:
 
 def test_the_posts_of_a_failed_attempt_are_events_and_in_no_commit() -> None:
     """S000-22: numbers go on; `redact` hides in the event what it hides in the commit; none is heard of a call."""
-    attempts = []
+    attempts: list[Any] = []
 
     def work(ctx: Context) -> dict[str, Any]:
         ctx.post("found", f"try {len(attempts)}")

@@ -32,7 +32,7 @@ from dspyer.agents.conversation import (
     text_input_of,
     uncovered,
 )
-from dspyer.agents.settle import BEGIN
+from dspyer.agents.settle import BEGIN, SETTLE, is_written_to
 from dspyer.errors import suggestion
 from dspyer.events import Commit
 from dspyer.extend import (
@@ -79,6 +79,7 @@ def build_agent_check(
     modes: Mapping[str, dspy.Predict],
     max_fixes: int,
     accept: bool,
+    max_turns: int,
     options: NodeOptions,
 ) -> Built:
     """The check of an agent.
@@ -90,6 +91,7 @@ def build_agent_check(
         modes: the predictors of the modes, by name.
         max_fixes: how often a run is corrected at most.
         accept: whether outputs are accepted after the last correction, with their problems.
+        max_turns: the most ordinary turns of a run.
         options: those of the node.
     """
     outputs, options = tuple(task.output_fields), options._replace(node=check)
@@ -105,13 +107,14 @@ def build_agent_check(
         name=options.name,
         **_facts_around(finder, options.schema),
         writes={name: name for name in (*outputs, MESSAGES, PROBLEMS)},
-        goto=(*modes, END),
+        goto=(*modes, SETTLE, END),
         onwards=(END,),
         what="the outputs of the agent",
         into=PROBLEMS,
         outputs=outputs,
         max_fixes=max_fixes,
         accept=accept,
+        max_turns=max_turns,
         modes=tuple(modes),
     )
     return built._replace(node=node, problems=(*built.problems, *wrong))
@@ -169,11 +172,20 @@ class AgentCheckNode(FinderNode):
 
     Attributes:
         outputs: the outputs, which are unset if there are problems.
+        max_turns: the most ordinary turns of a run.
     """
 
     bounded: bool = True
 
     outputs: tuple[str, ...]
+    max_turns: int
+
+    def script(self, call: Call) -> Script[Reply]:
+        """Find the problems, and decide. For what was sent meanwhile there is another turn, as after any other one."""
+        reply = yield from FinderNode.script(self, call)
+        if reply.goto == self.onwards and is_written_to(call, self.max_turns):
+            return reply._replace(goto=(SETTLE,))
+        return reply
 
     def with_fake(self, fake: object, schema: Schema) -> Built:
         """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""

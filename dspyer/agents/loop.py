@@ -170,7 +170,7 @@ def assemble(plan: AgentPlan) -> Graph:
         )
     if given.check is not None:
         check = compiled(given.check, CHECK)
-        build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept)
+        build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept, given.max_turns)
         by = () if isinstance(check, str) or check is True else (check,)
         graph.add_node(CHECK, AgentPart(build, "check_outputs", by))
     graph._settle_policies[SETTLE] = Policies((), FIRST_CALL)

@@ -322,7 +322,7 @@ class SettleNode(Node):
             updates[MODE] = entered
         # Who has written again gets an answer: outputs from before are none.
         goes_on = outputs is None or routed is not None or bool(said)
-        goes_on = goes_on or (turns_since_task(messages) < self.max_turns and bool(sent_messages(call)))
+        goes_on = goes_on or is_written_to(call, self.max_turns)
         target = self.modes.way_to(entered or turn.mode, call, [*results, *said]) if goes_on else self.after
         return Reply(updates, (target,), True)
 
@@ -356,6 +356,11 @@ class SettleNode(Node):
         # The docstring of a partial is that of `functools.partial`.
         fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
         return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
+
+
+def is_written_to(call: Call, max_turns: int) -> bool:
+    """Says that a message waits for the agent, and a turn is left that can take it."""
+    return turns_since_task(call.state.raw(MESSAGES)) < max_turns and bool(sent_messages(call))
 
 
 def _asked_for(call: Call) -> dict[str, tuple[Mapping[str, Any], str | None]]:

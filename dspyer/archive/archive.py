@@ -15,7 +15,7 @@ from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
-from dspyer.record.due import due_threads
+from dspyer.record.stored import due_threads
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding

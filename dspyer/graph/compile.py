@@ -33,7 +33,7 @@ from dspyer.graph.spec import (
     GraphSpec,
     attribute_problems,
 )
-from dspyer.layers.attempts import Retry, Timeout
+from dspyer.layers.attempts import NodeLM, Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
@@ -42,7 +42,6 @@ from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
-from dspyer.layers.node_lm import NodeLM
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer

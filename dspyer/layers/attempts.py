@@ -1,4 +1,5 @@
-"""`Retry` and `Timeout`: the layers that make the attempts of an execution, and give each of them so many seconds.
+"""`Retry`, `NodeLM` and `Timeout`: the layers of the options `retry`, `lm` and `timeout` of a node. The first makes the
+attempts of an execution, the last gives each of them so many seconds.
 
 An execution is one call of a node in one branch, its attempts are the calls of the node within it. A router that is a
 module and the modules of `condense` are parts of an execution with attempts of their own, so that what the node gave is
@@ -18,11 +19,13 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias, cast
+
+import dspy
 
 from dspyer import clock
 from dspyer.clock import TimeLimit, current_limit
@@ -214,9 +217,8 @@ class Retry(Layer):
         """
         if attempt >= self.attempts or not accepts(self.on, error):
             return None
-        if always_raised(error) and not is_lost_work(error):  # the next attempt may find another executor
-            return None
-        if isinstance(error, QuestionExpired):  # no attempt brings the time back
+        # The next attempt may find another executor; none brings back the time of a question.
+        if isinstance(error, QuestionExpired) or (always_raised(error) and not is_lost_work(error)):
             return None
         least = retry_after(error)
         if least > self.max_wait:
@@ -332,6 +334,31 @@ logger = logging.getLogger("dspyer")
 
 GRACE = 1.0
 """Seconds in which a thread that waited for async code may end after that code was cancelled."""
+
+
+class NodeLM(Layer):
+    """Gives a language model to the predictors of a node that have none, those in graphs inside too.
+
+    It comes as a setting of DSPy: a predictor stays what optimizers and saved states know, and the node that is nearest
+    to it decides.
+
+    Args:
+        lm: the language model.
+    """
+
+    __slots__ = ("lm",)
+    place: ClassVar[Place] = "outside"  # around condensers too
+
+    def __init__(self, lm: dspy.BaseLM) -> None:
+        self.lm = lm
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of the node, each step of it with the language model."""
+        return wrapped(inner(call), partial(Within, context=self._chosen))
+
+    def _chosen(self, _: Call) -> AbstractContextManager[Any]:
+        chosen: AbstractContextManager[Any] = dspy.context(lm=self.lm)
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)

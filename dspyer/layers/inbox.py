@@ -67,15 +67,19 @@ class Inbox(Layer):
 
         They count as taken once a commit has them: as messages of its conversation with `sent`.
         """
-        found = [] if self._log is None else self._log.read()
-        if not found:
+        log = self._log
+        if log is None or not (found := log.read()):
             return []
-        last = max(number, self._progress.get((self.id, self._path), -1))
-        waiting = [sent for sent in found[last + 1 :] if is_for(sent, self._path, self._listeners)]
-        if not waiting or self._readers.setdefault(self._path, self) is not self:
-            return []
-        self._given.update([sent.number for sent in waiting])
-        return waiting
+        with log.lock:  # two tools of one turn may look
+            if self._readers.setdefault(self._path, self) is not self:
+                return []
+            # Not before: the other call may have committed just now what it was given.
+            last = max(number, self._progress.get((self.id, self._path), -1))
+            waiting = [sent for sent in found[last + 1 :] if is_for(sent, self._path, self._listeners)]
+            self._given.update([sent.number for sent in waiting])
+            if not self._given:
+                del self._readers[self._path]
+            return waiting
 
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:

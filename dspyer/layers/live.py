@@ -114,7 +114,9 @@ class ReaderCursor:
 
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
-        posts, depth = buffer.posts[field], buffer.depth.get(field, 0)
+        posts, depth, source = buffer.posts[field], 0, buffer
+        if buffer.around:  # most graphs have no field of a graph around
+            depth, source = buffer.depth.get(field, 0), buffer.around.get(field, buffer)
         known = self._next_entries.get(field)
         if known is None:
             before = self.before.get(field)
@@ -123,7 +125,7 @@ class ReaderCursor:
         while index < len(posts):
             post = posts[index]
             # Number 0 is the value with which the run began: no post of a node, so there is nothing to skip.
-            entries = () if post.seq and self.skips(post, depth) else buffer.around.get(field, buffer).entries(post)
+            entries = () if post.seq and self.skips(post, depth) else source.entries(post)
             if part < len(entries):
                 break
             index, part = index + 1, 0
@@ -893,7 +895,8 @@ class LiveWaiters:
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
         self._waiting[waiter.execution] = waiter
-        self._parked[waiter.execution] = ", ".join(waiter.fields)
+        fields = waiter.fields
+        self._parked[waiter.execution] = fields[0] if len(fields) == 1 else ", ".join(fields)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""

@@ -407,10 +407,8 @@ def has_expired(question: Question) -> bool:
 
 def expired_text(question: Question) -> str:
     """The words of errors for a question that has expired."""
-    at = (
-        "" if question.expires is None else f" at {datetime.fromtimestamp(question.expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    )
-    return f"question {question.key!r} of node {question.node!r} expired{at}"
+    at = datetime.fromtimestamp(question.expires or 0, UTC)
+    return f"question {question.key!r} of node {question.node!r} expired at {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def no_answer(question: Question) -> Any:

@@ -63,6 +63,7 @@ class MessageLog:
 
     Attributes:
         run: the run that is the inbox.
+        lock: guards it, since agents that work at once read it.
     """
 
     def __init__(self, store: Store, thread: str) -> None:
@@ -70,11 +71,11 @@ class MessageLog:
         self._store = store
         self._found: list[Sent] = []
         self._id = ""
-        self._lock = Lock()  # agents that work at once read it
+        self.lock = Lock()
 
     def read(self) -> list[Sent]:
         """All messages, in the order of their numbers."""
-        with self._lock:
+        with self.lock:
             self._found += [_sent(row, self._store)[0] for row in self._store.rows(self.run, len(self._found))]
             return self._found
 

@@ -484,8 +484,8 @@ class Attempt:
                 f"{_schema_text(before)}"
             )
         # A new question may not take the place of one that was answered: the answer would be lost, and with it what a
-        # person decided.
-        if place not in records.answers:
+        # person decided. One that was asked before may wait, or have expired.
+        if before is None:
             self._check_all_asked(f"asks {key!r} instead")
         # A timer, which takes no answer, needs no default.
         if records.ask(question, self.host.answer, None if answer in NO_ANSWER else default):

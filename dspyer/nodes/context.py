@@ -474,7 +474,8 @@ class Context:
     def post(self, field: str, value: object) -> None:
         """Add an update to the node's commit, before what the node returns. Dropped if the node fails.
 
-        A post to a live field is visible to running siblings at once. May be called from any thread of the node.
+        A post to a live field is visible to running siblings at once, and stays. May be called from any thread of the
+        node. An item of a map may post to live fields alone.
 
         Args:
             field: a field with a reducer, or a live one, among what the node writes, by its name in the state.

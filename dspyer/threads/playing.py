@@ -31,7 +31,7 @@ from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, Thre
 from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import RowKind, end_row
-from dspyer.record.due import due_since
+from dspyer.record.stored import due_since
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dspyer.errors import ConcurrentRunError, DspyerError
 from dspyer.log.journal import CheckedStore
-from dspyer.record.due import due_threads
+from dspyer.record.stored import due_threads
 from dspyer.runtime.request import new_request
 from dspyer.threads.playing import recovered_play
 

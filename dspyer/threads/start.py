@@ -17,6 +17,7 @@ from dspyer.errors import (
     ConcurrentRunError,
     InputError,
     OpenRunError,
+    QuestionExpired,
     StoreError,
     ThreadError,
     brief,
@@ -674,7 +675,7 @@ class _Asked:
                 )
             shown = self._shown(frozen)
             if has_expired(question):
-                raise InputError(f"{expired_text(question)}: the answer {shown} comes too late. {LATE}")
+                raise QuestionExpired(f"{expired_text(question)}: the answer {shown} comes too late. {LATE}")
             self._check(question, frozen, shown)
             given[key] = frozen
         for question in self._open:
@@ -717,7 +718,7 @@ class _Asked:
             return False
         first = answers[key]
         if first.by == EXPIRED:  # also if it is the same: who gives it would think that it was heard
-            raise InputError(f"{expired_text(question)}, and the run has gone on without an answer")
+            raise QuestionExpired(f"{expired_text(question)}, and the run has gone on without an answer")
         if not same(first.value, frozen):
             by = f" by {first.by}" if first.by else ""
             raise ThreadError(f"question {name!r} was answered already{by}, with {self._shown(first.value)}")

@@ -73,6 +73,28 @@ def test_a_run_does_not_end_over_a_message(mode: str, max_turns: str) -> None:
     assert [one.text for one in program.thread("t").unread] == ([] if more else ["And Hull?"])
 
 
+@modes
+@each("check", {"a function": None, "itself": True})
+def test_what_comes_during_the_check_is_taken_too(mode: str, check: str) -> None:
+    sent: list[int] = []
+
+    def tells(answer: str) -> list[str]:
+        """Finds nothing, while someone writes."""
+        sent.extend([] if sent else [program.thread("t").send("And Hull?").number])
+        return []
+
+    program, _ = agent(check=True if check == "itself" else tells)
+
+    def answer(prompt: Any) -> dict[str, Any]:
+        return {"problems": tells("")} if "problems" in prompt.asks else SUBMIT
+
+    with ScriptedLM(answer) as lm:
+        run = start(program.thread("t"), mode)
+    assert (run.status, run.error, program.thread("t").unread) == ("completed", None, ())
+    assert "And Hull?" in str([call.prompt.inputs for call in lm.calls])
+    assert [commit.node for commit in run.commits if commit.node == "react"] == ["react"] * 2
+
+
 def test_the_next_run_begins_with_what_was_unread() -> None:
     program, _ = agent()
     thread = told(program, "Be brief.", "In English.")

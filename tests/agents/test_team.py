@@ -16,6 +16,7 @@ from dspy.utils.exceptions import LMRateLimitError
 from pydantic import BaseModel, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Messages, Run, agents, live, reducers
+from dspyer.events import Posted
 from dspyer.testing import Prompt, ScriptedLM, no_pauses
 from tests.agents.kit import modes, turn
 from tests.log.failing import FailingSQLite, kill
@@ -317,8 +318,9 @@ def random_team(rng: random.Random) -> tuple[CompiledGraph, dict[str, list[str]]
     names = ["a", "b", "c", "d"][: rng.randint(2, 4)]
     kind: Any = (Annotated[list[str], reducers.append, live], [])
     pad = create_model("Pad", **dict.fromkeys(names, kind))
-    talks = {f"talk_{name}": (Messages, []) for name in names}
-    state = create_model("State", __base__=pad, task=(str, "t"), **{f"by_{name}": (str, "") for name in names}, **talks)
+    talks: dict[str, Any] = {f"talk_{name}": (Messages, []) for name in names}
+    outputs: dict[str, Any] = {f"by_{name}": (str, "") for name in names}
+    state: Any = create_model("State", __base__=pad, task=(str, "t"), **outputs, **talks)
     graph, reads = Graph(state), dict[str, list[str]]()
     for name in names:
         plan = [rng.choice(["post", "post", "wait_for_posts", "look"]) for _ in range(rng.randint(1, 5))]
@@ -368,7 +370,7 @@ def test_each_reader_gets_each_post_once_and_in_one_order(mode: str) -> None:
         program, reads = random_team(random.Random(seed))
         run = run_of(program, mode)
         assert (run.status, run.error) == ("completed", None), seed
-        events = [event for event in run.events if type(event).__name__ == "Posted"]
+        events = [event for event in run.events if isinstance(event, Posted)]
         order = [(event.seq, event.field) for event in events if not event.scope]
         for name, fields in reads.items():
             shown = posts_in(run.state[f"talk_{name}"])

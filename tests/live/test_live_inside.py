@@ -119,7 +119,7 @@ def test_items_of_a_map_post(go: Any, graph: bool) -> None:
         inner = Graph(Part).add_node("item", item, writes=["notes", "result"], retry=Retry(2, on=ConnectionError))
         node = inner.add_path(START, "item", END).compile()
     outer = Graph(Board).add_node("begin", lambda: {"parts": [1, 2, 3]}, writes=["parts"])
-    retry = {} if graph else {"retry": Retry(2, on=ConnectionError)}
+    retry: dict[str, Any] = {} if graph else {"retry": Retry(2, on=ConnectionError)}
     outer.add_map(
         "map", node, over="parts", item="one", into="results", writes={"notes": "notes", "result": ""}, **retry
     )

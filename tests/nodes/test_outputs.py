@@ -131,7 +131,7 @@ BEFORE = {"title": "old", "size": 3, "note": "kept", "meta": {"a": 1}, "log": ["
     ],
 )
 def test_a_model_is_a_patch_equal_to_its_dump(result: Any, changed: dict[str, Any], mode: str) -> None:
-    model = result.update if isinstance(result, Command) else result
+    model: Any = result.update if isinstance(result, Command) else result
     for given in (result, model.model_dump()):
         run = run_node(partial(lambda one: one, given), {"log": "first"}, schema=Page, mode=mode)
         assert dict(run.state) == {**BEFORE, **changed}

@@ -179,7 +179,7 @@ def test_a_stream_knows_each_version_once_the_fork_has_joined(edges: dict[str, s
         thread = built.compile(store=store).thread("t")
         stream = thread.stream_resume({question.id: True for question in run.questions[:1]})
     assert run.status == "completed"
-    assert sorted(told.values()) == list(range(len(told)))
+    assert set(told.values()) == set(range(len(told)))
 
 
 def chain(*names: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Archive, Breakpoints, CompiledGraph, Graph, Retry, Run, Thread, agents
-from dspyer.errors import AttemptError, ConcurrentRunError, GraphError, InputError, QuestionExpired, ThreadError
+from dspyer.errors import AttemptError, ConcurrentRunError, GraphError, InputError, QuestionExpired, ThreadError, public
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import FakeClock, ScriptedLM, clock
@@ -84,7 +84,11 @@ def asking(request: pytest.FixtureRequest) -> Callable[..., tuple[Thread, list[o
 
     def begun(store: Any = None, **deadline: Any) -> tuple[Thread, list[object]]:
         calls: list[object] = []
-        graph = request.param(**deadline).add_node("after", lambda sent: calls.append(sent) or {}, writes=[])
+
+        def after(sent: object) -> None:
+            calls.append(sent)
+
+        graph = request.param(**deadline).add_node(after, writes=[])
         thread = graph.compile(store=Memory() if store is None else store).thread("t")
         assert thread.run({}).status == "interrupted"
         return thread, calls
@@ -111,17 +115,21 @@ def test_after_it_the_default_is_the_answer(asking: Any, resume: Resume, time: F
     thread, calls = asking(expires=60, default=False)
     (question,) = thread.questions
     time.advance(60.01)
-    with pytest.raises(InputError, match=r"'ok' .*expired at .* UTC: the answer True comes too late. Nothing was"):
+    with pytest.raises(
+        InputError, match=r"'ok' .*expired at .* UTC: the answer True comes too late. Nothing was"
+    ) as late:
         resume(thread, {"ok": True})
+    assert public(late.value).code == "conflict"
     assert thread.questions == (question,)
     run = resume(thread)
     assert (run.status, calls) == ("completed", [False])
     (answer,) = thread.answers
     assert (answer.value, answer.by, answer.comment) == (False, "expired", None)
     assert answer.question == question
-    for late in (True, False):  # the person who says no, too, must not think that it was heard
-        with pytest.raises(InputError, match="gone on without an answer"):
-            resume(thread, {question.id: late})
+    for given in (True, False):  # the person who says no, too, must not think that it was heard
+        with pytest.raises(InputError, match="gone on without an answer") as late:
+            resume(thread, {question.id: given})
+        assert public(late.value).code == "conflict"
     assert calls == [False]
 
 
@@ -193,6 +201,21 @@ def test_node_code_may_catch_the_expiry(resume: Resume, time: FakeClock) -> None
     assert thread.run({}).questions[0].expires == timed.timestamp()
     time.advance(61)
     assert (resume(thread).state["sent"], thread.status, thread.answers) == ("nobody", "completed", ())
+
+
+def test_node_code_that_catches_the_expiry_may_ask_further(resume: Resume, time: FakeClock) -> None:
+    def ask(ctx: Any) -> dict[str, Any]:
+        try:
+            return {"sent": ctx.interrupt("ok", "Send it?", expires=60)}
+        except QuestionExpired:
+            return {"sent": ctx.interrupt("boss", "Nobody has said: send it?", str)}
+
+    program = Graph().add_node("ask", ask, writes=["sent"]).add_path(START, "ask", END).compile(store=":memory:")
+    thread = program.thread("t")
+    thread.run({})
+    time.advance(61)
+    assert resume(thread).questions[0].key == "boss"
+    assert resume(thread, {"boss": "yes"}).state["sent"] == "yes"
 
 
 def test_a_timer_waits_for_its_time_alone(resume: Resume, time: FakeClock) -> None:
@@ -396,7 +419,7 @@ def test_due_is_the_longest_due_first_without_a_key(tmp_path: Path, time: FakeCl
 def test_recover_resumes_what_is_due_and_gives_no_permission(time: FakeClock) -> None:
     store, purged = Memory(), []
     graph = node(expires=60, default=False).add_node("after", lambda sent: {}, writes=[])
-    graph.add_node("purge", lambda: purged.append(1) or {}, writes=[]).add_path(START, "purge", END)
+    graph.add_node("purge", lambda: purged.append(1), writes=[]).add_path(START, "purge", END)
     program = graph.compile(store=store, layers=[Breakpoints(before=["purge"])])
     program.thread("t").run({})
     waiting(store, "other", 60, "Other")
@@ -480,9 +503,7 @@ def test_of_two_workers_one_gets_each_run(tmp_path: Path) -> None:
 def test_in_one_process_one_caller_gets_the_run(time: FakeClock) -> None:
     calls: list[int] = []
     program = (
-        node(expires=60, default=False)
-        .add_node("after", lambda: calls.append(1) or {}, writes=[])
-        .compile(store=":memory:")
+        node(expires=60, default=False).add_node("after", lambda: calls.append(1), writes=[]).compile(store=":memory:")
     )
     program.thread("t").run({})
     time.advance(61)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_two_processes_send_while_one_runs_and_one_resumes(tmp_path: Path) -> No
             thread.run({"question": "again"}, on_conflict="wait")
         os._exit(0)
 
-    children = [fork(lambda name=name: work(name)) for name in "ab"]
+    children = [fork(partial(work, name)) for name in "ab"]
     children += [fork(run), fork(run)]
     assert [end_of(child) for child in children] == [0] * 4
     if thread.unread:

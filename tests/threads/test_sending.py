@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_two_processes_send_at_once(tmp_path: Path) -> None:
             program.thread("t").send(f"{name} {number}", key=f"{name} {number}")
             program.thread("t").send(f"{name} {number}", key=f"{name} {number}")
 
-    children = [fork(lambda name=name: work(name)) for name in "ab"]
+    children = [fork(partial(work, name)) for name in "ab"]
     assert [end_of(child) for child in children] == [0, 0]
     sent = thread.unread
     assert [one.number for one in sent] == list(range(40))
