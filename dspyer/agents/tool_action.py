@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, cast
 
@@ -41,7 +40,7 @@ from dspyer.extend import (
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.nodes.function import values_of
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import Step, TwoWays, program_step
+from dspyer.nodes.steps import program_step
 from dspyer.values.json import to_json, with_valid_text
 
 
@@ -238,7 +237,7 @@ class ToolInvocation(NamedTuple):
         def effect(key: str) -> Script[list[Any]]:
             return list((yield from self._made(call, {"key": key} if self.takes_key else {})))
 
-        return ToolOutcome(*(yield recorded_step(self.effect, effect, call)))
+        return ToolOutcome(*(yield Recorded(self.effect, effect), call))
 
     def _made(self, call: Call, key: Mapping[str, str]) -> Script[ToolOutcome]:
         return ToolOutcome.of((yield _BoundCall(self, key), call), self)
@@ -265,17 +264,28 @@ class _BoundCall(NamedTuple):
         return await bound(self.made.tool, fn).acall(**self.made.args)
 
 
-def recorded_step(name: str, script: Callable[[str], Script[Any]], call: Call) -> tuple[Step, Call]:
-    """The step that runs a script as the effect `name`: its result is recorded, so that no later attempt runs it again.
+class Recorded(NamedTuple):
+    """The step that runs a script as an effect: its result is recorded, so that no later attempt runs it again.
 
-    `script` makes the script, given the idempotency key of the effect.
+    Attributes:
+        key: the name of the effect.
+        script: makes the script, given the idempotency key of the effect.
     """
 
-    async def effect(key: str) -> Any:
-        return await arun_script(script(key))
+    key: str
+    script: Callable[[str], Script[Any]]
 
-    once = call.context.delegate.once
-    return TwoWays(partial(once, name, lambda key: run_script(script(key))), partial(once, name, effect)), call
+    def call(self, call: Call) -> Any:
+        """Run it in sync code."""
+        return call.context.delegate.once(self.key, lambda key: run_script(self.script(key)))
+
+    async def acall(self, call: Call) -> Any:
+        """Run it in async code."""
+
+        async def effect(key: str) -> Any:
+            return await arun_script(self.script(key))
+
+        return await call.context.delegate.once(self.key, effect)
 
 
 # A program as a tool: a sub-agent. It runs as a part of the run, in the node of the tool, with a state of its own.

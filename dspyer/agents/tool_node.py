@@ -38,11 +38,11 @@ from dspyer.agents.tool_action import (
     FunctionAction,
     ModuleAction,
     ProgramAction,
+    Recorded,
     ToolAction,
     ToolInvocation,
     ToolOutcome,
     plan_subagent,
-    recorded_step,
     storable,
 )
 from dspyer.errors import (
@@ -240,7 +240,7 @@ class ToolCheck:
         def find(_key: str) -> Script[list[Any]]:
             return list(self._verdict((yield from self.finder.script(inner)), inner, validate))
 
-        return Verdict(*(yield recorded_step(f"{CHECK} of the call", find, call)))
+        return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
 
     def _verdict(self, reply: Reply, call: Call, validate: Validate | None) -> Verdict:
         """The findings in the reply of the finder."""

@@ -41,7 +41,7 @@ from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.lineage import Log
 from dspyer.scheduler.provenance import unattributed_parts
-from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, WaitingReader, contains_commit, plan
+from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -931,12 +931,11 @@ class LiveWaiters:
 
     def release_first(self, running: PersistentMap[str, Execution]) -> None:
         """Ends one wait, now that no one else works."""
-        waiting = [(running[name], waiter.fields) for name, waiter in self._waiting.items()]
-        first = self._order.first([WaitingReader(one.position, one.path, one.id, fields) for one, fields in waiting])
-        if (release := self._waiting[first.execution].release) is not None:
+        first = self._order.first([(running[name], waiter.fields) for name, waiter in self._waiting.items()])
+        if (release := self._waiting[first.id].release) is not None:
             release()
         else:
-            self.end_wait(first.execution, "closed")
+            self.end_wait(first.id, "closed")
         self.grant(len(running))
 
     def abort(self) -> None:
