@@ -90,7 +90,7 @@ def sent_messages(call: Call) -> list[dict[str, Any]]:
             "content": one.text,
             SENT: {"number": one.number, "time": one.at},
         }
-        for one in (() if inbox is None else inbox.after())
+        for one in (() if inbox is None else inbox.waiting())
     ]
 
 
@@ -128,7 +128,7 @@ def _wait_for_posts(ctx: Context) -> str:
     inbox = next((layer for layer in host.layers.of(attempt.node) if isinstance(layer, Inbox)), None)
     posts: LivePosts | None = host.together.posts
     seen = {} if posts is None else _numbers(_seen(attempt.position.state, _runs(attempt, posts)))
-    while inbox is None or not inbox.after():
+    while inbox is None or not inbox.waiting():
         if posts is None:
             return NOTHING
         with suppress(TimeoutError):

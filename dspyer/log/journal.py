@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer import clock
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
@@ -91,20 +91,13 @@ Another graph may read the values as other classes.
 """
 
 
-class InboxIndex(NamedTuple):
-    """The messages of an inbox without their texts: its identity, how many there are, and numbers by keys."""
-
-    id: str
-    size: int
-    keys: dict[str, int]
-
-
 class Heads:
     """The heads of the threads of one store, to which it does not refer. A pickle and a forked process have none.
 
     Attributes:
-        inboxes: what this process has read of inboxes, by their ids. Messages are only added, and the identity tells a
-            later inbox of the name from a deleted one, so what is here is the beginning of what there is.
+        inboxes: the numbers of messages by their keys, and by None of the last one, of inboxes by id and identity.
+            Messages are only added, and the identity tells a later inbox of the name from a deleted one, so what is
+            here is the beginning of what there is.
     """
 
     def __init__(self) -> None:
@@ -135,7 +128,7 @@ class Heads:
     def forget(self) -> None:
         """Forget all heads."""
         self._heads: OrderedDict[str, tuple[Place, RecoveredState]] = OrderedDict()
-        self.inboxes: dict[str, InboxIndex] = {}
+        self.inboxes: dict[tuple[str, str], dict[str | None, int]] = {}
         self._lock = Lock()  # after a fork the old one may be held for good
         self._process = os.getpid()
 

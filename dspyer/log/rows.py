@@ -82,6 +82,10 @@ NO_BLOBS: Mapping[str, bytes] = types.MappingProxyType({})
 logger = logging.getLogger("dspyer")
 
 
+LONGEST_NOTE = 500
+"""Most characters of `by` and of `comment` of an answer, and of `by` of a message, which are in their rows."""
+
+
 def row_time() -> float:
     """The time, as rows hold it."""
     return round(time(), 3)

@@ -15,7 +15,6 @@ from dspyer.events import Answer, Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
-from dspyer.messages import SENT
 from dspyer.patch import DELETE, encode_update
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
@@ -230,16 +229,10 @@ class Record:
         """
         around = {step.parent for step in self.steps}  # the patch of a graph has what the turns inside of it took
         return [
-            {
-                "step": step.id,
-                "number": message.raw(SENT)["number"],
-                "text": message.raw("content"),
-                "by": message.raw("name", ""),
-                "at": message.raw(SENT)["time"],
-            }
+            {"step": step.id, **sent}
             for step in self.steps
             if step.commit is not None and step.id not in around
-            for message in sent_messages(step.commit)
+            for sent in sent_messages(step.commit)
         ]
 
     def _within(self, id: str) -> Iterator[RecordStep]:  # noqa: A002
@@ -397,16 +390,9 @@ class _Writer:
         if answer is not None:
             given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
         question = asked.question
-        text = self._text(question.text)
         call = None if question.call is None else question.call.to_dict()
-        return {
-            "id": question.id,
-            "text": text,
-            "at": asked.at,
-            "call": call,
-            "expires": question.expires,
-            "answer": given,
-        }
+        told = {"id": question.id, "text": self._text(question.text), "at": asked.at, "call": call}
+        return {**told, "expires": question.expires, "answer": given}
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

@@ -156,9 +156,13 @@ def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
     return _flat(commit.patch.get(MESSAGES))
 
 
-def sent_messages(commit: Commit) -> list[FrozenDict[str, Any]]:
-    """The messages of `thread.send` that a commit has taken into its conversation."""
-    return [message for message in _messages(commit) if message.raw(SENT, None) is not None]
+def sent_messages(commit: Commit) -> list[dict[str, Any]]:
+    """The messages of `thread.send` that a commit has taken into its conversation: number, text, author and time."""
+    return [
+        {"number": sent["number"], "text": message.raw("content"), "by": message.raw("name", ""), "at": sent["time"]}
+        for message in _messages(commit)
+        if (sent := message.raw(SENT, None)) is not None
+    ]
 
 
 def _flat(update: Any) -> Iterator[FrozenDict[str, Any]]:

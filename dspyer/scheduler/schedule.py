@@ -616,13 +616,9 @@ def _join(run: RunState, group: Group, merged: JoinResult | None) -> tuple[RunSt
 def _operations(topology: Topology, patch: Mapping[str, Any], state: ImmutableState, step: int) -> Mapping[str, str]:
     """The way in which each update of a commit is folded in, for its event."""
     schema = topology.schema
-    if step:
-        return {name: schema.operation(name, update) for name, update in patch.items()}
     # The first commit of a run that is not on a thread has whole values.
-    return {
-        name: "replace" if update is state.raw(name, DELETE) else schema.operation(name, update)
-        for name, update in patch.items()
-    }
+    whole = () if step else [name for name, update in patch.items() if update is state.raw(name, DELETE)]
+    return {name: "replace" if name in whole else schema.operation(name, patch[name]) for name in patch}
 
 
 def _numbered(run: RunState) -> list[Event]:

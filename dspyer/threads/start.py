@@ -38,10 +38,11 @@ from dspyer.log.execution_records import (
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.message_log import TOOK, Progress, inbox_of, progress_at
+from dspyer.log.message_log import TOOK, progress_at
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
+    LONGEST_NOTE,
     NO_BLOBS,
     AnswerRow,
     DraftRow,
@@ -494,13 +495,20 @@ class StoredThread:
 
     # --- rows of runs
 
-    def end_of_open(self, run: RunRows, root: Point | None, status: str = "stopped", more: int = 0) -> DraftRow:
+    def end_of_open(
+        self,
+        run: RunRows,
+        root: Point | None,
+        status: str = "stopped",
+        more: int = 0,
+        expires: float | None = None,
+    ) -> DraftRow:
         """The row of the end of an open run, with what it has used; `more` commits are written with this row.
 
-        `root` is the row at which a pruned history begins.
+        `root` is the row at which a pruned history begins, `expires` when the first of its questions expires.
         """
-        before = totals_at(self.store, run.parents, root)
-        return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
+        before, steps = totals_at(self.store, run.parents, root), sum(1 for _ in run.own_commits()) + more
+        return end_row(status, None, (), run_usage(run.rows), steps, before, expires=expires)
 
     def next_part(
         self,
@@ -533,10 +541,6 @@ class StoredThread:
         """The header of a run that continues the row `at`: its graph, label, first version, and when it was started."""
         return {**self._graph_header(), "first": first, **self._own_header(head, at)}
 
-    def progress_at(self, at: Point | None) -> Progress:
-        """The progress of the agents in the inbox at a row; of a thread without one nothing is read."""
-        return progress_at(self.store, at) if self.store.run(inbox_of(self.name)) is not None else {}
-
     def key_salt(self, last: RunRow) -> str:
         """The salt of the keys of the thread, which each of its runs passes on to the next; "" before its first key.
 
@@ -555,7 +559,7 @@ class StoredThread:
         header: dict[str, Any] = {"label": self.next_label(head), "started": round(time(), 3)}
         if head.last_run is not None and (salt := self.key_salt(head.last_run.run)):
             header["keys"] = salt
-        if self.graph.listeners and (progress := self.progress_at(at)):
+        if self.graph.listeners and (progress := progress_at(self.store, self.name, at)):
             header[TOOK] = [[*place, number] for place, number in progress.items()]
         if self.graph.hidden is not None:
             header["hidden"] = self.graph.hidden
@@ -586,10 +590,6 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
 
 
 # --- answers that a caller gives: checked before anything is stored
-
-
-LONGEST_NOTE = 500
-"""Most characters of `by` and of `comment` of an answer, which are in its row."""
 
 
 class Delivery(NamedTuple):

@@ -15,7 +15,7 @@ from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
-from dspyer.log.message_log import unread
+from dspyer.log.message_log import send, unread
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.items import Items
@@ -31,7 +31,6 @@ from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, pru
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
-from dspyer.threads.sending import send
 from dspyer.threads.start import AnswersByKey, Delivery, IfOpen, OnConflict, Resources, StoredThread, ThreadProgram
 from dspyer.worker_threads import run_in_thread
 
@@ -730,7 +729,7 @@ class Thread:
             >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
             ('completed', False, ['In words.'])
         """
-        return send(self._stored, text, to, by, key)
+        return send(self._stored.store, self.name, self._program.graph.listeners, text, to, by, key)
 
     async def asend(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
         """Sends a message in async code; arguments, result and errors are those of `send`.
