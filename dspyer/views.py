@@ -404,12 +404,8 @@ class Fitted:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fitted, (
-            self.of,
-            None,
-            self.left,
-            self.__name__,
-        )  # a copy of a run needs no tokenizer, which may be local
+        # A copy of a run needs no tokenizer, which may be local.
+        return Fitted, (self.of, None, self.left, self.__name__)
 
 
 def fitted(view: View, known: Iterable[int]) -> View:

@@ -65,12 +65,11 @@ def values_of(result: object, who: str, schema: Schema | None, writes: Mapping[s
 def _values_of_model(result: BaseModel, schema: Schema | None, writes: Mapping[str, str] | None) -> Values:
     """The values that `model_dump` would give by name, each as it is: an image stays one."""
     names, is_set = _names_of_model(type(result)), result.model_fields_set
-    if schema is not None and schema.model is not None and isinstance(result, schema.model):
-        names = [name for name in names if name in is_set]  # its defaults would reset the whole state
-    elif schema is not None:
-        # The default of such a field is no update: it would be added to what is there.
-        field_of = {name: name if writes is None else writes.get(name, name) for name in names}
-        names = [name for name in names if name in is_set or schema.reducer(field_of[name]) is None]
+    if schema is not None:
+        # The defaults of a state would reset all of it; that of a field with a reducer would be added to what is there.
+        is_state = schema.model is not None and isinstance(result, schema.model)
+        folded = [name for name in names if schema.reducer((writes or {}).get(name, name)) is not None]
+        names = [name for name in names if name in is_set or not (is_state or name in folded)]
     values = {**{name: getattr(result, name) for name in names}, **(result.model_extra or {})}
     if schema is None or not schema.accepts_any_key:
         return values

@@ -390,16 +390,9 @@ class _Writer:
         if answer is not None:
             given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
         question = asked.question
-        text = self._text(question.text)
         call = None if question.call is None else question.call.to_dict()
-        return {
-            "id": question.id,
-            "text": text,
-            "at": asked.at,
-            "call": call,
-            "expires": question.expires,
-            "answer": given,
-        }
+        told = {"id": question.id, "text": self._text(question.text), "at": asked.at, "call": call}
+        return {**told, "expires": question.expires, "answer": given}
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
         def value(given: Any) -> str | None:

@@ -335,9 +335,10 @@ def _commit_in_open_run(
     commit = replace(commit, patch=update, route=tuple([target.node for target in targets]))
     sent = tuple([target.overlay for target in targets])
     sent = sent if any(overlay is not None for overlay in sent) else ()
+    expires = None if targets else records.first_expiry()  # no question waits of a node that is decided anew
     return [
         CommitRow.of_commit(commit, kind=RowKind.UPDATE, made=made, sent=sent).row(),
-        thread.end_of_open(prefix.run, root, prefix.run.status or "stopped", more=1),
+        thread.end_of_open(prefix.run, root, prefix.run.status or "stopped", more=1, expires=expires),
     ]
 
 

@@ -495,13 +495,20 @@ class StoredThread:
 
     # --- rows of runs
 
-    def end_of_open(self, run: RunRows, root: Point | None, status: str = "stopped", more: int = 0) -> DraftRow:
+    def end_of_open(
+        self,
+        run: RunRows,
+        root: Point | None,
+        status: str = "stopped",
+        more: int = 0,
+        expires: float | None = None,
+    ) -> DraftRow:
         """The row of the end of an open run, with what it has used; `more` commits are written with this row.
 
-        `root` is the row at which a pruned history begins.
+        `root` is the row at which a pruned history begins, `expires` when the first of its questions expires.
         """
-        before = totals_at(self.store, run.parents, root)
-        return end_row(status, None, (), run_usage(run.rows), sum(1 for _ in run.own_commits()) + more, before)
+        before, steps = totals_at(self.store, run.parents, root), sum(1 for _ in run.own_commits()) + more
+        return end_row(status, None, (), run_usage(run.rows), steps, before, expires=expires)
 
     def next_part(
         self,

@@ -302,7 +302,9 @@ class RunSpans:
         trace = session.records.trace if self._stored else None
         with self._guard:
             if self._captures:
-                given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
+                # Live fields that a graph around would have in common with it are no inputs of its own.
+                also = graph.also.difference(graph.topology.schema.live_fields)
+                given = [name for name in (*graph.inputs, *also) if name in session.run_start.patch]
                 attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
@@ -574,12 +576,7 @@ class RunSpans:
             self._span.add_event(INTERRUPT, self._question(question))
 
     def _add_post(self, event: Posted) -> None:
-        told: dict[str, Any] = {
-            "field": event.field,
-            "seq": event.seq,
-            "operation": event.operation,
-            "live": event.live,
-        }
+        told: dict[str, Any] = {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
         self._span_of(event.execution).add_event(POST, told)
 
     def _add_versions(self, event: Numbered) -> None:

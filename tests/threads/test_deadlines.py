@@ -416,6 +416,17 @@ def test_due_is_the_longest_due_first_without_a_key(tmp_path: Path, time: FakeCl
             archive.due(at="now")  # type: ignore[arg-type]
 
 
+def test_a_change_of_a_run_that_waits_keeps_its_time(resume: Resume, time: FakeClock) -> None:
+    store = Memory()
+    thread = waiting(store, "t", 60)
+    thread.update({"note": "Ada has called"})
+    copy = thread.copy(to="copy", patch={"note": "and here?"})
+    assert Archive(store).due() == []
+    time.advance(61)
+    assert Archive(store).due() == ["copy", "t"]
+    assert [type(resume(one).error) for one in (thread, copy)] == [QuestionExpired] * 2
+
+
 def test_recover_resumes_what_is_due_and_gives_no_permission(time: FakeClock) -> None:
     store, purged = Memory(), []
     graph = node(expires=60, default=False).add_node("after", lambda sent: {}, writes=[])
