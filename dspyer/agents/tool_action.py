@@ -376,13 +376,12 @@ class ProgramAction(ToolAction):
                 inputs[MESSAGES] = known
                 if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
                     inputs[MODE] = last_turn(known).mode
-        shared, live = self.updates.shared, call.context.delegate.host.together.posts is not None
-        inside = yield program_step(program, inputs, call, shared=shared)
+        inside = yield program_step(program, inputs, call, shared=self.updates.shared)
         changes = inside.changes()
         updates: dict[str, object] = {
             # A value that the program has computed is meant whole; only a reducer is given what was added.
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
-            for name, value in self.updates.reply(program, inside, inputs, live=live).updates.items()
+            for name, value in self.updates.reply(program, inside, inputs, call).updates.items()
         }
         # A copy: the prediction is what the trace and `run.trace` have.
         outputs = dict(inside.prediction.items())

@@ -41,7 +41,7 @@ from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.lineage import Log
 from dspyer.scheduler.provenance import unattributed_parts
-from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, WaitingReader, contains_commit, plan
+from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -66,14 +66,11 @@ class ReaderCursor:
         reads: the numbers up to which it has read, by field, `before` included.
     """
 
-    __slots__ = ("_counts", "_next_entries", "before", "execution", "node", "path", "places", "position", "reads")
+    __slots__ = ("_counts", "_next_entries", "before", "execution", "places", "position", "reads")
 
     def __init__(self, places: tuple[Attempt, ...], before: Mapping[str, int]) -> None:
-        attempt = places[-1]
-        self.execution = attempt.outer_execution
-        self.node = attempt.node
-        self.path = attempt.branch
-        self.position = attempt.position or _NOWHERE
+        self.execution = places[-1].outer_execution
+        self.position = places[-1].position or _NOWHERE
         self.places = places
         self.before = before
         self.reads: dict[str, int] = dict(before)
@@ -113,7 +110,7 @@ class ReaderCursor:
                 host: Any = place.host
                 commits = (entry.commit for entry in host.run.log)
                 return next((place.node for commit in commits if (commit.id, commit.node) == (whole, place.node)), "")
-        return self.node
+        return self.places[-1].node
 
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
@@ -146,7 +143,7 @@ class ReaderCursor:
         """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
         if depth or post.places:
             return bool(self._relation(post, depth))
-        earlier = post.node == self.node and contains_commit(self.position, post.execution)
+        earlier = post.node == self.places[-1].node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
 
 
@@ -220,7 +217,7 @@ class LiveBuffer:
         self.recorded[post.seq] = post
         self.posts_of.setdefault(post.execution, {})[post.key] = post
         update = post.update
-        keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
+        keyed = self.keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
         merged: dict[Any, Any] = {}
         for key in self._keys(field, post.update):
             heads = self._heads.setdefault((field, key), {})
@@ -240,7 +237,7 @@ class LiveBuffer:
     def has_replaced(self, post: PostRow) -> bool:
         """Says that a later post of the same execution has replaced a part of a post."""
         field = post.field
-        if self._schema.reducer(field) is not None and not self.by_key(field):
+        if self._schema.reducer(field) is not None and self.keyed(field) is None:
             return False
         keys = set(self._keys(field, post.update))
         later = [one for one in self.posts_of[post.execution].values() if one.seq > post.seq and one.field == field]
@@ -264,8 +261,7 @@ class LiveBuffer:
         at = (post.field, post.seq)
         found = self._entries.get(at)
         if found is None:
-            parts = self._parts(post) if post.seq else self._of_inputs(post)
-            found = tuple([LiveEntry(value, post.node, post.execution, post.seq, key) for key, value in parts])
+            found = tuple([LiveEntry(one, post.node, post.execution, post.seq, key) for key, one in self._parts(post)])
             self._entries[at] = found
         return found
 
@@ -274,46 +270,38 @@ class LiveBuffer:
         reducer = self._schema.reducer(post.field)
         update = self._merged.get(post.seq, post.update)
         if reducer is None:
-            return ((None, update.value if isinstance(update, Replace) else update),)
+            value = update.value if post.seq and isinstance(update, Replace) else update
+            return () if value is DELETE else ((None, value),)
+        if not post.seq:  # the value with which the run began
+            return [(part.key, part.value) for part in unattributed_parts(update).parts]
         assert reducer.parts is not None  # else the field could not be live
         return reducer.parts(update)
-
-    def _of_inputs(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
-        """The keys and values with which the run began."""
-        if self._schema.reducer(post.field) is None:
-            return () if post.update is DELETE else ((None, post.update),)
-        return [(part.key, part.value) for part in unattributed_parts(post.update).parts]
 
     def _tracked(self, field: str) -> bool:
         """Says that posts to a field can conflict, so that their heads are kept."""
         rule = self._schema.live_fields[field].on_conflict
-        return rule == "reject" or self._schema.reducer(field) is None or self.by_key(field)
+        return rule == "reject" or self._schema.reducer(field) is None or self.keyed(field) is not None
 
     def _keys(self, field: str, update: Any) -> Iterable[Any]:
         """The keys of a field that an update writes; none if posts to it cannot conflict."""
         if not self._tracked(field):
             return ()
-        if not self.by_key(field):
-            return _WHOLE
         reducer = self._schema.reducer(field)
-        assert reducer is not None
+        if reducer is None or self.keyed(field) is None:
+            return _WHOLE
         assert reducer.parts is not None  # what has keys has parts
         return dict.fromkeys(key for key, _ in reducer.parts(update))
 
-    def by_key(self, field: str) -> bool:
-        """Says that posts to a field conflict only at the same key. A list that rejects conflicts is one key."""
+    def keyed(self, field: str) -> Keyed | None:
+        """The keys of a field at which alone posts conflict; None for one key. A list that rejects conflicts is one."""
         reducer = self._schema.reducer(field)
-        if reducer is None or reducer.keyed is None:
-            return False
-        return reducer.kind == "keys" or self._schema.live_fields[field].on_conflict != "reject"
-
-    def _keyed(self, field: str) -> Keyed | None:
-        reducer = self._schema.reducer(field)
-        return reducer.keyed if reducer is not None and self.by_key(field) else None
+        if reducer is None or (reducer.kind != "keys" and self._schema.live_fields[field].on_conflict == "reject"):
+            return None
+        return reducer.keyed
 
     def _repeats(self, field: str, key: Any, post: PostRow, update: Any) -> bool:
         """Says that an update has the same message as a post at a key, so that it loses nothing of it."""
-        keyed = self._keyed(field)
+        keyed = self.keyed(field)
         if keyed is None or isinstance(update, FrozenDict):
             return False
         return same(keyed.find(post.update, key), keyed.find(update, key))
@@ -403,7 +391,7 @@ class LivePosts(Layer):
 
     __slots__ = (
         "_held",
-        "_outside",
+        "_listens",
         "_parked",
         "_read",
         "_run",
@@ -434,9 +422,10 @@ class LivePosts(Layer):
         self.inside: list[LivePosts] = []
         self.shared: dict[str, tuple[LivePosts, str]] = {}
         self._run: Any = None
-        self._outside: Waiter | None = None  # the node around it, while all that run here wait
         if self.outer is not None:
             self._share(self.outer)
+        # Those of them that an agent here is shown posts to.
+        self._listens = tuple([field for field in self.shared if self.refuses(field, "reads") is None])
         self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
@@ -516,10 +505,19 @@ class LivePosts(Layer):
             return  # it starts as soon as the driver looks
         if ready or parked != waiters.count or state.failures or state.suspended:
             waiters.abort()
-        elif fields := self._fields_outside():
-            self._wait_outside(fields)
-        else:
+        elif not self._waits_outside():
             waiters.release_first(state.running)
+
+    def park(self, waiter: Waiter, run: Any) -> None:
+        """Lets an execution wait; the wait is over at once if the run is."""
+        if self.waiters.over or run.stopped or waiter.execution not in run.run.running:
+            waiter.outcome = "abort"
+            waiter.wake()
+            return
+        self.waiters.enter(waiter)
+        self.release(run)  # it has freed its slot, and may have been the last that worked
+        if run.more_to_start:
+            run.together.wake()  # the driver may start another execution in the slot
 
     # --- the run around, if it has some of the live fields
 
@@ -557,33 +555,23 @@ class LivePosts(Layer):
             return attempt.node
         return self.outer.posts.refuses(outer, option)
 
-    def _fields_outside(self) -> tuple[str, ...]:
-        """The fields of the run around that those who wait here wait for."""
-        if self.outer is None:
-            return ()
-        reads = self.outer.shared.reads
-        return tuple(dict.fromkeys([reads[field] for field in self.waiters.fields if field in reads]))
+    def _waits_outside(self) -> bool:
+        """Lets the node around wait, and give up its slot, as long as all that run here do.
 
-    def _wait_outside(self, fields: tuple[str, ...]) -> None:
-        """Lets the node around wait, and give up its slot, as long as all that run here do."""
-        assert self.outer is not None
-        if self._outside is not None:
-            return
-        attempt, outer = self.outer.attempt, self.outer.posts
-        host: Any = attempt.host
-        if outer.waiters.over or host.stopped or attempt.outer_execution not in host.run.running:
-            self.waiters.abort()
-            return
-        self._outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
-        self.waiters.held = True
-        outer.waiters.enter(self._outside)
-        outer.release(host)
-        if host.more_to_start:
-            host.together.wake()
+        False if they wait for no field of the run around.
+        """
+        if self.outer is None:
+            return False
+        attempt, reads, waiters = self.outer.attempt, self.outer.shared.reads, self.waiters
+        fields = tuple(dict.fromkeys([reads[field] for field in waiters.fields if field in reads]))
+        if fields and waiters.outside is None:
+            waiters.outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
+            self.outer.posts.park(waiters.outside, attempt.host)
+        return bool(fields)
 
     def _woken(self) -> None:
         """Goes on, now that the node around has its slot again."""
-        outside, self._outside, self.waiters.held = self._outside, None, False
+        outside, self.waiters.outside = self.waiters.outside, None
         if outside is not None and outside.outcome == "abort":
             self.waiters.abort()
         elif self._run is not None:
@@ -595,7 +583,7 @@ class LivePosts(Layer):
 
     def _settle(self) -> None:
         """Lets those go on that need no longer wait, and the node around with them."""
-        outside = self._outside
+        outside = self.waiters.outside
         if outside is None or self.outer is None:
             if self._run is not None:
                 self.waiters.grant(len(self._run.run.running))
@@ -605,7 +593,7 @@ class LivePosts(Layer):
             outer.waiters.end_wait(outside.execution, "entry")
         elif self._run is None or self.waiters.count < len(self._run.run.running):
             outer.waiters.leave(outside)
-            self._outside, self.waiters.held = None, False
+            self.waiters.outside = None
         outer._settle()
 
     def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
@@ -640,51 +628,39 @@ class LivePosts(Layer):
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             frozen = _latest(after.raw(field, DELETE)) if whole else patch[field]
-            self._add(attempt, cursor, field, key, frozen, commit_id)
+            self._add(cursor, field, key, frozen, commit_id)
         if run.events.queue is not None:
             run.events.queue.wait_for_room()  # without the lock
         return True
 
-    def _add(
-        self, attempt: Attempt, cursor: ReaderCursor, field: str, key: PostKey, update: Any, commit_id: str
-    ) -> None:
+    def _add(self, cursor: ReaderCursor, field: str, key: PostKey, update: Any, commit_id: str) -> None:
         """Adds a post to the run that the field belongs to, and notes it in those between."""
-        posts, at, limit = self, field, attempt.host.limit
+        posts, at = self, field
         between: list[tuple[LivePosts, str, tuple[str, ...]]] = []
         places, name = key
         while at in posts.shared:
-            around, places = posts.outer, places or (attempt.execution,)
+            around, places = posts.outer, places or (cursor.places[-1].execution,)
             assert around is not None
             between.append((posts, at, places))
-            places = (around.attempt.execution, *places)
             attempt, posts, at = around.attempt, around.posts, around.shared.names[at]
+            places = (attempt.execution, *places)
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             patch, after = posts.schema.commit(state, {at: update}, node=attempt.node, commit_id=commit_id)
             update = patch[at] if posts.schema.reducer(at) is not None else _latest(after.raw(at, DELETE))
         with self.lock:
-            read = cursor.reads.get(field, 0)
-            post = posts._numbered(attempt, cursor, at, (places, name), update, read, len(between), limit)
+            post = posts._numbered(cursor, at, (places, name), update, cursor.reads.get(field, 0))
             if post is not None:
                 for inner, own, inside in between:
                     inner._note(own, inside, post)
 
-    def _numbered(
-        self,
-        attempt: Attempt,
-        cursor: ReaderCursor,
-        field: str,
-        key: PostKey,
-        update: Any,
-        read: int,
-        depth: int,
-        limit: Any,
-    ) -> PostRow | None:
-        """Writes a post of an attempt with its number; None if an earlier attempt has made it."""
+    def _numbered(self, cursor: ReaderCursor, field: str, key: PostKey, update: Any, read: int) -> PostRow | None:
+        """Writes a post to a field of this run with its number; None if an earlier attempt has made it."""
+        attempt, *inside = cursor.places[len(self._places) :]
         run: Any = attempt.host
-        buffer, execution = self.buffer, attempt.outer_execution
+        buffer, execution, limit = self.buffer, attempt.outer_execution, cursor.places[-1].host.limit
         if key in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return None
-        over, unread = buffer.conflicts(cursor, field, update, read, depth)
+        over, unread = buffer.conflicts(cursor, field, update, read, len(inside))
         if unread:
             self._report_conflict(attempt, field, unread)
         now = time.time()
@@ -701,13 +677,13 @@ class LivePosts(Layer):
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )
-        self._arrived(self, field, execution if not depth else "")
+        self._arrived(self, field, "" if inside else execution)
         return post
 
     def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
         rule = self.schema.live_fields[field].on_conflict
-        by_key = self.buffer.by_key(field)
+        by_key = self.buffer.keyed(field) is not None
         for key, posts in unread.items():
             named = key if by_key else None
             attempt.host.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
@@ -755,22 +731,17 @@ class LivePosts(Layer):
             after: by field, the number of the last entry that the agent has been shown. What it has posted itself, also
                 in earlier visits of its node, is not shown.
         """
-        found = []
-        for field in self.shared:
-            posts = self.buffer.posts[field]
-            if posts[-1].seq > after.get(field, 0) and self.refuses(field, "reads") is None:
-                found += self._unread(field, after.get(field, 0))
-        return sorted(found, key=lambda one: one[1].seq)
-
-    def _unread(self, field: str, after: int) -> list[tuple[str, LiveEntry]]:
-        buffer = self.buffer
-        with self.lock:
-            posts = buffer.posts[field]
-            new = posts[bisect_right(posts, max(after, 0), key=lambda post: post.seq) :]
-            reader = ReaderCursor(self._places, {})
-            others = [post for post in new if not reader.skips(post, buffer.depth[field] - 1)]
-            entries = [entry for post in others for entry in buffer.around[field].entries(post)]
-        return [(field, entry._replace(value=thaw(entry.value))) for entry in entries]
+        found, buffer = [], self.buffer
+        for field in self._listens:
+            posts, seen = buffer.posts[field], after.get(field, 0)
+            if posts[-1].seq > seen:
+                reader = ReaderCursor(self._places, {})
+                with self.lock:
+                    new = posts[bisect_right(posts, max(seen, 0), key=lambda post: post.seq) :]
+                    others = [post for post in new if not reader.skips(post, buffer.depth[field] - 1)]
+                    found += [(field, entry) for post in others for entry in buffer.around[field].entries(post)]
+        found.sort(key=lambda one: one[1].seq)
+        return [(field, entry._replace(value=thaw(entry.value))) for field, entry in found]
 
     def wait(self, attempt: Attempt, after: Mapping[str, int], timeout: float | None = None) -> Entries:
         """A loop whose next step waits for an entry that `unread` would give, and gives it.
@@ -778,7 +749,7 @@ class LivePosts(Layer):
         It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
         It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
         """
-        fields = tuple([field for field in self.shared if self.refuses(field, "reads") is None])
+        fields = self._listens
         with self.lock:
             cursor = self._cursor(attempt)
         source = UnreadPosts(self, cursor, attempt.host, fields, after) if fields else EntrySource()
@@ -841,25 +812,19 @@ class FieldReader(EntrySource):
         with live.lock:
             entry = cursor.next(live.buffer, field)
             if entry is not None and live.schema.live_fields[field].show_reads:
-                self.run.publish(Heard(field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
+                at = cursor.places[-1]
+                self.run.publish(Heard(field, at.node, at.branch, cursor.execution, entry.seq, entry.author))
             return entry
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
-        live, run, execution = self.live, self.run, self.cursor.execution
-        waiter = Waiter(execution, self.fields, wake)
-        with live.lock:
+        waiter = Waiter(self.cursor.execution, self.fields, wake)
+        with self.live.lock:
             if self.has_next():
                 waiter.outcome = "entry"
-            elif live.waiters.over or run.stopped or execution not in run.run.running:
-                waiter.outcome = "abort"
+                wake()
             else:
-                live.waiters.enter(waiter)
-                live.release(run)  # the waiter has freed its slot, and may have been the last that worked
-                if run.more_to_start:
-                    run.together.wake()  # the driver may start another execution in the slot
-                return waiter
-            wake()
+                self.live.park(waiter, self.run)
         return waiter
 
     def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
@@ -896,11 +861,12 @@ class LiveWaiters:
 
     Attributes:
         over: whether waits end at once, since the run has ended.
-        held: whether none of them gets a slot, since the node around waits and has none.
+        outside: the node around, while all that run here wait, and none of them gets a slot, since it has none.
     """
 
     def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
-        self.over = self.held = False
+        self.over = False
+        self.outside: Waiter | None = None
         self._slots = slots
         self._order = order
         self._parked = parked  # with what it waits for, by execution: these, and those that were left open
@@ -958,19 +924,18 @@ class LiveWaiters:
 
     def grant(self, running: int) -> None:
         """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
-        while self._due and not self.held and running - len(self._parked) - len(self._due) < self._slots:
+        while self._due and self.outside is None and running - len(self._parked) - len(self._due) < self._slots:
             waiter, outcome = self._due.popleft()
             waiter.outcome = outcome
             waiter.wake()
 
     def release_first(self, running: PersistentMap[str, Execution]) -> None:
         """Ends one wait, now that no one else works."""
-        waiting = [(running[name], waiter.fields) for name, waiter in self._waiting.items()]
-        first = self._order.first([WaitingReader(one.position, one.path, one.id, fields) for one, fields in waiting])
-        if (release := self._waiting[first.execution].release) is not None:
+        first = self._order.first([(running[name], waiter.fields) for name, waiter in self._waiting.items()])
+        if (release := self._waiting[first.id].release) is not None:
             release()
         else:
-            self.end_wait(first.execution, "closed")
+            self.end_wait(first.id, "closed")
         self.grant(len(running))
 
     def abort(self) -> None:

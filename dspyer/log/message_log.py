@@ -182,7 +182,11 @@ def _numbers(store: CheckedStore, inbox: str, identity: str) -> dict[str | None,
     """The numbers of messages by their keys, and by None of the last one: what this process knows, and what is new."""
     inboxes = store.heads.inboxes
     known = inboxes.setdefault((inbox, identity), {})
-    for row in store.rows(inbox, known.get(None, -1) + 1):
+    rows = store.rows(inbox, known.get(None, 0))
+    if known and not rows:  # another process has deleted the thread, and loaded an older export of it
+        known = inboxes[inbox, identity] = {}
+        rows = store.rows(inbox)
+    for row in rows:
         known[_sent(row, store)[1]] = known[None] = row.seq
     if len(inboxes) > MOST:
         inboxes.pop(next(iter(inboxes)), None)

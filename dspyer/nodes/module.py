@@ -711,8 +711,7 @@ class SubgraphNode(BoundNode):
         program = getattr(call.program, self.name)
         inputs = self._inputs(call)
         inside = yield program_step(program, inputs, call, self._valid(call), self.shared)
-        live = call.context.delegate.host.together.posts is not None
-        return self.reply(program, inside, inputs, _is_sent(call), live)
+        return self.reply(program, inside, inputs, call)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         if call.overlay is None or SENT not in call.overlay:
@@ -728,14 +727,13 @@ class SubgraphNode(BoundNode):
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(
-        self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False, live: bool = False
-    ) -> Reply:
+    def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], call: Call) -> Reply:
         """The changes in the inner graph, as updates of the outer state; other values stay inside.
 
         If its whole state was sent, the outer state has none of it, and gets all. What was written to live fields is
-        posted already, if they are `live` in this run.
+        posted already, unless the run has live=False.
         """
+        sent, live = _is_sent(call), call.context.delegate.host.together.posts is not None
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
         # What the outer field folds goes out as updates, so that nothing is counted twice; any other field gets the

@@ -756,15 +756,6 @@ def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
 _CACHE_SIZE = 4096
 
 
-class WaitingReader(NamedTuple):
-    """An execution that waits for the next entry of live fields."""
-
-    position: Position
-    path: BranchPath
-    execution: str
-    fields: Collection[str]
-
-
 class ReleaseOrder:
     """The order for one graph. `writes` has the fields that each node writes."""
 
@@ -776,18 +767,17 @@ class ReleaseOrder:
             self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
         self._known: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
-    def first(self, waiting: Sequence[WaitingReader]) -> WaitingReader:
-        """The reader that goes on first."""
-        readers = sorted(waiting, key=lambda one: (one.path, one.execution))
+    def first(self, waiting: Iterable[tuple[Execution, Collection[str]]]) -> Execution:
+        """The reader that goes on first, of those that wait for posts to these fields."""
+        readers = sorted(waiting, key=lambda one: (one[0].path, one[0].id))
         # A router may answer with a `Send`, which starts at once and waits at no join. First each router counts as one
         # that does; if then all wait for each other, none does.
         for sends in (True, False):
-            for reader in readers:
-                others = (one for one in readers if one is not reader)
-                written = [self._written(one.position, reader.position, sends) for one in others]
-                if all(found.isdisjoint(reader.fields) for found in written):
+            for reader, fields in readers:
+                others = [one.position for one, _ in readers if one is not reader]
+                if all(self._written(at, reader.position, sends).isdisjoint(fields) for at in others):
                     return reader
-        return readers[0]
+        return readers[0][0]
 
     def _written(self, position: Position, reader: Position, sends: bool) -> frozenset[str]:
         """The fields that a node and those after it write without waiting for a reader.

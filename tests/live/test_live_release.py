@@ -7,7 +7,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from dspyer.scheduler.schedule import (
     RunState,
     Target,
     Transition,
-    WaitingReader,
     advance,
     begin,
     plan,
@@ -69,10 +69,10 @@ def topology(names: Iterable[str], *more: Edge) -> Topology:
 
 
 def first(waiting: str, writes: dict[str, str], graph: Topology) -> str:
-    readers = []
+    readers: list[Any] = []
     for node, field in (text.split(":") for text in waiting.split()):
-        readers.append(WaitingReader((node, graph.rounds.first(node)), (ord(node),), node, (field,)))
-    return ReleaseOrder(graph, {node: fields.split() for node, fields in writes.items()}).first(readers).execution
+        readers.append((SimpleNamespace(position=(node, graph.rounds.first(node)), path=(ord(node),), id=node), field))
+    return ReleaseOrder(graph, {node: fields.split() for node, fields in writes.items()}).first(readers).id
 
 
 def test_who_goes_on_first() -> None:

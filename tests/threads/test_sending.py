@@ -197,3 +197,16 @@ def test_a_message_during_a_run_is_for_it(tmp_path: Path) -> None:
     with ScriptedLM(lambda prompt: next(turns, submit(answer="done"))), dspy.context(trace=[]):
         run = program.thread("t").run({"question": "Why?"})
     assert (run.status, opened) == ("completed", [True])
+
+
+def test_another_process_may_load_an_older_export_meanwhile(tmp_path: Path) -> None:
+    """Who has sent before knows the numbers of messages that are gone: the next one follows those that are there."""
+    with SQLite(tmp_path / "runs.db") as store, SQLite(tmp_path / "runs.db") as other:
+        thread, same = finished(agent(store)), agent(other).thread("t")
+        assert thread.send("One.").number == 0
+        thread.export(tmp_path / "t.jsonl")
+        assert [same.send(text, key=text).number for text in ("Two.", "Three.")] == [1, 2]
+        thread.delete()
+        thread.load(tmp_path / "t.jsonl")
+        assert same.send("Three.", key="Three.").number == 1
+        assert texts(same) == texts(thread) == [(0, "One."), (1, "Three.")]
