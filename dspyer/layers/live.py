@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import Exchange, Heard, LiveConflict, Posted
@@ -61,21 +62,28 @@ class ReaderCursor:
 
     Attributes:
         position: its branch; an empty one for a node that is called without one.
-        places: its attempt, after those of the nodes in which its graph runs, outermost first.
         before: the numbers up to which earlier commits of its node in its lineage have read, by field.
         reads: the numbers up to which it has read, by field, `before` included.
     """
 
-    __slots__ = ("_counts", "_next_entries", "before", "execution", "places", "position", "reads")
+    __slots__ = ("_around", "_counts", "_next_entries", "_own", "before", "execution", "position", "reads")
 
     def __init__(self, places: tuple[Attempt, ...], before: Mapping[str, int]) -> None:
         self.execution = places[-1].outer_execution
         self.position = places[-1].position or _NOWHERE
-        self.places = places
+        # An attempt has its cursor: a reference back would be a cycle.
+        self._around, self._own = places[:-1], ref(places[-1])
         self.before = before
         self.reads: dict[str, int] = dict(before)
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
+
+    @property
+    def places(self) -> tuple[Attempt, ...]:
+        """Its attempt, after those of the nodes in which its graph runs, outermost first."""
+        own = self._own()
+        assert own is not None  # who reads or posts by it has the attempt
+        return (*self._around, own)
 
     def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> PostKey:
         """The key of its next post of a value: that of a post which is there, if an earlier attempt has made it.

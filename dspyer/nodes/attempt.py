@@ -205,7 +205,7 @@ class AttemptHost:
         """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
 class Attempt:
     """One attempt of one execution.
 
