@@ -184,10 +184,8 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
     schema = Schema.of(Table)
     state = schema.initial_state({})
     board, model = LiveBuffer(schema, state, {}), Model()
-    readers = [
-        ReaderCursor((Attempt(node=f"n{number}", branch=(number,), execution=f"{number}:0"),), {})
-        for number in range(4)
-    ]
+    attempts = [Attempt(node=f"n{number}", branch=(number,), execution=f"{number}:0") for number in range(4)]
+    readers = [ReaderCursor((attempt,), {}) for attempt in attempts]
     for action, number in actions:
         name, reader = f"{number}:0", readers[number]
         if action == "read":
