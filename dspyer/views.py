@@ -712,7 +712,7 @@ def estimate_tokens(text: str) -> int:
 
     Example:
         >>> estimate_tokens("The tide turns at 18:45."), estimate_tokens("潮水"), estimate_tokens("9f86d081")
-        (9, 3, 6)
+        (9, 3, 5)
     """
     # In twentieths: whole numbers give the same sum everywhere.
     found = 20 * len(_UNITS.findall(text)) + 12 * len(_MARKS.findall(text))

@@ -723,7 +723,8 @@ class Thread:
 
         Example:
             >>> from dspyer import agents, testing
-            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> calls = {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}
+            >>> lm = testing.ScriptedLM([{"next_thought": "", "tool_calls": calls}])
             >>> program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:")
             >>> t = program.thread("t-42")
             >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
@@ -737,7 +738,8 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import agents, testing
-            >>> lm = testing.ScriptedLM([testing.tool_turn(testing.call("submit", answer="4"))])
+            >>> calls = {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}
+            >>> lm = testing.ScriptedLM([{"next_thought": "", "tool_calls": calls}])
             >>> t = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:").thread("t-42")
             >>> t.run({"question": "2 + 2?"}).status, asyncio.run(t.asend("In words.")).number
             ('completed', 0)

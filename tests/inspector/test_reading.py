@@ -102,7 +102,7 @@ def test_every_answer_is_json_and_says_what_the_archive_says(
     assert get(app, "posts", thread=name) == {"items": [], "next": None}
     conflicts = get(app, "conflicts", thread=name)["items"]
     assert [found["conflict"]["path"] for found in conflicts] == [
-        list(conflict.path) for step in thread.record().steps for conflict in step.conflicts
+        conflict.to_dict()["path"] for step in thread.record().steps for conflict in step.conflicts
     ]
 
 
