@@ -66,10 +66,10 @@ class ReaderCursor:
         reads: the numbers up to which it has read, by field, `before` included.
     """
 
-    __slots__ = ("_around", "_counts", "_next_entries", "_own", "before", "execution", "position", "reads")
+    __slots__ = ("_around", "_counts", "_next_entries", "_own", "before", "execution", "node", "position", "reads")
 
     def __init__(self, places: tuple[Attempt, ...], before: Mapping[str, int]) -> None:
-        self.execution = places[-1].outer_execution
+        self.execution, self.node = places[-1].outer_execution, places[-1].node
         self.position = places[-1].position or _NOWHERE
         # An attempt has its cursor: a reference back would be a cycle.
         self._around, self._own = places[:-1], ref(places[-1])
@@ -110,7 +110,8 @@ class ReaderCursor:
     def _relation(self, post: PostRow, depth: int) -> str | None:
         """The node of its lineage, or of its own execution, that has made a post; None for another one."""
         made_in = post.places or (post.execution,)
-        for place, one in zip(self.places[len(self.places) - 1 - depth :], made_in, strict=False):
+        places = self.places
+        for place, one in zip(places[len(places) - 1 - depth :], made_in, strict=False):
             if one != place.execution:
                 whole = whole_execution(one)
                 if whole == place.outer_execution or not contains_commit(place.position or _NOWHERE, whole):
@@ -118,7 +119,7 @@ class ReaderCursor:
                 host: Any = place.host
                 commits = (entry.commit for entry in host.run.log)
                 return next((place.node for commit in commits if (commit.id, commit.node) == (whole, place.node)), "")
-        return self.places[-1].node
+        return self.node
 
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
@@ -151,7 +152,7 @@ class ReaderCursor:
         """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
         if depth or post.places:
             return bool(self._relation(post, depth))
-        earlier = post.node == self.places[-1].node and contains_commit(self.position, post.execution)
+        earlier = post.node == self.node and contains_commit(self.position, post.execution)
         return earlier or post.execution == self.execution
 
 
