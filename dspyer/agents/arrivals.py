@@ -61,7 +61,7 @@ def arrivals(call: Call) -> Arrivals:
     """The messages that are new to the agent that takes a turn."""
     posts = call.layer(LivePosts)
     if posts is None:
-        return Arrivals(sent_messages(call))
+        return Arrivals(unread_messages(call))
     runs = _runs(call.context.delegate, posts)
     seen = _seen(call.state, runs)
     found = posts.unread(_numbers(seen))
@@ -77,10 +77,10 @@ def arrivals(call: Call) -> Arrivals:
             name = f"{field}.{entry.key}" if reducer is not None and reducer.kind == "keys" else field
             text = f"{name}: {text_of(entry.value)}"
             new.append({"role": "user", "name": entry.author, "content": text, POSTED: place})
-    return Arrivals([*new, *sent_messages(call)], seen if found else None)
+    return Arrivals([*new, *unread_messages(call)], seen if found else None)
 
 
-def sent_messages(call: Call) -> list[dict[str, Any]]:
+def unread_messages(call: Call) -> list[dict[str, Any]]:
     """The messages to the thread that the agent has not taken yet."""
     inbox = call.layer(Inbox)
     return [

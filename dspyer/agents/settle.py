@@ -17,7 +17,7 @@ from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer import DELETE, ImmutableState
-from dspyer.agents.arrivals import sent_messages
+from dspyer.agents.arrivals import unread_messages
 from dspyer.agents.compact import Compact, PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
     ARGS,
@@ -135,7 +135,7 @@ class BeginNode(Node):
         # The model would be told "None" of an input that was not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         # What was sent since the last run has ended comes before the task, too.
-        new = [*left, *sent_messages(call), task_message(given)]
+        new = [*left, *unread_messages(call), task_message(given)]
         mode = current_mode(state, tuple(self.modes.renderings))
         return Reply({MESSAGES: new}, (self.modes.way_to(mode, call, new),), True)
 
@@ -360,7 +360,7 @@ class SettleNode(Node):
 
 def is_written_to(call: Call, max_turns: int) -> bool:
     """Says that a message waits for the agent, and a turn is left that can take it."""
-    return turns_since_task(call.state.raw(MESSAGES)) < max_turns and bool(sent_messages(call))
+    return turns_since_task(call.state.raw(MESSAGES)) < max_turns and bool(unread_messages(call))
 
 
 def _asked_for(call: Call) -> dict[str, tuple[Mapping[str, Any], str | None]]:
