@@ -14,7 +14,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Retry, errors, liv
 from dspyer.events import Posted
 from dspyer.testing import no_pauses
 from tests.children import run_python
-from tests.live.kit import Notes, colours, driven, finished, modes, writer
+from tests.live.kit import Notes, colours, driven, echo, finished, modes, writer
 
 BOTH = ["notes", "echoes"]
 
@@ -44,27 +44,13 @@ def beside(**graphs: tuple[Any, list[str], list[str]]) -> Graph:
     return graph.add_edge(START, list(graphs)).add_edge(list(graphs), END)
 
 
-def hears(colour: str) -> Callable[..., Any]:
-    """A node that notes what it has read and who has posted it."""
-
-    def listen(ctx: Context) -> None:
-        for note in ctx.live("notes"):
-            ctx.post("echoes", f"{note.author} {note.value}")
-
-    async def alisten(ctx: Context) -> None:
-        async for note in ctx.live("notes"):
-            ctx.post("echoes", f"{note.author} {note.value}")
-
-    return listen if colour == "sync" else alisten
-
-
 @pytest.mark.parametrize("depth", [0, 1])
 @driven("run sync", "run async", "arun async", "astream sync")
 def test_posts_and_reads_at_any_depth(go: Any, colour: str, depth: int) -> None:
     """The author is the node of the outermost graph. With one slot, all read while the writer works or has worked."""
     writes = team(depth, one=writer).compile()
-    reads = team(depth, two=hears(colour)).compile()
-    graph = beside(flat=(hears(colour), BOTH, BOTH), echo=(reads, BOTH, BOTH), writer=(writes, BOTH, BOTH))
+    reads = team(depth, two=echo(colour)).compile()
+    graph = beside(flat=(echo(colour), BOTH, BOTH), echo=(reads, BOTH, BOTH), writer=(writes, BOTH, BOTH))
     run = finished(go(graph.compile(max_concurrency=1)))
     assert list(run.state["notes"]) == ["a", "b", "c"]
     assert sorted(run.state["echoes"]) == sorted(["writer a", "writer b", "writer c"] * 2)
@@ -123,7 +109,7 @@ def test_items_of_a_map_post(go: Any, graph: bool) -> None:
     outer.add_map(
         "map", node, over="parts", item="one", into="results", writes={"notes": "notes", "result": ""}, **retry
     )
-    outer.add_node("listens", hears("sync"), reads=["notes"], writes=["echoes"])
+    outer.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
     outer.add_edge(START, ["begin", "listens"]).add_path("begin", "map", END).add_edge("listens", END)
     with no_pauses():
         run = finished(go(outer.compile()))
@@ -146,7 +132,7 @@ def killed_team(path: str, ends: Callable[[], object]) -> CompiledGraph:
         ctx.post("notes", "after")
 
     graph = beside(
-        writer=(team(1, one=posts).compile(), BOTH, BOTH), echo=(team(1, two=hears("sync")).compile(), BOTH, BOTH)
+        writer=(team(1, one=posts).compile(), BOTH, BOTH), echo=(team(1, two=echo("sync")).compile(), BOTH, BOTH)
     )
     return graph.compile(store=path)
 
@@ -166,7 +152,7 @@ def test_a_question_beside_calls_waiting_nodes_inside_again(colour: str) -> None
         ctx.interrupt("ok", "Fine?")
         ctx.post("notes", "final")
 
-    graph = beside(asks=(asks, BOTH, BOTH), echo=(team(1, two=hears(colour)).compile(), BOTH, BOTH))
+    graph = beside(asks=(asks, BOTH, BOTH), echo=(team(1, two=echo(colour)).compile(), BOTH, BOTH))
     thread = graph.compile(store=":memory:").thread("t")
     run = thread.run({})
     assert (run.status, [question.key for question in run.questions]) == ("interrupted", ["ok"])
@@ -181,7 +167,7 @@ def test_a_failed_graph_leaves_its_posts_to_its_error_edge(go: Any) -> None:
         raise ValueError("broken")
 
     graph = Graph(Board).add_node("team", team(1, one=fails).compile(), reads=BOTH, writes=BOTH)
-    graph.add_node("mend", lambda ctx: {}, writes=[]).add_node("echo", hears("sync"), reads=BOTH, writes=BOTH)
+    graph.add_node("mend", lambda ctx: {}, writes=[]).add_node("echo", echo("sync"), reads=BOTH, writes=BOTH)
     graph.add_edge(START, ["team", "echo"]).add_path("team", END).add_path("mend", END).add_edge("echo", END)
     run = finished(go(graph.add_error_edge("team", "mend").compile()))
     assert (list(run.state["notes"]), list(run.state["echoes"])) == (["seen"], ["team seen"])
