@@ -302,7 +302,6 @@ def test_a_crash_loses_no_word_and_repeats_no_finished_call(key: str | None) -> 
     assert at > 3
 
 
-@pytest.mark.slow("two processes amend one run")
 def test_of_two_processes_one_amends(tmp_path: Path) -> None:
     path, refused, called = tmp_path / "runs.db", os.pipe(), os.pipe()
     with SQLite(path) as store:

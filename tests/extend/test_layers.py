@@ -403,7 +403,6 @@ class HasPart(Layer):
         return part
 
 
-@pytest.mark.slow("garbage collections")
 @pytest.mark.parametrize("use", ["run", "arun", "stored", "stored, async"])
 def test_a_layer_keeps_nothing_of_a_run_alive(use: str) -> None:
     """What a run was made of is freed with it, without the cyclic collector: also the parts that layers had in it."""

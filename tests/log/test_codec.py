@@ -375,7 +375,6 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.slow("a law over states of any values, of which drawing costs most")
 @given(state=st.dictionaries(st.text(max_size=2) | st.sampled_from(["$type", "é"]), VALUES, max_size=8))
 def test_any_state_is_restored_from_a_snapshot(state: dict[str, Any]) -> None:
     for long in ({}, {"text": "x" * 20_000, "deep": [{"bytes": b"y" * 20_000}]}):

@@ -165,7 +165,6 @@ def run_async(plan: Plan, delays: Mapping[str, int], calls: Counter[str]) -> Run
     return asyncio.run(as_graph(plan, calls, delays).compile().arun({"start": plan.start}))
 
 
-@pytest.mark.slow("a random graph, run twice, for each example")
 @given(PLANS, st.data())
 def test_random_checks_make_the_calls_of_a_program_by_hand(plan: Plan, data: st.DataObject) -> None:
     calls: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sqlite3
 import sys
@@ -59,7 +60,6 @@ UPDATE = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@pytest.mark.slow("a law over searches, compared with the steps of each trial")
 @given(updates=st.lists(UPDATE, min_size=1, max_size=4))
 @settings(max_examples=settings().max_examples // 4)  # two graphs are built for each
 def test_the_state_of_a_trial_is_that_of_the_steps_on_its_path(updates: list[dict[str, Any]]) -> None:
@@ -109,12 +109,15 @@ def calls_of(trials: int) -> int:
     """How many calls of functions a search of so many trials makes in this thread."""
     program = best_of(Step(lambda n: n + 1), trials, lambda n: 0.0, per_round=5, writes=["n"]).compile()
     counted = itertools.count()
+    gc.collect()  # the finalizers of what earlier tests left are calls too
+    gc.disable()
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, argument: next(counted) if event == "call" else None)
     try:
         found = program.run({"n": 1})
     finally:
         sys.setprofile(before)
+        gc.enable()
     assert len(found.state["tree"]) == trials
     return next(counted)
 
