@@ -377,10 +377,9 @@ class Binding:
                 value = read_field(state, field, copy) if copy else state.get(field, _NOT_READ)
             elif value is _NOT_READ and computed is not None:
                 value = computed_value(computed, form, call)
-            # `Opaque.any_exist` is False until a value of an unknown class was read: then no argument is searched for
-            # one.
+            # An argument is searched for a value of an unknown class only while the process has one.
             if value is not _NOT_READ:
-                arguments[name] = value if not Opaque.any_exist else usable(value, field, self.reader)
+                arguments[name] = value if not Opaque.alive else usable(value, field, self.reader)
             elif not default:
                 raise unset(field, self.reader, call.state)
         for name in self.contexts:

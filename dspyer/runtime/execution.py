@@ -756,7 +756,7 @@ def _reader(binding: Binding) -> Read:
     ]
 
     def read(session: Session, state: ImmutableState, overlay: Overlay) -> dict[str, Any]:
-        if overlay is None and not Opaque.any_exist:
+        if overlay is None and not Opaque.alive:
             found, get = dict[str, Any](), state._map.get
             for name, field, shared in fields:
                 value = get(field, _ABSENT)

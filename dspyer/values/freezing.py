@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property, partial
 from types import NoneType
-from typing import Any, NoReturn, cast, get_args, get_type_hints
+from typing import Any, ClassVar, NoReturn, cast, get_args, get_type_hints
 
 from pydantic import AnyUrl, BaseModel
 
@@ -403,13 +403,16 @@ class Opaque:
     text: str
 
     shape = ()  # `equal` asks every value for its shape; any other attribute raises
-    any_exist = False
-    """Return whether this process has created one: until then no search for them is made."""
+    alive: ClassVar[dict[int, None]] = {}
+    """The ids of those in this process: while there is none, no search for them is made."""
 
     def __init__(self, name: str, reason: str, text: str) -> None:
         for attribute, value in (("name", name), ("reason", reason), ("text", text)):
             object.__setattr__(self, attribute, value)
-        Opaque.any_exist = True
+        Opaque.alive[id(self)] = None
+
+    def __del__(self) -> None:
+        del Opaque.alive[id(self)]
 
     @classmethod
     def of(cls, tagged: dict[str, Any], error: Exception) -> Opaque:
@@ -478,7 +481,7 @@ OPAQUE = _OpaqueKind()
 
 def find_opaque(value: Any) -> Opaque | None:
     """Return the first opaque value in a plain or frozen one; None if there is none."""
-    if not Opaque.any_exist:
+    if not Opaque.alive:
         return None
     if type(value) is Opaque:
         return value
