@@ -133,6 +133,12 @@ def is_rejected(predictor: object) -> bool:
     return REJECTED in vars(predictor)
 
 
+def original_id(predictor: object) -> int:
+    """The `id()` of the predictor of a step; of the copy that `rejected_step` has made, that of the original."""
+    found: int = vars(predictor).get(REJECTED) or id(predictor)
+    return found
+
+
 def set_apart(predictor: Any) -> None:
     """Marks a predictor that the program does not have: its steps are counted, and leave the trace at its end.
 

@@ -76,8 +76,9 @@ from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, un
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.session_views import Fields, RunViews
+from dspyer.runtime.session_views import Fields, ReadSources, RunViews
 from dspyer.scheduler.lineage import decided_by
+from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import (
     Advanced,
     Branch,
@@ -223,6 +224,12 @@ class Session(AttemptHost):
         known, local_id = self.records.with_commit, self.ids.local_id
         rows = [row for entry in self.run.log for row in known.get(local_id(entry.commit.id), ())] if known else ()
         return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
+
+    def reads(self) -> ReadSources:
+        """What the nodes of its commits so far have read, for a layer that asks at its end."""
+        log = self.run.log
+        writers = Writers(log, parts=partial(self.fields.parts, log))
+        return ReadSources(self.graph, self.fields, log, self.notes.view_reads, writers)
 
     @property
     def limit(self) -> TimeLimit | None:

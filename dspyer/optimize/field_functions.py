@@ -1,0 +1,226 @@
+"""Field metrics as functions: what they may take and return, how they are called, and what they say of a value."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, SupportsFloat
+
+import dspy
+from pydantic_core import to_jsonable_python
+
+from dspyer.errors import annotate, brief, list_names, suggestion, with_article
+from dspyer.extend import is_async, read_signature
+
+logger = logging.getLogger("dspyer")
+
+LONGEST = 2000
+"""The most characters of a value in feedback."""
+
+ROUNDING = 1e-6
+"""How far a score may be beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999."""
+
+
+class _NoGold:
+    """The gold of a value of which nobody knows what is right."""
+
+    def __repr__(self) -> str:
+        return "NO_GOLD"
+
+
+NO_GOLD: Final = _NoGold()
+
+
+class FieldResult(NamedTuple):
+    """The verdict of a field metric on one value.
+
+    Attributes:
+        score: from 0 to 1; None if the metric cannot tell.
+        feedback: its own words; None if it gave none.
+    """
+
+    score: float | None
+    feedback: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`"right"` for a score of 1, `"wrong"` for a lower one, `"unknown"` for none."""
+        return "unknown" if self.score is None else "right" if self.score >= 1 else "wrong"
+
+
+class Equals:
+    """Return whether a value equals gold: what `equals` makes."""
+
+    def __init__(self, gold: str | Callable[..., Any]) -> None:
+        if not isinstance(gold, str) and (not callable(gold) or isinstance(gold, type | dspy.Module)):
+            raise TypeError(
+                f"equals takes the name of a column of the examples, or a function of `example`, not {brief(gold)}"
+            )
+        problems = [] if isinstance(gold, str) else argument_problems(gold, "the function in equals", ("example",))
+        if problems:
+            raise TypeError("; ".join(problems))
+        self.column = gold if isinstance(gold, str) else None
+        self._function = None if isinstance(gold, str) else gold
+        self._takes_state = self._function is not None and takes_state(self._function)
+        self._warned = False
+
+    def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
+        return self.is_equal(value, self.expected(example, state))
+
+    def is_equal(self, value: Any, expected: Any) -> bool:
+        """Tell if a value equals gold; warns once if two differ in their types alone."""
+        equal = bool(value == expected)
+        if not equal and not self._warned and _differ_in_type_alone(value, expected):
+            self._warned = True
+            logger.warning(
+                "%r: the value %s and the expected %s differ in their types alone, and are not equal: give "
+                "examples with values of the type of the field, or a function that compares them",
+                self,
+                repr(value)[:200],
+                repr(expected)[:200],
+            )
+        return equal
+
+    def expected(self, example: Any, state: Any = None) -> Any:
+        """The gold of an example, for a value that was written with a state."""
+        if self._function is not None:
+            return self._function(example=example, **({"state": state} if self._takes_state else {}))
+        if self.column not in example:
+            raise ValueError(self.lacks(example))
+        return example[self.column]
+
+    def lacks(self, example: Any) -> str:
+        """The problem with an example without the column."""
+        return (
+            f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
+            f"{suggestion(str(self.column), example.keys())} For examples without it, give a function that returns None"
+        )
+
+    def __repr__(self) -> str:
+        return f"equals({metric_name(self._function) if self.column is None else repr(self.column)})"
+
+
+def _differ_in_type_alone(value: Any, expected: Any) -> bool:
+    """Tell if two values that are not equal are the same as JSON, or as texts: a model and a dict, 17 and "17"."""
+    if type(value) is type(expected) and isinstance(value, str | int | float | bool | None):
+        return False
+    try:
+        return bool(to_jsonable_python(value) == to_jsonable_python(expected)) or (
+            isinstance(value, str) is not isinstance(expected, str) and str(value) == str(expected)
+        )
+    except Exception:  # noqa: BLE001 - a value without a JSON form
+        return False
+
+
+def judged(metric: Any, key: str, example: Any, value: Any, state: Any) -> FieldResult:
+    """The verdict of the metric of a key on one value."""
+    field = key.rpartition(".")[2]
+    try:
+        if isinstance(metric, Equals):
+            return FieldResult(float(metric(example, value, state)))
+        # A field of the name `state` is itself.
+        given = {"example": example, **({"state": state} if takes_state(metric) else {}), field: value}
+        found = metric(**given)
+    except Exception as error:
+        annotate(error, f"in the metric of {key!r}")
+        raise
+    return _result(found, key)
+
+
+def wrong_text(output: str, value: Any, result: FieldResult, gold: Any) -> str:
+    """The feedback on a value, under the name that its author has for it: the metric's own, else what was expected."""
+    if result.feedback is not None:
+        return result.feedback
+    if result.verdict == "right":
+        return f"`{output}` is right."
+    if gold is not NO_GOLD:
+        return f"`{output}` is {shown(value)}, expected {shown(gold)}."
+    degree = f" (score {result.score:g} of 1)" if result.score else ""
+    return f"`{output}` is {shown(value)}, which is wrong{degree}."
+
+
+def shown(value: object) -> str:
+    """A value as feedback shows it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def metric_name(metric: Any) -> str:
+    """The name of a metric in texts."""
+    return repr(metric) if isinstance(metric, Equals) else getattr(metric, "__name__", type(metric).__name__)
+
+
+def takes_state(metric: Any) -> bool:
+    """Tell if a metric wants the state with the value."""
+    if isinstance(metric, Equals):
+        return metric._takes_state
+    return any(parameter.name == "state" for parameter in read_signature(metric, "").parameters)
+
+
+# --- what is wrong with a field metric
+
+
+def metric_problems(key: str, metric: Any) -> list[str]:
+    """Problems with the metric of a key."""
+    who, field = f"the metric of {key!r}", key.rpartition(".")[2]
+    if isinstance(metric, Equals):
+        return []
+    if not callable(metric) or isinstance(metric, type | dspy.Module):
+        kind = with_article(type(metric).__name__)
+        return [f"{who} is {brief(metric)}, {kind}: give a function of `example` and `{field}`, or equals('column')"]
+    if field == "example":
+        return [f"{who} cannot take both the example and a field of this name: compare it with equals('column')"]
+    return argument_problems(metric, who, ("example", field))
+
+
+def argument_problems(function: Any, who: str, needed: tuple[str, ...]) -> list[str]:
+    """Problems with the parameters of a function that is called with some arguments by name, and maybe `state`."""
+    if is_async(function):
+        return [f"{who} is async: give a plain function"]
+    signature, may = read_signature(function, who), list(dict.fromkeys((*needed, "state")))
+    problems = list(signature.problems)
+    unknown = [one.name for one in signature.parameters if not one.default and one.name not in may]
+    if unknown:
+        hint = "" if len(unknown) > 1 else suggestion(unknown[0], may)
+        taken = " and ".join((", ".join(f"`{name}`" for name in may[:-1]), f"`{may[-1]}`"))
+        problems.append(f"{who} takes {list_names(sorted(unknown))}: it may take {taken}.{hint}")
+    given = {parameter.name for parameter in signature.parameters}
+    missing = [name for name in needed if name not in given and not signature.takes_all]
+    if missing and not unknown:
+        problems.append(
+            f"{who} takes no {list_names(missing)}: make it a function of {' and '.join(f'`{name}`' for name in needed)}"
+        )
+    return problems
+
+
+def _result(found: Any, key: str) -> FieldResult:
+    """The result of a field metric, validated."""
+    feedback, given = None, found
+    if isinstance(found, dspy.Prediction):
+        feedback, given = found.get("feedback"), found.get("score")
+        if feedback is not None and not isinstance(feedback, str):
+            raise ValueError(f"the metric of {key!r} gave the feedback {brief(feedback)}: give a text")
+    feedback = feedback if feedback and feedback.strip() else None
+    if given is None:
+        return FieldResult(None, feedback)
+    score = _number(given)
+    if not -ROUNDING <= score <= 1 + ROUNDING:
+        raise ValueError(
+            f"the metric of {key!r} returned {brief(given)}: give a bool, a number from 0 to 1, None if it cannot "
+            "tell, or dspy.Prediction(score=..., feedback=...)"
+        )
+    return FieldResult(1.0 if score > 1 - ROUNDING else max(0.0, score), feedback)
+
+
+def _number(given: Any) -> float:
+    if not isinstance(given, SupportsFloat) or isinstance(given, str):
+        return math.nan
+    try:
+        return float(given)
+    except (TypeError, ValueError):  # an array of several numbers, or of none
+        return math.nan
+
+
+Metrics = Mapping[str, Callable[..., Any]]
+"""Metrics by key."""

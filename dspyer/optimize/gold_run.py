@@ -1,0 +1,603 @@
+"""Gold runs: a program runs on an example, and each value that has gold is judged and replaced when it is written.
+
+So every node reads right values, and all nodes that are wrong by themselves show at once. A `Sheet` has what the nodes
+of one call of a program have written, at any depth, and what they had read. `blame` names the culprits.
+
+- A value is **right** if its metric says so, if gold was put in its place, or if it was right in the run itself.
+- A value is **wrong** if its metric says so and no gold is put in. Nothing that was made from it can be blamed.
+- A value without a metric is **unknown**: it carries the predictors that made it, and those of what its node had read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as made
+from threading import Lock
+from typing import Any, NamedTuple
+
+import dspy
+
+from dspyer.errors import always_raised, brief, with_article
+from dspyer.events import TraceStep
+from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.tracing import original_id
+from dspyer.nodes.router import Router
+from dspyer.optimize.examples import validate_examples
+from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
+from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.layer import GoldLayer, ItemLayer
+from dspyer.patch import Replace
+
+Scope = tuple[int, tuple[str, ...]]
+"""A run: the number of the outermost one in the call of the program, and the executions around it."""
+
+
+class Step(NamedTuple):
+    """One call of a predictor: its full name in the program, its inputs, and what it gave."""
+
+    predictor: str
+    inputs: Mapping[str, Any]
+    outputs: Any
+
+
+class Part(NamedTuple):
+    """What of gold a value is compared with, if it is a part of a list.
+
+    Attributes:
+        position: the index of the entry that a `Send` target adds; None for a map, whose items are compared one by one.
+        entry: that entry.
+    """
+
+    position: int | None = None
+    entry: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A value that a node, an item of a map, or a router has written.
+
+    Attributes:
+        scope: the run in which it was written.
+        commit: the id of its commit in that run.
+        path: the node, after the nodes around it and the attribute of its graph in a module.
+        field: the field of its graph.
+        output: the name that the node has for it.
+        value: what was written, before gold was put in its place.
+        state: the state with it.
+        kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
+            that corrects what a check has refused, `"router"`.
+        part: how it is compared with a list; None for a whole value.
+        item: its index in the list of a map; None for a whole value.
+        key: the key of its metric; None if it has none.
+        result: what the metric found; None if it was not judged.
+        gold: what is right; `NO_GOLD` if that is unknown.
+        replaced: whether gold was put in its place.
+        steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
+        reads: the values that were read for it.
+    """
+
+    scope: Scope
+    commit: str
+    path: tuple[str, ...]
+    field: str
+    output: str
+    value: Any
+    state: Any
+    kind: str = "node"
+    part: Part | None = None
+    item: int | None = None
+    key: str | None = None
+    result: FieldResult | None = None
+    gold: Any = NO_GOLD
+    replaced: bool = False
+    steps: tuple[Step, ...] = ()
+    reads: list[Value] = made(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """`"right"`, `"wrong"` or `"unknown"`, of what was written."""
+        return "unknown" if self.result is None else self.result.verdict
+
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """The full names of the predictors that made it; of a function and of a graph, none."""
+        return () if self.kind == "graph" else tuple(dict.fromkeys([step.predictor for step in self.steps]))
+
+    @property
+    def name(self) -> str:
+        """The path of its node as a text."""
+        return ".".join(self.path)
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Where it was written, which is the same in two runs of an example."""
+        return self.scope, self.commit, self.path, self.field, self.item
+
+    @property
+    def text(self) -> str:
+        """The words of its metric; "" without a verdict."""
+        return "" if self.result is None else wrong_text(self.output, self.value, self.result, self.gold)
+
+
+class _Ended:
+    """What is known of one run, once it has ended."""
+
+    def __init__(self, run: Any) -> None:
+        self.graph = run.graph
+        self.entries = {entry.commit.id: entry for entry in run.run.log}
+        self.parents = {id_: [list(self.entries)[at] for at in entry.parents] for id_, entry in self.entries.items()}
+        self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
+        self.given = run.run_start.state
+        self.reads = run.reads()
+        self.steps: dict[str, list[TraceStep]] = {}
+        for step in run.trace_steps(run.run):
+            self.steps.setdefault(step.execution, []).append(step)
+        self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
+        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit
+        modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
+        parts = [vars(run.program)[name] for name in modules if name is not None]
+        self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
+
+
+class Sheet:
+    """What the nodes of one call of a program have written, and what they had read.
+
+    Args:
+        metric: the metric by field.
+        example: the example; None if `judge` gives it later: then nothing is replaced.
+        replaces: the keys whose gold is put in the place of what is wrong.
+        unused: the keys that are treated as having no metric.
+
+    Attributes:
+        values: what was written, in the order of arrival.
+        prediction: what the program returned; None if it raised.
+        error: what it raised; None if nothing.
+        problems: what checks have found in the output of a commit.
+        program: the program.
+        trace: the DSPy trace of the call.
+    """
+
+    program: dspy.Module
+    trace: Sequence[Any] = ()
+
+    def __init__(
+        self, metric: FieldMetric, example: Any = None, replaces: Collection[str] = (), unused: Collection[str] = ()
+    ) -> None:
+        self.values: list[Value] = []
+        self.prediction: dspy.Prediction | None = None
+        self.error: Exception | None = None
+        self.problems: dict[tuple[Scope, str], list[str]] = {}
+        self._metric, self._example, self._replaces, self._unused = metric, example, replaces, unused
+        self._ended: dict[Scope, _Ended] = {}
+        self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
+        self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._names: dict[int, str] = {}  # of the predictors, by id
+        self._prefixes: list[tuple[str, ...]] = []  # of each outermost run, the attribute of its graph
+        self._lock = Lock()
+
+    # --- what the layer sees, from any thread
+
+    def begin(self, graph: Any) -> int:
+        """The number of an outermost run that begins, of a graph of the program."""
+        program = (dspy.settings.get("caller_modules") or [graph])[0]
+        found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
+        with self._lock:
+            self._prefixes.append(tuple(found.split(".")[1:]))
+            self._names = self._names or {id(one): name for name, one in program.named_predictors()}
+            return len(self._prefixes) - 1
+
+    def enter(self, number: int, call: Call) -> None:
+        """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
+        scope = (number, call.runner.session.scope)
+        self._paths[scope, call.context.delegate.execution] = (*self._around(scope), call.node)
+
+    def made_item(self, number: int, call: Call) -> None:
+        """Notes the steps of an item of a map, which has been called."""
+        scope = (number, call.runner.session.scope)
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+
+    def _around(self, scope: Scope) -> tuple[str, ...]:
+        number, around = scope
+        if not around:
+            return self._prefixes[number]
+        return self._paths[(number, around[:-1]), whole_execution(around[-1])]
+
+    def written(self, number: int, call: Call, node: Node, output: Output) -> dict[str, Any]:
+        """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
+        session, execution = call.runner.session, call.context.delegate.execution
+        graph, scope = session.graph, (number, session.scope)
+        check = graph.rejecting.get(node.name)
+        if check is not None:  # what it finds is no value of the program
+            log, problems = session.run.log, output.after.get(check.into, ())
+            for commit in check.output_before(log, call.context.delegate.position.head) if problems else ():
+                self.problems[scope, commit] = list(problems)
+            return {}
+        schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
+        fixes = {check.fix for check in graph.checks.values()}
+        kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
+        gold: dict[str, Any] = {}
+        for field in dict.fromkeys((*output.patch, *node.always_writes)):
+            if field not in output.after:
+                continue
+            value, path = thaw(output.after.raw(field)), self._paths[scope, execution]
+            found = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
+            reducer = schema.reducer(field)
+            if node.mapped is not None and field == node.mapped.into:
+                found.part = Part()
+            elif reducer is not None:
+                found.part = sent_entry(call, output.updates.get(field), reducer.name)
+            update = self._add(found, field not in schema.live_fields and (reducer is None or found.part is not None))
+            if update is not NO_GOLD:
+                gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
+        return gold
+
+    def label(self, number: int, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
+        """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
+        scope, field = (number, call.runner.session.scope), router.writes.get(router.label)
+        if field is None:
+            return prediction
+        label, path = prediction[router.label], (*self._around(scope), router.module_name)
+        commit = whole_execution(call.context.delegate.execution)
+        found = Value(scope, commit, path, field, router.label, label, call.state.set(field, label), "router")
+        gold = self._add(found, True)
+        return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
+
+    def _add(self, found: Value, may_replace: bool) -> Any:
+        """Adds a value, judged if the example is known; returns the gold that is put in its place, or `NO_GOLD`."""
+        judged = [found] if self._example is None else self._judged(found)
+        with self._lock:
+            self.values += judged
+        key = judged[0].key if judged else None
+        if not may_replace or key not in self._replaces or all(one.verdict != "wrong" for one in judged):
+            return NO_GOLD
+        for one in judged:
+            one.replaced = one.gold is not NO_GOLD
+        whole = [one.gold for one in judged] if found.part == Part() and judged[0] is not found else judged[0].gold
+        return whole if all(one.replaced for one in judged) else NO_GOLD
+
+    def end(self, number: int, run: Any) -> None:
+        """Learns what the nodes of a run have read, at its end."""
+        self._ended[number, run.scope] = _Ended(run)
+
+    # --- verdicts
+
+    def judge(self, example: Any) -> None:
+        """Judges the values of a call that was made without an example."""
+        self._example = example
+        self.values = [one for value in self.values for one in self._judged(value)]
+
+    def _judged(self, value: Value) -> list[Value]:
+        """A value with its verdict; the items of a list one by one, if gold has as many."""
+        metric, example = self._metric, self._example
+        key = metric.key_for(value.path, value.field)
+        if key is None or (key in self._unused and key != metric.goal):
+            return [value]
+        value.key, value.gold = key, metric.gold(key, example, value.state)
+        part, gold = value.part, value.gold
+        if part is not None and isinstance(gold, list | tuple):
+            if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
+                pairs = [*enumerate(zip(value.value, gold, strict=True))]
+                return [
+                    replace(value, value=one, gold=want, item=at, part=None, result=metric.compared(key, one, want))
+                    for at, (one, want) in pairs
+                ]
+            if part.position is not None and part.position < len(gold):
+                value.value, value.gold, value.item = part.entry, gold[part.position], part.position
+                value.result = metric.compared(key, value.value, value.gold)
+                return [value]
+        value.result = metric.judge(key, example, value.value, value.state)
+        return [value]
+
+    # --- what was read
+
+    def link(self) -> Sheet:
+        """Gives each value the steps that made it, and the values that were read for it, once the call has ended.
+
+        They are put in the canonical order of their commits: branches and items come as fast as they are.
+        """
+        self.values.sort(key=self._order)
+        for value in self.values:
+            ended = self._ended.get(value.scope)
+            if ended is not None and value.commit in ended.entries:
+                ended.values.setdefault((value.commit, value.field), []).append(value)
+                if value.kind == "router":
+                    ended.labels.setdefault(value.commit, []).append(value)
+        for value in self.values:
+            ended = self._ended.get(value.scope)
+            if ended is not None and value.commit in ended.entries:
+                value.steps = self._steps(value, ended)
+                value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
+        return self
+
+    def _order(self, value: Value) -> list[Any]:
+        """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
+        number, around = value.scope
+        found: list[Any] = [number]
+        for depth, execution in enumerate((*around, value.commit)):
+            ended = self._ended.get((number, around[:depth]))
+            entry = None if ended is None else ended.entries.get(whole_execution(execution))
+            found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
+        return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
+
+    def _steps(self, value: Value, ended: _Ended) -> tuple[Step, ...]:
+        own = _own_execution(value)
+        if own != value.commit:
+            found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
+        else:
+            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
+            found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
+        routed = value.kind == "router"
+        found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
+        return tuple([Step(self._names[at], inputs, outputs) for at, inputs, outputs in found])
+
+    def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
+        if value.kind == "graph":
+            node, own = ended.graph.nodes[value.path[-1]], _own_execution(value)
+            for scope, inner in self._ended.items():
+                around = scope[1]
+                if (scope[0], around[:-1]) == value.scope and around and own in (around[-1], whole_execution(around[-1])):
+                    for name in inner.written if node.mapped is not None else [value.output]:
+                        yield from self._behind(scope, inner, name, inner.reads.last(name))
+            return
+        sources = ended.reads.of(value.commit)
+        found = {**sources.routers} if value.kind == "router" else {**sources.node}
+        for check in ended.graph.rejecting.values():
+            found.pop(check.into, None)  # problems are no values of the program
+        for field, commits in found.items():
+            yield from self._behind(value.scope, ended, field, commits)
+        for parent in ended.parents[value.commit]:  # what led here
+            yield from ended.labels.get(parent, ())
+
+    def _behind(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str]) -> Iterator[Value]:
+        """The values of a field, given the commits behind it."""
+        for commit in commits:
+            known = ended.values.get((commit, field))
+            if known:
+                yield from known
+            elif not ended.entries[commit].parents:
+                yield from self._given(scope, field)
+            elif len(ended.entries[commit].parents) > 1:  # a merge policy made it of what branches wrote
+                yield from self._behind(scope, ended, field, ended.reads.of(commit).node.get(field, ()))
+            elif field not in ended.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
+                for name, behind in ended.reads.of(commit).routers.items():
+                    yield from self._behind(scope, ended, name, [one for one in behind if one != commit or name != field])
+
+    def _given(self, scope: Scope, field: str) -> Iterator[Value]:
+        """The values behind an input of a run: those that the node around it had read."""
+        number, around = scope
+        outer = (number, around[:-1])
+        if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
+            given = self._ended[scope].given.raw(field, None)
+            if field not in self._example or not same(given, freeze(self._example[field])):
+                for earlier in range(number):
+                    ended = self._ended[earlier, ()]
+                    for name in ended.written:
+                        yield from self._behind((earlier, ()), ended, name, ended.reads.last(name))
+            return
+        ended, commit = self._ended.get(outer), whole_execution(around[-1])
+        if ended is None or commit not in ended.entries:
+            return
+        node = ended.graph.nodes[ended.entries[commit].commit.node]
+        if node.mapped is not None and field == node.mapped.item:
+            name = node.mapped.over
+        else:
+            name = ((node.inner or node).reads or {}).get(field, field)
+        yield from self._behind(outer, ended, name, ended.reads.of(commit).node.get(name, ()))
+
+
+def _own_execution(value: Value) -> str:
+    """The execution that made a value: of an item of a map, that of the item."""
+    return value.commit if value.item is None or value.part is not None else part_id(value.commit, value.item)
+
+
+def sent_entry(call: Call, update: Any, reducer: str) -> Part | None:
+    """The entry that the target of a `Send` adds to a list, and the position of its `Send`; None for anything else."""
+    position = call.context.delegate.position
+    entries = [update] if reducer == "append" else update
+    if call.overlay is None or position is None or not isinstance(entries, list | tuple) or len(entries) != 1:
+        return None
+    before = call.runner.session.run.log[position.head]
+    rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
+    return Part(rest[0], entries[0]) if before.sends and rest else None
+
+
+def observe(
+    program: dspy.Module,
+    example: dspy.Example,
+    metric: FieldMetric,
+    replaces: Collection[str] = (),
+    unused: Collection[str] = (),
+) -> Sheet:
+    """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
+
+    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C.
+    """
+    sheet = Sheet(metric, example, replaces, unused)
+    sheet.program = program
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
+        try:
+            sheet.prediction = program(**example.inputs())
+        except Exception as error:
+            if always_raised(error):
+                raise
+            sheet.error = error
+    return sheet.link()
+
+
+# --- who is responsible
+
+
+class Fault(NamedTuple):
+    """A value that is wrong though nothing that was read for it is known to be wrong.
+
+    Attributes:
+        value: the value, in the gold run.
+        causes: the values one of which is the mistake: itself, and those without a metric before it.
+        known: whether all that was read for it is right: its author is a culprit.
+    """
+
+    value: Value
+    causes: tuple[Value, ...]
+    known: bool
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The full names of the predictors that made the causes; none of what no optimizer can change."""
+        return tuple(dict.fromkeys([name for value in self.causes for name in value.predictors]))
+
+
+class _Carried:
+    """What values carry for what was made from them: unknown values, or None if something is known to be wrong."""
+
+    def __init__(self, right: Collection[Any]) -> None:
+        self._right = right  # the places of values that were right in the run itself
+        self._known: dict[Value, tuple[Value, ...] | None] = {}
+
+    def by(self, value: Value) -> tuple[Value, ...] | None:
+        """What a value carries: nothing if it is right."""
+        if value not in self._known:
+            self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
+            self._known[value] = self._found(value)
+        return self._known[value]
+
+    def _found(self, value: Value) -> tuple[Value, ...] | None:
+        if value.replaced or value.verdict == "right" or value.place in self._right:
+            return ()
+        read = None if value.verdict == "wrong" else self.read(value)
+        return read if read is None else (*read, value)
+
+    def read(self, value: Value) -> tuple[Value, ...] | None:
+        """What all that was read for a value carries."""
+        found: dict[Value, None] = {}
+        for one in value.reads:
+            carried = self.by(one)
+            if carried is None:
+                return None
+            found.update(dict.fromkeys(carried))
+        return tuple(found)
+
+
+def is_read(run: Sheet, keys: Collection[str]) -> bool:
+    """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
+    read = {id(one) for value in run.values for one in value.reads}
+    wrong = [one for one in run.values if one.verdict == "wrong" and one.key in keys and one.gold is not NO_GOLD]
+    return any(id(one) in read for one in wrong)
+
+
+def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
+    """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
+    right = {one.place for one in run.values if one.verdict == "right"} if gold is not None else ()
+    carried, found = _Carried(right), list[Fault]()
+    for value in (gold or run).values:
+        if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
+            continue
+        read = carried.read(value)
+        if read is not None:
+            found.append(Fault(value, (*read, value), not any(one.predictors for one in read)))
+    if gold is not None:  # in a gold run, a node that corrects has nothing to correct
+        carried = _Carried(())
+        for value in run.values:
+            if value.kind == "fix" and value.verdict == "wrong":
+                others = [carried.by(one) for one in value.reads if one.field != value.field]
+                found += [] if None in others else [Fault(value, (value,), True)]
+    return found
+
+
+class Culprits(NamedTuple):
+    """The predictors that are responsible for what is wrong on an example. It prints as a table.
+
+    Attributes:
+        shares: the share of each, the largest first; they add up to 1. Empty if nothing is known to be wrong. What no
+            optimizer can change stands under the path of its node.
+        suspects: those among them of which it is not known whether they have made a mistake.
+        not_tunable: those among them that no optimizer can change: functions, tools, frozen modules.
+        texts: what is wrong, by who is responsible.
+    """
+
+    shares: Mapping[str, float]
+    suspects: tuple[str, ...]
+    not_tunable: tuple[str, ...]
+    texts: Mapping[str, tuple[str, ...]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        texts = {name: list(found) for name, found in self.texts.items()}
+        return {**self._asdict(), "suspects": list(self.suspects), "not_tunable": list(self.not_tunable), "texts": texts}
+
+    def __str__(self) -> str:
+        if not self.shares:
+            return "culprits: none, nothing is known to be wrong"
+        lines = []
+        for name, share in self.shares.items():
+            kind = " (suspect)" if name in self.suspects else " (not tunable)" if name in self.not_tunable else ""
+            lines.append(f"{100 * share:.0f} % {name}{kind}: {' '.join(self.texts[name])}")
+        return "\n".join(lines)
+
+
+def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -> Culprits:
+    """The predictors that are responsible for what is wrong on an example, by a run and a gold run.
+
+    The program runs on the example. If a value that has gold is wrong and was read later, it runs again: each value is
+    judged when it is written, and replaced by gold. A **culprit** is what has written a wrong value though all that it
+    had read is right. If values without a metric were read, those who made them are **suspects** with it, with equal
+    shares.
+
+    Args:
+        program: the program: a graph, or a module around graphs.
+        example: the example, with inputs and gold.
+        metric: the metric, as `by_field` makes it.
+
+    Returns:
+        The culprits and suspects.
+
+    Raises:
+        TypeError: for a run instead of a program, or another metric.
+        ValueError: if the metric or the example does not fit the program.
+        Exception: what the program raises.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.optimize import by_field, equals
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)}, writes=["words"])
+        >>> graph = graph.add_node("grade", lambda words: {"long": words > 4}, writes=["long"])
+        >>> program = graph.add_path(START, "count", "grade", END).compile()
+        >>> metric = by_field({"words": equals("words"), "long": equals("long")}, goal="long")
+        >>> print(culprits(program, dspy.Example(text="high tide", words=2, long=False).with_inputs("text"), metric))
+        100 % count (not tunable): `words` is 9, expected 2.
+    """
+    check_arguments("culprits", program, [example], metric)
+    run = observe(program, example, metric)
+    gold = observe(program, example, metric, metric.gold_keys) if is_read(run, metric.gold_keys) else None
+    for one in (run, gold):
+        if one is not None and one.error is not None:
+            raise one.error
+    found, tunable = faults(run, gold), {name for name, _ in program.named_predictors()}
+    shares: dict[str, float] = {}
+    texts: dict[str, dict[str, None]] = {}
+    for fault in found:
+        names = fault.suspects or (fault.value.name,)
+        for name in names:
+            shares[name] = shares.get(name, 0.0) + 1 / (len(found) * len(names))
+            texts.setdefault(name, {})[fault.value.text] = None
+    known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
+    ordered = dict(sorted(shares.items(), key=lambda part: -part[1]))
+    return Culprits(
+        ordered,
+        tuple([name for name in ordered if name not in known]),
+        tuple([name for name in ordered if name not in tunable]),
+        {name: tuple(texts[name]) for name in ordered},
+    )
+
+
+def check_arguments(who: str, program: Any, examples: Sequence[Any], metric: Any) -> None:
+    """Refuses what an experiment cannot be made with, before anything is called."""
+    if not isinstance(program, dspy.Module):
+        form = "culprits(program, example, metric)" if who == "culprits" else f"{who}(program, examples, metric)"
+        raise TypeError(f"{who} takes a program, and got {with_article(type(program).__name__)}: call {form}")
+    if not isinstance(metric, FieldMetric):
+        raise TypeError(f"{who} takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
+    validate_examples(program, examples, "example" if who == "culprits" else "devset")
+    metric.validate(program, examples)

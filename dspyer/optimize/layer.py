@@ -1,0 +1,109 @@
+"""`GoldLayer`: sees what the nodes of a program write, at any depth, and may put gold in its place.
+
+It is around every node of every graph that is called in its block: those of graphs inside of nodes, of items of maps,
+and of all graphs of a hand-written module. What it sees of one call of a program is in a `gold_run.Sheet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import dspy
+
+from dspyer.extend import Call, Inner, Layer, Output, Place, Reply, Script, wrapped
+from dspyer.nodes.router import ModuleRouter
+
+if TYPE_CHECKING:
+    from dspyer.optimize.gold_run import Sheet
+
+SHEET: Final = "dspyer_sheet"
+"""The setting with the sheet of the call of a program, and the number of the outermost run in it. DSPy carries it to
+the threads of nodes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GoldLayer(Layer):
+    """Writes what it sees on sheets, and commits the gold that they give.
+
+    Attributes:
+        sheet: gives the sheet of an outermost run that begins; None for one that is not watched.
+    """
+
+    place: ClassVar[Place] = "outside"
+    around_parts: ClassVar[bool] = True
+
+    sheet: Callable[[], Sheet | None]
+
+    @contextmanager
+    def run(self, run: Any) -> Iterator[None]:
+        """A block around a run: at its end, the sheet learns what its nodes have read."""
+        if run.scope:
+            sheet, number = dspy.settings[SHEET]
+        else:
+            sheet = self.sheet()
+            number = 0 if sheet is None else sheet.begin(run.program)
+        with dspy.context(**{SHEET: (sheet, number)}):
+            try:
+                yield
+            finally:
+                if sheet is not None:
+                    sheet.end(number, run)
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The output of a node, with gold in the place of what is wrong; the decision of a router likewise."""
+        sheet, number = dspy.settings[SHEET]
+        node = call.runner.session.graph.nodes.get(call.node)
+        part = call.context.delegate.part
+        if sheet is None:
+            return (yield from inner(call))
+        if part == "route":
+            return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, number)))
+        if part or node is None:  # what condenses a value, which is judged after it
+            return (yield from inner(call))
+        sheet.enter(number, call)
+        output: Output = yield from inner(call)
+        gold = {} if output.failure is not None else sheet.written(number, call, node, output)
+        if not gold:
+            return output
+        kept = {field: value for field, value in output.updates.items() if field not in gold}
+        return output.call.reply(Reply({**kept, **gold}, output.goto))._replace(exchange=output.exchange)
+
+
+class ItemLayer(Layer):
+    """Tells the sheet the steps of each item of a map."""
+
+    place: ClassVar[Place] = "retry"
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The result of an item."""
+        result = yield from inner(call)
+        sheet, number = dspy.settings[SHEET]
+        if sheet is not None and call.context.delegate.index is not None:
+            sheet.made_item(number, call)
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled:
+    """The leaf step of a router, with gold in the place of a wrong label."""
+
+    step: Any
+    sheet: Any
+    number: int
+
+    def call(self, call: Call) -> Any:
+        """Calls the module."""
+        return self._labelled(call, self.step.call(call))
+
+    async def acall(self, call: Call) -> Any:
+        """Calls the module."""
+        return self._labelled(call, await self.step.acall(call))
+
+    def _labelled(self, call: Call, prediction: Any) -> Any:
+        module = getattr(self.step, "step", self.step).module  # with templates filled in, it is around the leaf
+        routers = [one for one in call.runner.session.graph.exits[call.node] if isinstance(one, ModuleRouter)]
+        router = next(one for one in routers if getattr(call.program, one.module_name) is module)
+        return self.sheet.label(self.number, call, router, prediction)
