@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dspyer.errors import missing_in
 from dspyer.optimize.accepted import accepted_only
+from dspyer.optimize.few_shot import FewShot
 from dspyer.optimize.field_metric import FieldMetric, by_field, equals
 from dspyer.optimize.gepa import GEPA
 from dspyer.optimize.gold_run import Culprits, culprits
 
-__all__ = ["GEPA", "Culprits", "FieldMetric", "accepted_only", "by_field", "culprits", "equals"]
+__all__ = ["GEPA", "Culprits", "FewShot", "FieldMetric", "accepted_only", "by_field", "culprits", "equals"]
 
 __getattr__ = missing_in(__name__)

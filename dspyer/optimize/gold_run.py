@@ -73,6 +73,7 @@ class Value:
         key: the key of its metric; None if it has none.
         result: what the metric found; None if it was not judged.
         gold: what is right; `NO_GOLD` if that is unknown.
+        may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         replaced: whether gold was put in its place.
         steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
@@ -91,6 +92,7 @@ class Value:
     key: str | None = None
     result: FieldResult | None = None
     gold: Any = NO_GOLD
+    may_replace: bool = True
     replaced: bool = False
     steps: tuple[Step, ...] = ()
     reads: list[Value] = made(default_factory=list)
@@ -157,10 +159,12 @@ class Sheet:
         problems: what checks have found in the output of a commit.
         program: the program.
         trace: the DSPy trace of the call.
+        again: how often a node whose output is wrong is asked again.
     """
 
     program: dspy.Module
     trace: Sequence[Any] = ()
+    again = 0
 
     def __init__(
         self, metric: FieldMetric, example: Any = None, replaces: Collection[str] = (), unused: Collection[str] = ()
@@ -204,8 +208,8 @@ class Sheet:
             return self._prefixes[number]
         return self._paths[(number, around[:-1]), whole_execution(around[-1])]
 
-    def written(self, number: int, call: Call, node: Node, output: Output) -> dict[str, Any]:
-        """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
+    def judged(self, number: int, call: Call, node: Node, output: Output) -> list[list[Value]]:
+        """What a node has written, judged if the example is known: a list for each field, of several items of a map."""
         session, execution = call.runner.session, call.context.delegate.execution
         graph, scope = session.graph, (number, session.scope)
         check = graph.rejecting.get(node.name)
@@ -213,22 +217,31 @@ class Sheet:
             log, problems = session.run.log, output.after.get(check.into, ())
             for commit in check.output_before(log, call.context.delegate.position.head) if problems else ():
                 self.problems[scope, commit] = list(problems)
-            return {}
+            return []
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
-        gold: dict[str, Any] = {}
+        found: list[list[Value]] = []
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
                 continue
             value, path = thaw(output.after.raw(field)), self._paths[scope, execution]
-            found = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
+            made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                found.part = Part()
+                made.part = Part()
             elif reducer is not None:
-                found.part = sent_entry(call, output.updates.get(field), reducer.name)
-            update = self._add(found, field not in schema.live_fields and (reducer is None or found.part is not None))
+                made.part = sent_entry(call, output.updates.get(field), reducer.name)
+            made.may_replace = field not in schema.live_fields and (reducer is None or made.part is not None)
+            found.append([made] if self._example is None else self._judged(made))
+        return found
+
+    def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+        """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
+        schema, gold = call.runner.session.graph.topology.schema, dict[str, Any]()
+        for values in found:
+            update, field = self._add(values), values[0].field
+            reducer = schema.reducer(field)
             if update is not NO_GOLD:
                 gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
         return gold
@@ -241,21 +254,20 @@ class Sheet:
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
         commit = whole_execution(call.context.delegate.execution)
         found = Value(scope, commit, path, field, router.label, label, call.state.set(field, label), "router")
-        gold = self._add(found, True)
+        gold = self._add([found] if self._example is None else self._judged(found))
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, found: Value, may_replace: bool) -> Any:
-        """Adds a value, judged if the example is known; returns the gold that is put in its place, or `NO_GOLD`."""
-        judged = [found] if self._example is None else self._judged(found)
+    def _add(self, values: Sequence[Value]) -> Any:
+        """Adds a value, or its items; returns the gold that is put in its place, or `NO_GOLD`."""
         with self._lock:
-            self.values += judged
-        key = judged[0].key if judged else None
-        if not may_replace or key not in self._replaces or all(one.verdict != "wrong" for one in judged):
+            self.values += values
+        wrong = any(one.verdict == "wrong" for one in values)
+        if not wrong or values[0].key not in self._replaces or any(not one.may_replace or one.gold is NO_GOLD for one in values):
             return NO_GOLD
-        for one in judged:
-            one.replaced = one.gold is not NO_GOLD
-        whole = [one.gold for one in judged] if found.part == Part() and judged[0] is not found else judged[0].gold
-        return whole if all(one.replaced for one in judged) else NO_GOLD
+        for one in values:
+            one.replaced = True
+        items = values[0].item is not None and values[0].part is None
+        return [one.gold for one in values] if items else values[0].gold
 
     def end(self, number: int, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
@@ -409,14 +421,17 @@ def observe(
     metric: FieldMetric,
     replaces: Collection[str] = (),
     unused: Collection[str] = (),
+    again: int = 0,
 ) -> Sheet:
     """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
 
-    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C.
+    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C. With
+    `again`, a node whose output is wrong is asked up to so many times more before gold is put in.
     """
     sheet = Sheet(metric, example, replaces, unused)
-    sheet.program = program
+    sheet.program, sheet.again = program, again
     with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
+        sheet.trace = dspy.settings.trace
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:

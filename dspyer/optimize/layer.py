@@ -6,18 +6,24 @@ and of all graphs of a hand-written module. What it sees of one call of a progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import dspy
 
-from dspyer.extend import Call, Inner, Layer, Output, Place, Reply, Script, wrapped
+from dspyer.errors import always_raised, unwrap_stop_iteration
+from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script, wrapped
+from dspyer.layers.attempts import apart_from_earlier
+from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
 from dspyer.nodes.router import ModuleRouter
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet
+
+ROLLOUT_STRIDE = 10**6
+"""Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
 
 SHEET: Final = "dspyer_sheet"
 """The setting with the sheet of the call of a program, and the number of the outermost run in it. DSPy carries it to
@@ -65,11 +71,61 @@ class GoldLayer(Layer):
             return (yield from inner(call))
         sheet.enter(number, call)
         output: Output = yield from inner(call)
-        gold = {} if output.failure is not None else sheet.written(number, call, node, output)
+        if output.failure is not None:
+            return output
+        found = sheet.judged(number, call, node, output)
+        if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
+            output, found = yield from self._ask_again(sheet, number, call, inner, output, found)
+        gold = sheet.written(call, found)
         if not gold:
             return output
         kept = {field: value for field, value in output.updates.items() if field not in gold}
         return output.call.reply(Reply({**kept, **gold}, output.goto))._replace(exchange=output.exchange)
+
+
+    def _ask_again(
+        self, sheet: Sheet, number: int, call: Call, inner: Inner, first: Output, judged: Any
+    ) -> Script[tuple[Output, Any]]:
+        """The first right output of a node that is asked again, with its values; that of its call if none is right.
+
+        It is no retry: nothing has failed. Its LM calls have rollout ids of their own.
+        """
+        session, last, execution = call.runner.session, first.call.context.delegate, call.context.delegate.execution
+        kept = take_steps(0)
+        known = list(session.notes.failed_attempts.get(execution, ()))
+
+        def lose(steps: Steps) -> None:
+            session.lose_steps(last, last.number, steps)
+
+        for time in range(1, sheet.again + 1):
+            again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
+            execute_attempt(last.number)
+            try:
+                output: Output = yield from wrapped(inner(again), apart_from_earlier(ROLLOUT_STRIDE * time, lose))
+            except Exception as error:
+                if always_raised(unwrap_stop_iteration(error)):
+                    raise
+            else:
+                found = sheet.judged(number, again, session.graph.nodes[call.node], output)
+                if not is_wrong(found):
+                    lose(kept)
+                    return output, found
+            lose(take_steps(0))
+            session.notes.failed_attempts[execution] = list(known)
+        append_to_trace(kept)
+        return first, judged
+
+
+def is_wrong(found: Sequence[Sequence[Any]]) -> bool:
+    """Tell if one of the values that a node has written is wrong."""
+    return any(one.verdict == "wrong" for values in found for one in values)
+
+
+def may_ask_again(call: Call, node: Node, output: Output) -> bool:
+    """Tell if a node can be asked again: a function gives the same, a graph would go on, siblings have read posts."""
+    graph = call.runner.session.graph
+    live = graph.topology.schema.live_fields
+    return not (output.targets or node.runs_graph or node.name in graph.searches or live) and step_count() > 0
 
 
 class ItemLayer(Layer):
