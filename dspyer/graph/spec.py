@@ -344,6 +344,7 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
         "looks": {name: list(node.look[:2]) for name, node in graph.nodes.items()},
         "edges": [edge._asdict() for edge in graph.topology.edges],
         "labels": [[list(edge), label] for edge, label in edge_labels(graph).items()],
+        "inputs": list(graph.inputs),
         "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
         "text": explain(graph),
         "checks": {

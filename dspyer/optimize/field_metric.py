@@ -220,14 +220,14 @@ class FieldMetric:
             return 0.0
         run = _run_of(pred)
         keys = (self.goal,) if self.weights is None else tuple(self.weights)
-        results = {key: self._final(key, example, pred, run) for key in keys}
+        results = {key: self.final(key, example, pred) for key in keys}
         if run is None and pred.keys():
             self._warn_of_missing([key for key, result in results.items() if result is None], pred)
         return self._mean(results)
 
-    def _final(self, key: str, example: Any, pred: Any, run: Run | None) -> FieldResult | None:
+    def final(self, key: str, example: Any, pred: dspy.Prediction) -> FieldResult | None:
         """The result of a metric for the value in the end: of the prediction, else of the state of its run."""
-        field = key.rpartition(".")[2]
+        field, run = key.rpartition(".")[2], _run_of(pred)
         if field in pred:
             value = pred[field]
         elif run is not None and field in run.state:
@@ -303,7 +303,7 @@ class FieldMetric:
     def _goal_text(self, example: Any, pred: Any) -> str:
         """The feedback for a step of which no metric can tell anything."""
         run = _run_of(pred) if isinstance(pred, dspy.Prediction) else None
-        result = self._final(self.goal, example, pred, run) if isinstance(pred, dspy.Prediction) else None
+        result = self.final(self.goal, example, pred) if isinstance(pred, dspy.Prediction) else None
         name = self.goal.rpartition(".")[2]
         if result is None:
             return f"The program gave no `{name}`; this step may be the cause."

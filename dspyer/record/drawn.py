@@ -46,6 +46,7 @@ class DrawnGraph:
         looks: the shape and the label of each node, as in `nodes.node.Look`.
         edges: its edges, those of errors too.
         labels: the labels of edges, by source and target.
+        inputs: the fields that a run may be given.
         fields: the fields of its schema; empty without one.
         text: the graph in words, as `program.graph.explain()` said.
         checks: its checks by name.
@@ -57,6 +58,7 @@ class DrawnGraph:
     looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     labels: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
     fields: tuple[FieldShape, ...] = ()
     text: str = ""
     checks: Mapping[str, Checked] = field(default_factory=dict)

@@ -1,0 +1,187 @@
+"""`headroom`: where a program loses, and which metric is off, before anything is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from dspyer.display import count_of, table_html, table_lines
+from dspyer.errors import error_text
+from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.gold_run import Sheet, check_arguments, is_read, observe
+
+
+@dataclass(slots=True)
+class FieldRoom:
+    """Findings about one key of a metric.
+
+    Attributes:
+        right: the share of its values that are right; None if none was judged.
+        given_right: the same in gold runs, where everything that was read is right; None for a key without gold.
+        goal_if_gold: the share of runs whose goal is right if only this key is replaced by gold; None likewise.
+        lost: runs whose goal is right, and wrong with this gold; None likewise.
+    """
+
+    right: float | None = None
+    given_right: float | None = None
+    goal_if_gold: float | None = None
+    lost: int | None = None
+
+
+@dataclass(slots=True)
+class Headroom:
+    """Where a program loses, as `headroom` returns it; it prints as a table.
+
+    Attributes:
+        goal: the share of runs whose goal is right.
+        fields: the findings by key of the metric.
+        warnings: what is wrong with a metric, as far as it shows.
+        runs: how many examples were run.
+        lm_calls: LM calls, of gold runs too, without those that a cache has served.
+        failed: the index and the error of each example whose run raised; it counts as wrong.
+        name: the key of the goal.
+    """
+
+    goal: float
+    fields: dict[str, FieldRoom]
+    runs: int
+    lm_calls: int
+    name: str
+    warnings: list[str] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the table as a page of HTML; returns its path."""
+        head, *rows = self._table()
+        table = table_html(head, rows, [self._head(), *self._notes()])
+        target = Path(path)
+        target.write_text(f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Headroom</title>\n{table}', "utf-8")
+        return target
+
+    def __str__(self) -> str:
+        return "\n".join([self._head(), *table_lines(self._table()), *self._notes()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        return table_html(head, rows, [self._head(), *self._notes()])
+
+    def _head(self) -> str:
+        right = round(self.goal * self.runs)
+        return f"goal `{self.name}`: {right} of {self.runs} right; {count_of(self.lm_calls, 'LM call')}"
+
+    def _table(self) -> list[list[str]]:
+        rows = [["field", "right", "given right inputs", "goal if it were gold", "runs it breaks"]]
+        for key, one in self.fields.items():
+            shares = [one.right, one.given_right, one.goal_if_gold]
+            cells = ["-" if share is None else f"{share:.2f}" for share in shares]
+            rows.append([key, *cells, "-" if one.lost is None else f"{one.lost}"])
+        return rows
+
+    def _notes(self) -> list[str]:
+        failed = [f"example {at} failed: {error}" for at, error in self.failed.items()]
+        return [*(f"warning: {text}" for text in self.warnings), *failed]
+
+
+def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: FieldMetric) -> Headroom:
+    """Where a program loses, and which metric is off, before anything is tuned.
+
+    Each example runs once as it is, once with gold for every key (`optimize.culprits`), and once with gold for each
+    key alone. Runs in which nothing would be replaced, or nothing that was replaced is read, are not made. With DSPy's
+    cache, what is made calls only what follows a wrong value.
+
+    Args:
+        program: the program.
+        devset: the examples, with inputs and gold. They run in `dspy.settings.num_threads` threads.
+        metric: the metric, as `by_field` makes it.
+
+    Returns:
+        The findings by key, with warnings about metrics that seem too strict.
+
+    Raises:
+        TypeError: for an argument of another type.
+        ValueError: if there is no example, or the metric does not fit the program or the examples.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.optimize import by_field, equals, headroom
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)}, writes=["words"])
+        >>> graph = graph.add_node("grade", lambda words: {"long": words > 2}, writes=["long"])
+        >>> program = graph.add_path(START, "count", "grade", END).compile()
+        >>> metric = by_field({"words": equals("words"), "long": equals("long")}, goal="long")
+        >>> print(headroom(program, [dspy.Example(text="high tide", words=2, long=False).with_inputs("text")], metric))
+        goal `long`: 0 of 1 right; 0 LM calls
+        field  right  given right inputs  goal if it were gold  runs it breaks
+        words   0.00                0.00                  1.00               0
+        long    0.00                1.00                  1.00               0
+    """
+    examples = list(devset)
+    check_arguments("headroom", program, examples, metric)
+    if not examples:
+        raise ValueError("headroom: the devset is empty: give it some examples with gold")
+    keys = metric.gold_keys
+
+    def experiment(example: dspy.Example) -> tuple[Sheet, Mapping[str, Sheet]]:
+        run = observe(program, example, metric)
+        every = observe(program, example, metric, keys) if is_read(run, keys) else run
+        alone = {key: observe(program, example, metric, [key]) if is_read(run, [key]) else run for key in keys}
+        return run, {"": every, **alone}
+
+    with dspy.track_usage() as tracker, ThreadPoolExecutor(dspy.settings.num_threads or 1) as pool:
+        made = [pool.submit(copy_context().run, experiment, example) for example in examples]
+        found = [one.result() for one in made]
+    return _findings(metric, examples, found, sum(map(len, tracker.usage_data.values())))
+
+
+def _findings(
+    metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[tuple[Sheet, Mapping[str, Sheet]]], calls: int
+) -> Headroom:
+    def is_right(at: int, sheet: Sheet) -> bool:
+        result = None if sheet.prediction is None else metric.final(metric.goal, examples[at], sheet.prediction)
+        return result is not None and result.verdict == "right"
+
+    right = [is_right(at, run) for at, (run, _) in enumerate(found)]
+    room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
+    for at, (run, _) in enumerate(found):
+        if run.error is not None:
+            room.failed[at] = f"{type(run.error).__name__}: {error_text(run.error)}"
+    for key in metric.metrics:
+        one = room.fields[key] = FieldRoom(_share(key, [run for run, _ in found]))
+        if key in metric.gold_keys:
+            one.given_right = _share(key, [gold[""] for _, gold in found])
+            now = [key == metric.goal or is_right(at, gold[key]) for at, (_, gold) in enumerate(found)]
+            one.goal_if_gold = sum(now) / len(found)
+            one.lost = sum(was and not kept for was, kept in zip(right, now, strict=True))
+        _warn(room, key, one, [run for (run, _), good in zip(found, right, strict=True) if good])
+    return room
+
+
+def _share(key: str, sheets: Sequence[Sheet]) -> float | None:
+    verdicts = [one.verdict for sheet in sheets for one in sheet.values if one.key == key and one.kind != "graph"]
+    known = [verdict == "right" for verdict in verdicts if verdict != "unknown"]
+    return sum(known) / len(known) if known else None
+
+
+def _warn(room: Headroom, key: str, one: FieldRoom, good: Sequence[Sheet]) -> None:
+    """Adds a warning about a key whose gold breaks runs, or that is wrong where the goal is right."""
+    wrong = sum(any(value.key == key and value.verdict == "wrong" for value in run.values) for run in good)
+    if one.lost:
+        text = f"the gold of `{key}` breaks {one.lost} of {len(good)} runs whose `{room.name}` is right"
+    elif len(good) >= 5 and wrong > len(good) / 5:
+        text = f"`{key}` is wrong in {wrong} of {len(good)} runs whose `{room.name}` is right"
+    else:
+        return
+    room.warnings.append(f"{text}: is its metric too strict?")
+
