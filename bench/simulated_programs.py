@@ -195,12 +195,8 @@ def field_metrics(shape: Shape) -> dict[str, Any]:
     """The metric of each compared field, as a user of `optimize.by_field` writes them."""
     if shape is LOOP_SHAPE:
         return {
-            "current": lambda example, current, state: compared(
-                "current", current, example.gold_values[state["rounds"]]
-            ),
-            "worked": lambda example, worked, state: compared(
-                "worked", worked, example.gold_values[state["rounds"] + 1]
-            ),
+            "current": optimize.equals(lambda example, state: example.gold_values[state["rounds"]]),
+            "worked": optimize.equals(lambda example, state: example.gold_values[state["rounds"] + 1]),
             "answer": optimize.equals("gold_answer"),
         }
     return {name: optimize.equals(f"gold_{name}") for name in shape.fields}

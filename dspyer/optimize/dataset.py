@@ -85,7 +85,8 @@ def _runs(
     archive: Archive, graph: str | None, since: datetime | None, until: datetime | None
 ) -> Iterator[tuple[Record, list[Any]]]:
     """The completed runs, the oldest first, each with the edits before the next run of its thread."""
-    infos, after = [], None
+    infos: list[Any] = []
+    after = None
     while True:
         page = archive.runs(graph=graph, since=since, until=until, after=after, limit=1000)
         infos += page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
@@ -148,7 +148,8 @@ class FewShot(dspy.BootstrapFewShot):
             if sheet.error is not None:
                 self._note_error(example, sheet.error)
             replaced = any(value.replaced for value in sheet.values)
-            is_full = sheet.prediction is not None and not replaced and self._field_metric(example, sheet.prediction) >= 1
+            is_full = not replaced and sheet.prediction is not None
+            is_full = is_full and self._field_metric(example, sheet.prediction) >= 1
             situation = frozenset(name for fault in faults(sheet, None) for name in fault.suspects)
             full += is_full
             situations[situation] += 1

@@ -53,7 +53,8 @@ class Equals:
     """Return whether a value equals gold: what `equals` makes."""
 
     def __init__(self, gold: str | Callable[..., Any]) -> None:
-        if not isinstance(gold, str) and (not callable(gold) or isinstance(gold, type | dspy.Module)):
+        given: object = gold
+        if not isinstance(given, str) and (not callable(given) or isinstance(given, type | dspy.Module)):
             raise TypeError(
                 f"equals takes the name of a column of the examples, or a function of `example`, not {brief(gold)}"
             )
@@ -62,7 +63,7 @@ class Equals:
             raise TypeError("; ".join(problems))
         self.column = gold if isinstance(gold, str) else None
         self._function = None if isinstance(gold, str) else gold
-        self._takes_state = self._function is not None and takes_state(self._function)
+        self.takes_state: bool = self._function is not None and takes_state(self._function)
         self._warned = False
 
     def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
@@ -85,7 +86,7 @@ class Equals:
     def expected(self, example: Any, state: Any = None) -> Any:
         """The gold of an example, for a value that was written with a state."""
         if self._function is not None:
-            return self._function(example=example, **({"state": state} if self._takes_state else {}))
+            return self._function(example=example, **({"state": state} if self.takes_state else {}))
         if self.column not in example:
             raise ValueError(self.lacks(example))
         return example[self.column]
@@ -154,7 +155,7 @@ def metric_name(metric: Any) -> str:
 def takes_state(metric: Any) -> bool:
     """Tell if a metric wants the state with the value."""
     if isinstance(metric, Equals):
-        return metric._takes_state
+        return metric.takes_state
     return any(parameter.name == "state" for parameter in read_signature(metric, "").parameters)
 
 
@@ -183,14 +184,13 @@ def argument_problems(function: Any, who: str, needed: tuple[str, ...]) -> list[
     unknown = [one.name for one in signature.parameters if not one.default and one.name not in may]
     if unknown:
         hint = "" if len(unknown) > 1 else suggestion(unknown[0], may)
-        taken = " and ".join((", ".join(f"`{name}`" for name in may[:-1]), f"`{may[-1]}`"))
+        taken = f"{', '.join(f'`{name}`' for name in may[:-1])} and `{may[-1]}`"
         problems.append(f"{who} takes {list_names(sorted(unknown))}: it may take {taken}.{hint}")
     given = {parameter.name for parameter in signature.parameters}
     missing = [name for name in needed if name not in given and not signature.takes_all]
     if missing and not unknown:
-        problems.append(
-            f"{who} takes no {list_names(missing)}: make it a function of {' and '.join(f'`{name}`' for name in needed)}"
-        )
+        wanted = " and ".join(f"`{name}`" for name in needed)
+        problems.append(f"{who} takes no {list_names(missing)}: make it a function of {wanted}")
     return problems
 
 

@@ -146,7 +146,7 @@ class FieldMetric:
         """The score of a run; with `pred_name`, also feedback for the predictor of that name, as `dspy.GEPA` asks.
 
         In a bootstrap, with a `trace` alone, a score below 1 counts as false: it is no example to follow. The feedback
-        compares what a predictor gave with gold if nothing is known to be wrong in what it has read; else it names that.
+        compares what a predictor gave with gold if nothing that it has read is known to be wrong; else it names that.
         """
         score = self._score(example, pred)
         if pred_name is None:
@@ -285,8 +285,8 @@ class FieldMetric:
         path, state = pred_name.split("."), {**inputs, **outputs}
         wrong = [name for name, value in inputs.items() if self._found(path, name, example, value, state)[0] == "wrong"]
         if wrong:
-            names = " and ".join(f"`{name}`" for name in wrong)
-            return f"It had read {names}, which {'was' if len(wrong) == 1 else 'were'} already wrong: nothing to fix here."
+            names, were = " and ".join(f"`{name}`" for name in wrong), "was" if len(wrong) == 1 else "were"
+            return f"It had read {names}, which {were} already wrong: nothing to fix here."
         texts = [self._found(path, name, example, value, state)[1] for name, value in dict(outputs).items()]
         return "\n".join(filter(None, texts)) or self._goal_text(example, pred)
 
@@ -343,7 +343,8 @@ def _written(program: dspy.Module) -> Written:
                 known = frozenset(schema.fields) if known is None and not schema.accepts_any_key else known
                 found[*around, node.name] = known
             for router in spec.routers:
-                found[*around, router.module_name or router.name] = frozenset(router.writes.values())
+                if router.module_name is not None:
+                    found[*around, router.module_name] = frozenset(router.writes.values())
     return found
 
 
@@ -358,8 +359,8 @@ def _key_problem(key: str, written: Written) -> str:
     if any(fields is None or field in fields for fields in inside.values()):
         return ""
     names = sorted({name for fields in inside.values() for name in fields or ()})
-    where = f"the node {'.'.join(path)!r}" if path else "the program"
-    return f"nothing writes {key!r}.{suggestion(field, names)} {where.capitalize() if not path else where} writes {list_names(names)}"
+    where = f"The node {'.'.join(path)!r}" if path else "The program"
+    return f"nothing writes {key!r}.{suggestion(field, names)} {where} writes {list_names(names)}"
 
 
 # --- what is wrong with the arguments

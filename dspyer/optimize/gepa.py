@@ -32,6 +32,8 @@ logger = logging.getLogger("dspyer")
 RECORDS: Final = 12
 """The most records of a predictor in one proposal."""
 
+MISREAD: Final = ", which was wrong: mend this step only if it should have noticed."
+
 PATIENCE: Final = 5
 """After so many proposals for a culprit without an accepted one, others may be the ones to mend."""
 
@@ -205,7 +207,8 @@ class GoldSelector:
         read = self._misread(runs, selected, candidate)
         if not selected:
             ran = {name for run in runs if run is not None for value in run.values for name in value.predictors}
-            return self._note(self._next(state, candidate_idx, [name for name in candidate if name in ran] or candidate))
+            allowed = [name for name in candidate if name in ran] or candidate
+            return self._note(self._next(state, candidate_idx, allowed))
         self._put_records(trajectories, runs, gold, found, {*selected, *read}, read)
         return self._note([name for name in candidate if name in selected or name in read])
 
@@ -324,10 +327,7 @@ class GoldSelector:
                 for value in many:
                     if value in run.values:
                         wrong = " and ".join(f"`{one.field}`" for one in value.reads if one.verdict == "wrong")
-                        told[value] = [
-                            f"{value.text} It had read {wrong}, which was wrong: mend this step only if it should have "
-                            "noticed."
-                        ]
+                        told[value] = [f"{value.text} It had read {wrong}{MISREAD}"]
             right = [one for one in (gold[at] or run).values if one.verdict == "right" and one.item is None]
             for value, texts in {**{one: [one.text] for one in right}, **told}.items():
                 records += self._records(trajectory, run, value, "\n".join(texts), names, value not in told)

@@ -215,7 +215,7 @@ class Sheet:
         check = graph.rejecting.get(node.name)
         if check is not None:  # what it finds is no value of the program
             log, problems = session.run.log, output.after.get(check.into, ())
-            for commit in check.output_before(log, call.context.delegate.position.head) if problems else ():
+            for commit in check.output_before(log, _head(call)) if problems else ():
                 self.problems[scope, commit] = list(problems)
             return []
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
@@ -261,8 +261,8 @@ class Sheet:
         """Adds a value, or its items; returns the gold that is put in its place, or `NO_GOLD`."""
         with self._lock:
             self.values += values
-        wrong = any(one.verdict == "wrong" for one in values)
-        if not wrong or values[0].key not in self._replaces or any(not one.may_replace or one.gold is NO_GOLD for one in values):
+        wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces
+        if not wrong or not all(one.may_replace and one.gold is not NO_GOLD for one in values):
             return NO_GOLD
         for one in values:
             one.replaced = True
@@ -348,8 +348,10 @@ class Sheet:
         if value.kind == "graph":
             node, own = ended.graph.nodes[value.path[-1]], _own_execution(value)
             for scope, inner in self._ended.items():
-                around = scope[1]
-                if (scope[0], around[:-1]) == value.scope and around and own in (around[-1], whole_execution(around[-1])):
+                number, around = scope
+                if not around or (number, around[:-1]) != value.scope:
+                    continue
+                if own in (around[-1], whole_execution(around[-1])):
                     for name in inner.written if node.mapped is not None else [value.output]:
                         yield from self._behind(scope, inner, name, inner.reads.last(name))
             return
@@ -374,7 +376,8 @@ class Sheet:
                 yield from self._behind(scope, ended, field, ended.reads.of(commit).node.get(field, ()))
             elif field not in ended.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
                 for name, behind in ended.reads.of(commit).routers.items():
-                    yield from self._behind(scope, ended, name, [one for one in behind if one != commit or name != field])
+                    if name != field:
+                        yield from self._behind(scope, ended, name, behind)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -388,15 +391,15 @@ class Sheet:
                     for name in ended.written:
                         yield from self._behind((earlier, ()), ended, name, ended.reads.last(name))
             return
-        ended, commit = self._ended.get(outer), whole_execution(around[-1])
-        if ended is None or commit not in ended.entries:
+        around_it, commit = self._ended.get(outer), whole_execution(around[-1])
+        if around_it is None or commit not in around_it.entries:
             return
-        node = ended.graph.nodes[ended.entries[commit].commit.node]
+        node = around_it.graph.nodes[around_it.entries[commit].commit.node]
         if node.mapped is not None and field == node.mapped.item:
             name = node.mapped.over
         else:
-            name = ((node.inner or node).reads or {}).get(field, field)
-        yield from self._behind(outer, ended, name, ended.reads.of(commit).node.get(name, ()))
+            name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
+        yield from self._behind(outer, around_it, name, around_it.reads.of(commit).node.get(name, ()))
 
 
 def _own_execution(value: Value) -> str:
@@ -404,13 +407,19 @@ def _own_execution(value: Value) -> str:
     return value.commit if value.item is None or value.part is not None else part_id(value.commit, value.item)
 
 
+def _head(call: Call) -> int:
+    """The place in the log of the commit before an execution of a run."""
+    position = call.context.delegate.position
+    assert position is not None
+    return position.head
+
+
 def sent_entry(call: Call, update: Any, reducer: str) -> Part | None:
     """The entry that the target of a `Send` adds to a list, and the position of its `Send`; None for anything else."""
-    position = call.context.delegate.position
     entries = [update] if reducer == "append" else update
-    if call.overlay is None or position is None or not isinstance(entries, list | tuple) or len(entries) != 1:
+    if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
-    before = call.runner.session.run.log[position.head]
+    before = call.runner.session.run.log[_head(call)]
     rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
     return Part(rest[0], entries[0]) if before.sends and rest else None
 
@@ -538,8 +547,8 @@ class Culprits(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        texts = {name: list(found) for name, found in self.texts.items()}
-        return {**self._asdict(), "suspects": list(self.suspects), "not_tunable": list(self.not_tunable), "texts": texts}
+        lists = {"suspects": list(self.suspects), "not_tunable": list(self.not_tunable)}
+        return {"shares": dict(self.shares), **lists, "texts": {name: list(one) for name, one in self.texts.items()}}
 
     def __str__(self) -> str:
         if not self.shares:

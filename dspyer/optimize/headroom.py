@@ -65,7 +65,8 @@ class Headroom:
         head, *rows = self._table()
         table = table_html(head, rows, [self._head(), *self._notes()])
         target = Path(path)
-        target.write_text(f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Headroom</title>\n{table}', "utf-8")
+        begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Headroom</title>'
+        target.write_text(f"{begin}\n{table}\n", "utf-8")
         return target
 
     def __str__(self) -> str:
@@ -145,9 +146,11 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
     return _findings(metric, examples, found, sum(map(len, tracker.usage_data.values())))
 
 
-def _findings(
-    metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[tuple[Sheet, Mapping[str, Sheet]]], calls: int
-) -> Headroom:
+Made = tuple[Sheet, Mapping[str, Sheet]]
+"""The run of an example, and its gold runs: of all keys under "", of each key alone."""
+
+
+def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
     def is_right(at: int, sheet: Sheet) -> bool:
         result = None if sheet.prediction is None else metric.final(metric.goal, examples[at], sheet.prediction)
         return result is not None and result.verdict == "right"
@@ -184,4 +187,3 @@ def _warn(room: Headroom, key: str, one: FieldRoom, good: Sequence[Sheet]) -> No
     else:
         return
     room.warnings.append(f"{text}: is its metric too strict?")
-

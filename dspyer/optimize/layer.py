@@ -82,7 +82,6 @@ class GoldLayer(Layer):
         kept = {field: value for field, value in output.updates.items() if field not in gold}
         return output.call.reply(Reply({**kept, **gold}, output.goto))._replace(exchange=output.exchange)
 
-
     def _ask_again(
         self, sheet: Sheet, number: int, call: Call, inner: Inner, first: Output, judged: Any
     ) -> Script[tuple[Output, Any]]:
@@ -161,5 +160,5 @@ class Labelled:
     def _labelled(self, call: Call, prediction: Any) -> Any:
         module = getattr(self.step, "step", self.step).module  # with templates filled in, it is around the leaf
         routers = [one for one in call.runner.session.graph.exits[call.node] if isinstance(one, ModuleRouter)]
-        router = next(one for one in routers if getattr(call.program, one.module_name) is module)
+        router = next(one for one in routers if vars(call.program)[str(one.module_name)] is module)
         return self.sheet.label(self.number, call, router, prediction)
