@@ -74,6 +74,9 @@ class Value:
         result: what the metric found; None if it was not judged.
         gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
+        folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
+        leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
+        lost: whether a merge policy has preferred another one, before anything has read it.
         replaced: whether gold was put in its place.
         steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
@@ -93,6 +96,9 @@ class Value:
     result: FieldResult | None = None
     gold: Any = NO_GOLD
     may_replace: bool = True
+    folds: bool = False
+    leads: bool = False
+    lost: bool = False
     replaced: bool = False
     steps: tuple[Step, ...] = ()
     reads: list[Value] = made(default_factory=list)
@@ -129,15 +135,17 @@ class _Ended:
     def __init__(self, run: Any) -> None:
         self.graph = run.graph
         self.entries = {entry.commit.id: entry for entry in run.run.log}
-        self.parents = {id_: [list(self.entries)[at] for at in entry.parents] for id_, entry in self.entries.items()}
+        self.ids = list(self.entries)
+        self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
+        self.state = next((one.state for one in reversed(run.run.log) if not one.commit.branch), self.given)
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
             self.steps.setdefault(step.execution, []).append(step)
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
-        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit
+        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
         modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
         parts = [vars(run.program)[name] for name in modules if name is not None]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
@@ -177,6 +185,7 @@ class Sheet:
         self._ended: dict[Scope, _Ended] = {}
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
         self._prefixes: list[tuple[str, ...]] = []  # of each outermost run, the attribute of its graph
         self._lock = Lock()
@@ -221,7 +230,7 @@ class Sheet:
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
-        found: list[list[Value]] = []
+        leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
                 continue
@@ -232,8 +241,11 @@ class Sheet:
                 made.part = Part()
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
-            made.may_replace = field not in schema.live_fields and (reducer is None or made.part is not None)
-            found.append([made] if self._example is None else self._judged(made))
+            made.folds, made.leads = reducer is not None and made.part is None, leads
+            made.may_replace = field not in schema.live_fields and not made.folds
+            found.append(self._judged(made))
+        if leads and not found:
+            self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
 
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
@@ -248,13 +260,12 @@ class Sheet:
 
     def label(self, number: int, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
         """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
-        scope, field = (number, call.runner.session.scope), router.writes.get(router.label)
-        if field is None:
-            return prediction
+        scope, field = (number, call.runner.session.scope), router.writes.get(router.label, "")
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
-        commit = whole_execution(call.context.delegate.execution)
-        found = Value(scope, commit, path, field, router.label, label, call.state.set(field, label), "router")
-        gold = self._add([found] if self._example is None else self._judged(found))
+        commit, state = whole_execution(call.context.delegate.execution), call.state
+        after = state.set(field, label) if field else state
+        found = Value(scope, commit, path, field, router.label, label, after, "router", leads=True)
+        gold = self._add(self._judged(found))
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
     def _add(self, values: Sequence[Value]) -> Any:
@@ -281,13 +292,17 @@ class Sheet:
         self.values = [one for value in self.values for one in self._judged(value)]
 
     def _judged(self, value: Value) -> list[Value]:
-        """A value with its verdict; the items of a list one by one, if gold has as many."""
+        """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
         metric, example = self._metric, self._example
         key = metric.key_for(value.path, value.field)
-        if key is None or (key in self._unused and key != metric.goal):
+        if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
             return [value]
         value.key, value.gold = key, metric.gold(key, example, value.state)
         part, gold = value.part, value.gold
+        if value.may_replace is False and isinstance(gold, list) and isinstance(value.value, list):
+            value.gold = gold = gold[: len(value.value)]  # others add the rest
+            value.result = metric.compared(key, value.value, gold)
+            return [value]
         if part is not None and isinstance(gold, list | tuple):
             if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
                 pairs = [*enumerate(zip(value.value, gold, strict=True))]
@@ -314,14 +329,30 @@ class Sheet:
             ended = self._ended.get(value.scope)
             if ended is not None and value.commit in ended.entries:
                 ended.values.setdefault((value.commit, value.field), []).append(value)
-                if value.kind == "router":
-                    ended.labels.setdefault(value.commit, []).append(value)
+                if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
+                    mended = value.kind == "router" or not value.replaced
+                    ended.labels.setdefault(value.commit, []).append(
+                        value if mended else replace(value, replaced=False)
+                    )
         for value in self.values:
             ended = self._ended.get(value.scope)
             if ended is not None and value.commit in ended.entries:
                 value.steps = self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
+        read = {id(one) for value in self.values for one in value.reads}
+        for scope, ended in self._ended.items():
+            for field in ended.written:
+                self._last(scope, ended, field)
+            self._note_lost(ended, read)
         return self
+
+    def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
+        """Notes which values have lost a merge, unread."""
+        for id_, entry in ended.entries.items():
+            for (field, *rest), winner in entry.winners.items():
+                for side in () if rest else ended.reads.of(id_).node.get(field, ()):
+                    for one in ended.values.get((side, field), ()):
+                        one.lost = side != ended.ids[winner] and id(one) not in read
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
@@ -353,16 +384,44 @@ class Sheet:
                     continue
                 if own in (around[-1], whole_execution(around[-1])):
                     for name in inner.written if node.mapped is not None else [value.output]:
-                        yield from self._behind(scope, inner, name, inner.reads.last(name))
+                        yield from self._last(scope, inner, name)
             return
-        sources = ended.reads.of(value.commit)
+        sources, parents = ended.reads.of(value.commit), ended.parents[value.commit]
+        at = value.commit if value.kind == "router" else parents[0]
         found = {**sources.routers} if value.kind == "router" else {**sources.node}
         for check in ended.graph.rejecting.values():
             found.pop(check.into, None)  # problems are no values of the program
         for field, commits in found.items():
-            yield from self._behind(value.scope, ended, field, commits)
-        for parent in ended.parents[value.commit]:  # what led here
+            yield from self._at(value.scope, ended, field, commits, ended.entries[at].state)
+        for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from ended.labels.get(parent, ())
+            for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
+                yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+
+    def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
+        """The values of a field at the end of a run."""
+        return self._at(scope, ended, field, ended.reads.last(field), ended.state)
+
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], state: Any) -> list[Value]:
+        """The values of a field in a state, given the commits behind it; what a reducer has folded is judged there."""
+        found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
+        parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
+        if not parts or field not in state:
+            return found
+        key = (scope, field, *map(id, parts))
+        whole = self._wholes.get(key)
+        if whole is None:
+            whole = parts[0]
+            if len(parts) > 1:
+                commit = " ".join([one.commit for one in parts])
+                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
+            whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
+            self._judged(whole)
+            whole.folds = len(parts) == 1
+            if len(parts) > 1 and whole.result is not None:
+                self.values.append(whole)
+            self._wholes[key] = whole
+        return found if whole.result is None else [*(one for one in found if one not in parts), whole]
 
     def _behind(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str]) -> Iterator[Value]:
         """The values of a field, given the commits behind it."""
@@ -389,7 +448,7 @@ class Sheet:
                 for earlier in range(number):
                     ended = self._ended[earlier, ()]
                     for name in ended.written:
-                        yield from self._behind((earlier, ()), ended, name, ended.reads.last(name))
+                        yield from self._last((earlier, ()), ended, name)
             return
         around_it, commit = self._ended.get(outer), whole_execution(around[-1])
         if around_it is None or commit not in around_it.entries:
@@ -399,7 +458,8 @@ class Sheet:
             name = node.mapped.over
         else:
             name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
-        yield from self._behind(outer, around_it, name, around_it.reads.of(commit).node.get(name, ()))
+        commits, (parent, *_) = around_it.reads.of(commit).node.get(name, ()), around_it.parents[commit]
+        yield from self._at(outer, around_it, name, commits, around_it.entries[parent].state)
 
 
 def _own_execution(value: Value) -> str:
@@ -512,7 +572,7 @@ def is_read(run: Sheet, keys: Collection[str]) -> bool:
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
-    right = {one.place for one in run.values if one.verdict == "right"} if gold is not None else ()
+    right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
     carried, found = _Carried(right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
