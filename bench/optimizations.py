@@ -35,7 +35,6 @@ from bench.simulated_programs import (
     Metric,
     Shape,
     field_metrics,
-    final_metric,
     metric_by_hand,
 )
 from dspyer import optimize

@@ -204,13 +204,16 @@ class GoldSelector:
         for fault in every:
             if fault.known and not fault.suspects:
                 self._stats.of(fault.value.name)
-        read = self._misread(runs, selected, candidate)
+        misread = self._misread(runs, selected, candidate)
+        if not selected and misread:  # what is wrong by itself has no text to edit
+            selected.update(dict.fromkeys(self._next(state, candidate_idx, misread)))
+            misread = {name: values for name, values in misread.items() if name in selected}
         if not selected:
             ran = {name for run in runs if run is not None for value in run.values for name in value.predictors}
             allowed = [name for name in candidate if name in ran] or candidate
             return self._note(self._next(state, candidate_idx, allowed))
-        self._put_records(trajectories, runs, gold, found, {*selected, *read}, read)
-        return self._note([name for name in candidate if name in selected or name in read])
+        self._put_records(trajectories, runs, gold, found, {*selected, *misread}, misread)
+        return self._note([name for name in candidate if name in selected or name in misread])
 
     # --- gold runs
 
@@ -276,9 +279,15 @@ class GoldSelector:
         turns[candidate_idx] = (place + 1) % len(names)
         return [names[place]]
 
-    def _misread(self, runs: Sequence[Sheet | None], selected: Iterable[str], candidate: Any) -> dict[str, list[Value]]:
-        """The wrong values of a run, by predictor, if a culprit is edited again and again in vain (rule 7)."""
-        if not any(self._tries[name] >= PATIENCE and not (self._tries[name] - PATIENCE) % 2 for name in selected):
+    def _misread(
+        self, runs: Sequence[Sheet | None], selected: Collection[str], candidate: Any
+    ) -> dict[str, list[Value]]:
+        """The values of a run that were made from wrong ones, by predictor: it should maybe have noticed (rule 7).
+
+        None while culprits are edited with success.
+        """
+        tries = [self._tries[name] - PATIENCE for name in selected]
+        if tries and not any(times >= 0 and times % 2 == 0 for times in tries):
             return {}
         found: dict[str, list[Value]] = {}
         for run in runs:
