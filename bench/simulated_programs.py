@@ -7,7 +7,7 @@ its inputs was wrong, which it says instead. In a loop and in a map it finds the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
@@ -334,6 +334,17 @@ def field_metrics(shape: Shape) -> dict[str, Any]:
 def expected(name: str, value: Any, gold: Any) -> str:
     """What a metric by hand says about a field."""
     return f"`{name}` is right." if value == gold else f"`{name}` is {value!r}, expected {gold!r}."
+
+
+def with_strict_gold(shape: Shape) -> Shape:
+    """The program with gold in another style for one field in the middle, which no value ever equals."""
+    field = shape.steps[1].writes
+
+    def solve(conventions: Conventions, question: str) -> dict[str, Any]:
+        columns = shape.solve(conventions, question)
+        return {**columns, f"gold_{field}": columns[f"gold_{field}"].upper()}
+
+    return replace(shape, solve=solve)
 
 
 Metric = Callable[..., Any]
