@@ -275,10 +275,11 @@ class Sheet:
 
     # --- verdicts
 
-    def judge(self, example: Any) -> None:
+    def judge(self, example: Any) -> Sheet:
         """Judges the values of a call that was made without an example."""
         self._example = example
         self.values = [one for value in self.values for one in self._judged(value)]
+        return self
 
     def _judged(self, value: Value) -> list[Value]:
         """A value with its verdict; the items of a list one by one, if gold has as many."""
