@@ -496,9 +496,13 @@ class GEPA(dspy.GEPA):
             example: Any, pred: Any, trace: Any = None, pred_name: str | None = None, pred_trace: Any = None
         ) -> Any:
             known = selector.told.get(id(pred_trace[0][2])) if pred_trace else None
-            if known is None:
-                return metric(example, pred, trace, pred_name, pred_trace)
-            return dspy.Prediction(score=float(metric(example, pred)), feedback=known[1])
+            try:
+                if known is None:
+                    return metric(example, pred, trace, pred_name, pred_trace)
+                return dspy.Prediction(score=float(metric(example, pred)), feedback=known[1])
+            except Exception as error:  # DSPy scores it 0, and says so in a log alone
+                stats.error = f"{type(error).__name__}: {error_text(error)}"
+                raise
 
         own.metric_fn = told
         callbacks = [*(self.gepa_kwargs.get("callbacks") or ()), _Observer(selector)]
