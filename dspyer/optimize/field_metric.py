@@ -311,8 +311,7 @@ class FieldMetric:
         if result is None:
             return f"The program gave no `{name}`; this step may be the cause."
         value = pred[name] if name in pred or run is None else run.state[name]
-        text = wrong_text(name, value, result, self.gold(self.goal, example, pred))
-        return text
+        return wrong_text(name, value, result, self.gold(self.goal, example, pred))
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{key!r}: {metric_name(metric)}" for key, metric in self.metrics.items())

@@ -158,7 +158,7 @@ class Sheets:
             return found
 
     def take(self, trajectories: Sequence[Mapping[str, Any]], stats: GEPAStats) -> list[Sheet | None]:
-        """The sheet of each trajectory, judged; None of one without, or if a metric raised. All others are forgotten."""
+        """The sheet of each trajectory, judged; None without one, or if a metric raised. All others are forgotten."""
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
