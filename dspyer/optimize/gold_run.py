@@ -237,7 +237,8 @@ class Sheet:
             made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                made.part = Part()
+                made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
+                made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
             made.may_replace = field not in schema.live_fields and (reducer is None or made.part is not None)
