@@ -71,15 +71,19 @@ class Step:
 
     Attributes:
         name: name of the step, and of its node.
-        reads: fields that it reads; the first one has the kind, the numbers of all are added up.
+        reads: fields that it reads; the first one has the kind, the numbers of all values in them are added up.
         writes: the field that it writes.
         chooses: whether it writes the name of a desk.
+        minus: fields whose numbers are taken off.
+        shown: fields that it is shown besides, and need not use.
     """
 
     name: str
     reads: tuple[str, ...]
     writes: str
     chooses: bool = False
+    minus: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
 
     @property
     def instruction(self) -> str:
@@ -88,9 +92,12 @@ class Step:
 
     def situation(self, inputs: Mapping[str, str]) -> tuple[str, int] | None:
         """Kind and number of the inputs, None if they are no values."""
-        found = [VALUE.search(str(inputs.get(name, ""))) for name in self.reads]
-        values = [(match.group(1), int(match.group(2))) for match in found if match is not None]
-        return (values[0][0], sum(number for _, number in values)) if len(values) == len(found) else None
+        found = [VALUE.findall(str(inputs.get(name, ""))) for name in self.reads]
+        if not all(found):
+            return None
+        signs = [-1 if name in self.minus else 1 for name in self.reads]
+        total = sum(sign * int(number) for sign, values in zip(signs, found, strict=True) for _, number in values)
+        return found[0][0][0], total
 
     def apply(self, number: int, action: Action) -> str:
         """What the step writes if it does that."""

@@ -218,10 +218,9 @@ class FieldMetric:
     def _score(self, example: Any, pred: Any) -> float:
         if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
             return 0.0
-        run = _run_of(pred)
         keys = (self.goal,) if self.weights is None else tuple(self.weights)
         results = {key: self.final(key, example, pred) for key in keys}
-        if run is None and pred.keys():
+        if pred.keys():
             self._warn_of_missing([key for key, result in results.items() if result is None], pred)
         return self._mean(results)
 
@@ -233,6 +232,10 @@ class FieldMetric:
         elif run is not None and field in run.state:
             value = run.state[field]
         else:
+            schema = None if run is None else run.internals.graph.topology.schema
+            if schema is not None and not schema.accepts_any_key and field not in schema.fields:
+                hint = suggestion(field, schema.fields)
+                raise ValueError(f"by_field: the state of the program has no field {field!r}.{hint}")
             return None
         state: Any = pred
         if run is not None and takes_state(self.metrics[key]):
@@ -243,7 +246,7 @@ class FieldMetric:
         return self.judge(key, example, value, state)
 
     def _warn_of_missing(self, keys: Iterable[str], pred: dspy.Prediction) -> None:
-        """Says once for each key that a module without a graph did not give its field: the name may be misspelt."""
+        """Says once for each key that a program did not give its field: the name may be misspelt."""
         for key in keys:
             with self._lock:
                 known = key in self._missed
@@ -308,8 +311,7 @@ class FieldMetric:
         if result is None:
             return f"The program gave no `{name}`; this step may be the cause."
         value = pred[name] if name in pred or run is None else run.state[name]
-        text = wrong_text(name, value, result, self.gold(self.goal, example, pred))
-        return text if result.verdict == "right" else f"{text} This step may be the cause."
+        return wrong_text(name, value, result, self.gold(self.goal, example, pred))
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{key!r}: {metric_name(metric)}" for key, metric in self.metrics.items())

@@ -19,7 +19,7 @@ from typing import Any, Final
 import dspy
 
 from dspyer.display import count_of, table_html, table_lines
-from dspyer.errors import error_text, refuses_removed
+from dspyer.errors import always_raised, error_text, refuses_removed
 from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, TRACE, FailedPrediction
 from dspyer.optimize.examples import validate_examples
@@ -67,8 +67,8 @@ class GEPAStats:
     Attributes:
         predictors: the figures of each predictor.
         gold_runs: how many gold runs were made; each counts as one metric call of the budget.
-        failed: runs of minibatches and gold runs that raised.
-        error: what was raised last.
+        failed: runs of minibatches and gold runs that raised, in the program or in the metric.
+        error: what a metric or a gold run raised last.
         warnings: what is wrong with the metric, as far as it shows.
 
     Example:
@@ -87,6 +87,12 @@ class GEPAStats:
         self.failed = 0
         self.error = ""
         self.warnings: list[str] = []
+
+    def note(self, error: Exception) -> None:
+        """Counts what was raised."""
+        self.failed += 1
+        self.error = f"{type(error).__name__}: {error_text(error)}"
+        logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
 
     def of(self, name: str) -> PredictorTuning:
         """The figures of a predictor; what the program does not let an optimizer edit gets a row of its own."""
@@ -122,7 +128,7 @@ class GEPAStats:
     def _lines(self) -> list[str]:
         lines = [count_of(self.gold_runs, "gold run")]
         if self.failed:
-            lines.append(f"{count_of(self.failed, 'run')} failed; the last one: {self.error}")
+            lines.append(f"{count_of(self.failed, 'run')} failed: {self.error or 'see the log'}")
         return [*lines, *(f"warning: {text}" for text in self.warnings)]
 
 
@@ -151,19 +157,21 @@ class Sheets:
                 found.trace, found.program = trace, (dspy.settings.get(CALLERS) or [None])[0]
             return found
 
-    def take(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Sheet | None]:
-        """The sheet of each trajectory, judged and linked; None of one without. All others are forgotten."""
+    def take(self, trajectories: Sequence[Mapping[str, Any]], stats: GEPAStats) -> list[Sheet | None]:
+        """The sheet of each trajectory, judged; None without one, or if a metric raised. All others are forgotten."""
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
-        found = []
+        found: list[Sheet | None] = []
         for one in trajectories:
             sheet = next((by_step[id(step[2])] for step in one["trace"] if id(step[2]) in by_step), None)
-            if sheet is not None:
-                sheet.judge(one["example"])
-                sheet.prediction = one["prediction"]
-                sheet.link()
-            found.append(sheet)
+            try:
+                found.append(None if sheet is None else sheet.judge(one["example"]).link())
+            except Exception as error:
+                if always_raised(error):
+                    raise
+                stats.note(error)
+                found.append(None)
         return found
 
 
@@ -174,7 +182,7 @@ class GoldSelector:
     """
 
     def __init__(self, metric: FieldMetric, stats: GEPAStats, sheets: Sheets, lm: Any, threads: int | None) -> None:
-        self._metric, self._stats, self._sheets, self._lm = metric, stats, sheets, lm
+        self._metric, self.stats, self._sheets, self._lm = metric, stats, sheets, lm
         self._threads = threads
         self.told: dict[int, tuple[Any, str]] = {}  # by id of the outputs, which are kept
         self._tries: Counter[str] = Counter()  # of each predictor, since a candidate with another text was accepted
@@ -190,7 +198,7 @@ class GoldSelector:
         if self._lm is not None:  # an equal prompt gets a new answer; a second start gets the same one
             self._lm.kwargs["rollout_id"] = state.i + 1
         self.told.clear()
-        runs = self._sheets.take(trajectories)
+        runs = self._sheets.take(trajectories, self.stats)
         gold = self._gold_runs(state, trajectories, runs)
         for run, made in zip(runs, gold, strict=True):
             self._count(run, made)
@@ -203,14 +211,17 @@ class GoldSelector:
                 selected.update(dict.fromkeys(self._next(state, candidate_idx, suspects)))
         for fault in every:
             if fault.known and not fault.suspects:
-                self._stats.of(fault.value.name)
-        read = self._misread(runs, selected, candidate)
+                self.stats.of(fault.value.name)
+        misread = self._misread(runs, selected, candidate)
+        if not selected and misread:  # what is wrong by itself has no text to edit
+            selected.update(dict.fromkeys(self._next(state, candidate_idx, misread)))
+            misread = {name: values for name, values in misread.items() if name in selected}
         if not selected:
             ran = {name for run in runs if run is not None for value in run.values for name in value.predictors}
             allowed = [name for name in candidate if name in ran] or candidate
             return self._note(self._next(state, candidate_idx, allowed))
-        self._put_records(trajectories, runs, gold, found, {*selected, *read}, read)
-        return self._note([name for name in candidate if name in selected or name in read])
+        self._put_records(trajectories, runs, gold, found, {*selected, *misread}, misread)
+        return self._note([name for name in candidate if name in selected or name in misread])
 
     # --- gold runs
 
@@ -229,11 +240,10 @@ class GoldSelector:
             for at, future in zip(wanted, made, strict=True):
                 found[at] = future.result()
         state.increment_evals(len(wanted))
-        self._stats.gold_runs += len(wanted)
+        self.stats.gold_runs += len(wanted)
         for one in found:
             if one is not None and one.error is not None:
-                self._stats.failed += 1
-                self._stats.error = f"{type(one.error).__name__}: {error_text(one.error)}"
+                self.stats.note(one.error)
         return found
 
     def _count(self, run: Sheet | None, gold: Sheet | None) -> None:
@@ -243,7 +253,7 @@ class GoldSelector:
         for value in (gold or run).values:
             if value.verdict != "unknown" and all(one.replaced or one.verdict == "right" for one in value.reads):
                 for name in value.predictors or (() if value.kind == "graph" else (value.name,)):
-                    figures = self._stats.of(name)
+                    figures = self.stats.of(name)
                     figures.judged += 1
                     figures.right += value.verdict == "right"
         if gold is None:
@@ -261,7 +271,7 @@ class GoldSelector:
                     f"the gold of {key!r} is not used any more: {harm} readers of it were right in the run and wrong "
                     f"after gold, {self._help[key]} became right by it: is its metric too strict, or its gold wrong?"
                 )
-                self._stats.warnings.append(text)
+                self.stats.warnings.append(text)
                 logger.warning("optimize.GEPA: %s", text)
 
     # --- what is selected
@@ -276,9 +286,15 @@ class GoldSelector:
         turns[candidate_idx] = (place + 1) % len(names)
         return [names[place]]
 
-    def _misread(self, runs: Sequence[Sheet | None], selected: Iterable[str], candidate: Any) -> dict[str, list[Value]]:
-        """The wrong values of a run, by predictor, if a culprit is edited again and again in vain (rule 7)."""
-        if not any(self._tries[name] >= PATIENCE and not (self._tries[name] - PATIENCE) % 2 for name in selected):
+    def _misread(
+        self, runs: Sequence[Sheet | None], selected: Collection[str], candidate: Any
+    ) -> dict[str, list[Value]]:
+        """The values of a run that were made from wrong ones, by predictor: it should maybe have noticed (rule 7).
+
+        None while culprits are edited with success.
+        """
+        tries = [self._tries[name] - PATIENCE for name in selected]
+        if tries and not any(times >= 0 and times % 2 == 0 for times in tries):
             return {}
         found: dict[str, list[Value]] = {}
         for run in runs:
@@ -292,14 +308,14 @@ class GoldSelector:
     def _note(self, names: list[str]) -> list[str]:
         for name in names:
             self._tries[name] += 1
-            self._stats.of(name).selected += 1
+            self.stats.of(name).selected += 1
         return names
 
     def accepted(self, names: Iterable[str]) -> None:
         """Notes the components whose text is new in a candidate that was accepted."""
         for name in names:
             self._tries[name] = 0
-            self._stats.of(name).kept += 1
+            self.stats.of(name).kept += 1
 
     # --- records
 
@@ -480,9 +496,13 @@ class GEPA(dspy.GEPA):
             example: Any, pred: Any, trace: Any = None, pred_name: str | None = None, pred_trace: Any = None
         ) -> Any:
             known = selector.told.get(id(pred_trace[0][2])) if pred_trace else None
-            if known is None:
-                return metric(example, pred, trace, pred_name, pred_trace)
-            return dspy.Prediction(score=float(metric(example, pred)), feedback=known[1])
+            try:
+                if known is None:
+                    return metric(example, pred, trace, pred_name, pred_trace)
+                return dspy.Prediction(score=float(metric(example, pred)), feedback=known[1])
+            except Exception as error:  # DSPy scores it 0, and says so in a log alone
+                stats.error = f"{type(error).__name__}: {error_text(error)}"
+                raise
 
         own.metric_fn = told
         callbacks = [*(self.gepa_kwargs.get("callbacks") or ()), _Observer(selector)]
@@ -502,6 +522,10 @@ class _Observer:
     def __init__(self, selector: GoldSelector) -> None:
         self._selector = selector
         self._state: Any = None
+
+    def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
+        for output in event["outputs"]:
+            self._selector.stats.failed += not isinstance(output, dspy.Prediction) or not output.keys()
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         self._state = event["state"]

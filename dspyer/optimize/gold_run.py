@@ -34,6 +34,10 @@ Scope = tuple[int, tuple[str, ...]]
 """A run: the number of the outermost one in the call of the program, and the executions around it."""
 
 
+OUTSIDE: Scope = (-1, ())
+"""In place of a run: what a hand-written module calls itself."""
+
+
 class Step(NamedTuple):
     """One call of a predictor: its full name in the program, its inputs, and what it gave."""
 
@@ -192,13 +196,17 @@ class Sheet:
 
     # --- what the layer sees, from any thread
 
+    def name_predictors(self, program: dspy.Module) -> None:
+        """Learns the full names of the predictors."""
+        self._names = self._names or {id(one): name for name, one in program.named_predictors()}
+
     def begin(self, graph: Any) -> int:
         """The number of an outermost run that begins, of a graph of the program."""
         program = (dspy.settings.get("caller_modules") or [graph])[0]
         found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
         with self._lock:
             self._prefixes.append(tuple(found.split(".")[1:]))
-            self._names = self._names or {id(one): name for name, one in program.named_predictors()}
+            self.name_predictors(program)
             return len(self._prefixes) - 1
 
     def enter(self, number: int, call: Call) -> None:
@@ -238,7 +246,8 @@ class Sheet:
             made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                made.part = Part()
+                made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
+                made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
             made.folds, made.leads = reducer is not None and made.part is None, leads
@@ -286,10 +295,11 @@ class Sheet:
 
     # --- verdicts
 
-    def judge(self, example: Any) -> None:
+    def judge(self, example: Any) -> Sheet:
         """Judges the values of a call that was made without an example."""
         self._example = example
         self.values = [one for value in self.values for one in self._judged(value)]
+        return self
 
     def _judged(self, value: Value) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
@@ -324,6 +334,7 @@ class Sheet:
 
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
+        self._add_outside()
         self.values.sort(key=self._order)
         for value in self.values:
             ended = self._ended.get(value.scope)
@@ -336,6 +347,8 @@ class Sheet:
                     )
         for value in self.values:
             ended = self._ended.get(value.scope)
+            if value.scope == OUTSIDE:
+                value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
             if ended is not None and value.commit in ended.entries:
                 value.steps = self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
@@ -353,6 +366,21 @@ class Sheet:
                 for side in () if rest else ended.reads.of(id_).node.get(field, ()):
                     for one in ended.values.get((side, field), ()):
                         one.lost = side != ended.ids[winner] and id(one) not in read
+
+    def _add_outside(self) -> None:
+        """Adds what predictors have given that a hand-written module calls itself, outside of its graphs."""
+        runs = self._ended.values()
+        inside = {id(step.outputs) for ended in runs for steps in ended.steps.values() for step in steps}
+        for at, (predictor, inputs, outputs) in enumerate(self.trace):
+            name = self._names.get(original_id(predictor))
+            if id(outputs) in inside or name is None:
+                continue
+            step, state, place = Step(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
+            for field, value in outputs.items():
+                made = Value(
+                    *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
+                )
+                self.values += self._judged(made)
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
@@ -438,17 +466,29 @@ class Sheet:
                     if name != field:
                         yield from self._behind(scope, ended, name, behind)
 
+    def _is_given(self, inputs: Mapping[str, Any]) -> bool:
+        """Tell if inputs are those of the example, and not made by the code around the graphs."""
+        example = self._example
+        return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
+
+    def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
+        """What the code around the graphs may have used: the ends of earlier runs, and of calls of predictors."""
+        for one in self.values:
+            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
+                yield one
+        for number in range(runs or len(self._prefixes)) if value is not None or runs else ():
+            ended = self._ended[number, ()]
+            for name in ended.written:
+                yield from self._last((number, ()), ended, name)
+
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
         number, around = scope
         outer = (number, around[:-1])
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            given = self._ended[scope].given.raw(field, None)
-            if field not in self._example or not same(given, freeze(self._example[field])):
-                for earlier in range(number):
-                    ended = self._ended[earlier, ()]
-                    for name in ended.written:
-                        yield from self._last((earlier, ()), ended, name)
+            state = self._ended[scope].given
+            if field in state and not self._is_given({field: thaw(state.raw(field))}):
+                yield from self._made_before(None, number)
             return
         around_it, commit = self._ended.get(outer), whole_execution(around[-1])
         if around_it is None or commit not in around_it.entries:
@@ -499,6 +539,7 @@ def observe(
     """
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again = program, again
+    sheet.name_predictors(program)
     with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
         sheet.trace = dspy.settings.trace
         try:

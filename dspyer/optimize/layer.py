@@ -16,6 +16,7 @@ import dspy
 from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script, wrapped
 from dspyer.layers.attempts import apart_from_earlier
+from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
 from dspyer.nodes.router import ModuleRouter
 
@@ -42,6 +43,11 @@ class GoldLayer(Layer):
     around_parts: ClassVar[bool] = True
 
     sheet: Callable[[], Sheet | None]
+
+    def of(self, run: Any) -> GoldLayer | None:
+        """Its part in a run; none if a gold run is made within another block: what it sees is for that one alone."""
+        del run
+        return self if [one for one in layers_around() if isinstance(one, GoldLayer)][-1] is self else None
 
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:

@@ -57,9 +57,8 @@ def test_the_figures_name_what_a_metric_raised() -> None:
     metric = optimize.by_field({"place": lambda example, place: 85}, goal="place")
     with ScriptedLM(lambda prompt: {"place": "north"}):
         stats = gepa([GOOD, GOOD.copy()], metric).stats
-    assert stats.failed_runs == stats.metric_errors == stats.metric_calls > 0
-    text = f"{stats.metric_calls} of {stats.metric_calls} runs failed, {stats.metric_calls} in the metric: ValueError: "
-    assert text + "the metric of 'place' returned 85" in str(stats)
+    assert stats.failed > 0
+    assert f"{stats.failed} runs failed: ValueError: the metric of 'place' returned 85" in str(stats)
 
 
 def test_the_figures_count_runs_that_failed() -> None:
@@ -68,17 +67,18 @@ def test_the_figures_count_runs_that_failed() -> None:
 
     with ScriptedLM(fails):
         stats = gepa([GOOD, GOOD.copy()]).stats
-    assert (stats.failed_runs, stats.metric_errors) == (stats.metric_calls, 0)
-    assert str(stats).endswith(f"\n{stats.metric_calls} of {stats.metric_calls} runs failed: see the log")
+    assert stats.failed > 0
+    assert str(stats).endswith(f"\n{stats.failed} runs failed: see the log")
 
 
-def test_a_message_of_a_run_that_failed_names_the_metric(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_failed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     def fails(prompt: Any) -> Any:
         raise RuntimeError("the provider does not answer")
 
     with ScriptedLM(fails):
         optimize.FewShot(METRIC, max_errors=9).compile(program(), trainset=[GOOD])
-    assert "with by_field({'place': equals('place')}, goal='place') due to" in caplog.text
+    assert "FewShot: a run failed" in caplog.text
+    assert "the provider does not answer" in caplog.text
 
 
 def test_a_program_without_a_predictor_to_edit_is_refused() -> None:
@@ -90,23 +90,3 @@ def test_a_program_without_a_predictor_to_edit_is_refused() -> None:
         frozen = Graph().add_node("find", step, writes=["place"]).add_path(START, "find", END).compile()
         with pytest.raises(ValueError, match="there is nothing to edit: the program has no predictor, or all of its"):
             made.compile(frozen, trainset=[GOOD])
-
-
-class Wrapped(dspy.Module):  # type: ignore[misc, unused-ignore]
-    """A graph whose prediction is made anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.graph = program()
-
-    def forward(self, **inputs: Any) -> dspy.Prediction:
-        return dspy.Prediction(place=self.graph(**inputs).place)
-
-
-def test_the_figures_say_that_culprits_are_unknown_without_the_prediction_of_a_graph() -> None:
-    reflection = ScriptedLM(lambda prompt: {"new_instruction": "Say where."})
-    made = optimize.GEPA(METRIC, reflection_lm=reflection, max_metric_calls=6, num_threads=1)
-    with ScriptedLM(lambda prompt: {"place": "south"}):
-        made.compile(Wrapped(), trainset=[GOOD, GOOD.copy()], valset=[GOOD])
-    assert made.stats.without_run > 0 == made.stats.judged
-    assert f"{made.stats.without_run} runs without known culprits: no graph gave the prediction" in str(made.stats)

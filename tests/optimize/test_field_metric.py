@@ -139,7 +139,7 @@ def test_a_field_metric_that_raises_is_named() -> None:
     metric = by_field({"words": lambda example, words: example.missing}, goal="words")
     with pytest.raises(AttributeError) as caught:
         metric(EXAMPLE, pred(words=2))
-    assert caught.value.__notes__ == ["in the metric of the field 'words'"]
+    assert caught.value.__notes__ == ["in the metric of 'words'"]
 
 
 def counting() -> Any:
@@ -149,11 +149,14 @@ def counting() -> Any:
 
 def test_a_metric_that_does_not_fit_the_program_names_its_fields() -> None:
     for field, message in (
-        ("word", "graph 'Graph' has no field 'word'. Did you mean 'words'? Its nodes write 'words'"),
-        ("text", "no node of graph 'Graph' writes the field 'text'. Its nodes write 'words'"),
+        ("word", "nothing writes 'word'. Did you mean 'words'? The program writes 'words'"),
+        ("text", "nothing writes 'text'. The program writes 'words'"),
+        ("cuont.words", "'cuont.words': there is no node 'cuont'. Did you mean 'count'? The nodes are 'count'."),
+        ("count.word", "nothing writes 'count.word'. Did you mean 'words'? The node 'count' writes 'words'"),
     ):
         with pytest.raises(ValueError, match=message.replace("?", "[?]")):
             by_field({field: equals("words")}, goal=field).validate(counting())
+    by_field({"count.words": equals("words")}, goal="count.words").validate(counting())
     fits = by_field({"words": equals("wrods")}, goal="words")
     fits.validate(counting())
     with pytest.raises(ValueError, match="the example has no 'wrods'"):
