@@ -528,10 +528,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="gepa_edits_suspects_beside_culprits",
         file="dspyer/optimize/gepa.py",
-        old="if not one.culprits and suspects and not set(suspects) & set(selected):",
-        new="if suspects and not set(suspects) & set(selected):",
-        loss="GEPA edits a node that may be right, though the culprit of the run is known",
-        tests=("tests/optimize/test_gepa_insides.py", "tests/optimize"),
+        old="if not fault.known and suspects and selected.keys().isdisjoint(suspects):",
+        new="if not fault.known and suspects:",
+        loss="GEPA edits a node that may be right, though another suspect of the same run is edited already",
+        tests=("tests/optimize/test_gepa.py", "tests/optimize"),
     ),
     Fault(
         name="moved_contents_accepted",

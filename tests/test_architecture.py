@@ -389,7 +389,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",
-    ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
     ("events", "'+' in self.id"): "so that few ids are parsed: most have none",

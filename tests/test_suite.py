@@ -51,7 +51,6 @@ INTERNAL: dict[str, str] = {
     "lm/test_field_texts.py": "a stream that is cut at any place reads as the adapter parses it",
     "lm/test_source.py": "the source text of a class, and its one parse",
     "live/test_live_release.py": "which reader goes on first: from outside a wrong answer is a lost race",
-    "optimize/test_gepa_insides.py": "which culprits GEPA selects, and which runs it reuses: tuning hides mistakes",
     "log/test_codec.py": "rows, snapshots and opaque values: errors show in few states alone",
     "log/test_history_parts.py": "snapshots, pages and blame: errors show where a snapshot lies, 1 row in 480",
     "log/test_hostile.py": "limits of 256 MiB, which a test must lower",

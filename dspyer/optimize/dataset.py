@@ -1,4 +1,4 @@
-"""`dataset`: examples with gold from stored runs, and from what somebody has corrected in them."""
+"""`dataset`: examples with gold from stored runs, and from corrections of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dataset(
     """Examples from stored runs: what they got, and what their fields held before the next run of the thread.
 
     A correction of a run, by `thread.update(patch, as_node=node)`, is gold: it counts in the place of what the node has
-    written. `example.corrected` names the fields that somebody has corrected.
+    written. `example.corrected` names the fields that were corrected.
 
     Args:
         archive: the archive.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import always_raised, brief, with_article
+from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.tracing import original_id
@@ -27,7 +27,7 @@ from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.layer import GoldLayer, ItemLayer
+from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
 Scope = tuple[int, tuple[str, ...]]
@@ -38,7 +38,7 @@ OUTSIDE: Scope = (-1, ())
 """In place of a run: what a hand-written module calls itself."""
 
 
-class Step(NamedTuple):
+class PredictorCall(NamedTuple):
     """One call of a predictor: its full name in the program, its inputs, and what it gave."""
 
     predictor: str
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of gold a value is compared with, if it is a part of a list.
+    """The part of gold that a value is compared with, if it is a part of a list.
 
     Attributes:
         position: the index of the entry that a `Send` target adds; None for a map, whose items are compared one by one.
@@ -104,7 +104,7 @@ class Value:
     leads: bool = False
     lost: bool = False
     replaced: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PredictorCall, ...] = ()
     reads: list[Value] = made(default_factory=list)
 
     @property
@@ -124,7 +124,7 @@ class Value:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where it was written, which is the same in two runs of an example."""
+        """The place where it was written, the same in two runs of an example."""
         return self.scope, self.commit, self.path, self.field, self.item
 
     @property
@@ -134,7 +134,7 @@ class Value:
 
 
 class _Ended:
-    """What is known of one run, once it has ended."""
+    """The facts of one run, once it has ended."""
 
     def __init__(self, run: Any) -> None:
         self.graph = run.graph
@@ -156,7 +156,7 @@ class _Ended:
 
 
 class Sheet:
-    """What the nodes of one call of a program have written, and what they had read.
+    """The values that the nodes of one call of a program have written, and those that they had read.
 
     Args:
         metric: the metric by field.
@@ -226,7 +226,7 @@ class Sheet:
         return self._paths[(number, around[:-1]), whole_execution(around[-1])]
 
     def judged(self, number: int, call: Call, node: Node, output: Output) -> list[list[Value]]:
-        """What a node has written, judged if the example is known: a list for each field, of several items of a map."""
+        """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
         session, execution = call.runner.session, call.context.delegate.execution
         graph, scope = session.graph, (number, session.scope)
         check = graph.rejecting.get(node.name)
@@ -304,27 +304,23 @@ class Sheet:
     def _judged(self, value: Value) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
         metric, example = self._metric, self._example
-        key = metric.key_for(value.path, value.field)
+        key = metric._key_for(value.path, value.field)
         if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
             return [value]
-        value.key, value.gold = key, metric.gold(key, example, value.state)
+        value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
-        if value.may_replace is False and isinstance(gold, list) and isinstance(value.value, list):
-            value.gold = gold = gold[: len(value.value)]  # others add the rest
-            value.result = metric.compared(key, value.value, gold)
-            return [value]
         if part is not None and isinstance(gold, list | tuple):
             if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
                 pairs = [*enumerate(zip(value.value, gold, strict=True))]
                 return [
-                    replace(value, value=one, gold=want, item=at, part=None, result=metric.compared(key, one, want))
+                    replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
                     for at, (one, want) in pairs
                 ]
             if part.position is not None and part.position < len(gold):
                 value.value, value.gold, value.item = part.entry, gold[part.position], part.position
-                value.result = metric.compared(key, value.value, value.gold)
+                value.result = metric._compared(key, value.value, value.gold)
                 return [value]
-        value.result = metric.judge(key, example, value.value, value.state)
+        value.result = metric._judge(key, example, value.value, value.state)
         return [value]
 
     # --- what was read
@@ -345,6 +341,9 @@ class Sheet:
                     ended.labels.setdefault(value.commit, []).append(
                         value if mended else replace(value, replaced=False)
                     )
+        for scope, ended in self._ended.items():  # before what has read only the beginning of a list
+            for field in ended.written:
+                self._last(scope, ended, field)
         for value in self.values:
             ended = self._ended.get(value.scope)
             if value.scope == OUTSIDE:
@@ -353,9 +352,7 @@ class Sheet:
                 value.steps = self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for scope, ended in self._ended.items():
-            for field in ended.written:
-                self._last(scope, ended, field)
+        for ended in self._ended.values():
             self._note_lost(ended, read)
         return self
 
@@ -375,7 +372,7 @@ class Sheet:
             name = self._names.get(original_id(predictor))
             if id(outputs) in inside or name is None:
                 continue
-            step, state, place = Step(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
+            step, state, place = PredictorCall(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
             for field, value in outputs.items():
                 made = Value(
                     *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
@@ -392,7 +389,7 @@ class Sheet:
             found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
-    def _steps(self, value: Value, ended: _Ended) -> tuple[Step, ...]:
+    def _steps(self, value: Value, ended: _Ended) -> tuple[PredictorCall, ...]:
         own = _own_execution(value)
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
@@ -401,7 +398,7 @@ class Sheet:
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
-        return tuple([Step(self._names[at], inputs, outputs) for at, inputs, outputs in found])
+        return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
 
     def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
         if value.kind == "graph":
@@ -445,6 +442,10 @@ class Sheet:
                 whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
             whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
             self._judged(whole)
+            if whole.verdict == "wrong" and state is not ended.state:  # others may add to it
+                rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
+                begun = is_list and all(one in rest for one in whole.value)
+                whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
             whole.folds = len(parts) == 1
             if len(parts) > 1 and whole.result is not None:
                 self.values.append(whole)
@@ -472,7 +473,7 @@ class Sheet:
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
-        """What the code around the graphs may have used: the ends of earlier runs, and of calls of predictors."""
+        """The values that the code around the graphs may have used: of earlier runs, and of calls of predictors."""
         for one in self.values:
             if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
@@ -545,7 +546,7 @@ def observe(
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
-            if always_raised(error):
+            if isinstance(error, RunStoppedError):
                 raise
             sheet.error = error
     return sheet.link()
@@ -574,14 +575,14 @@ class Fault(NamedTuple):
 
 
 class _Carried:
-    """What values carry for what was made from them: unknown values, or None if something is known to be wrong."""
+    """The unknown values that values carry for what was made from them; None if something is known to be wrong."""
 
     def __init__(self, right: Collection[Any]) -> None:
         self._right = right  # the places of values that were right in the run itself
         self._known: dict[Value, tuple[Value, ...] | None] = {}
 
     def by(self, value: Value) -> tuple[Value, ...] | None:
-        """What a value carries: nothing if it is right."""
+        """The unknown values that a value carries; none if it is right."""
         if value not in self._known:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
             self._known[value] = self._found(value)
@@ -594,7 +595,7 @@ class _Carried:
         return read if read is None else (*read, value)
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
-        """What all that was read for a value carries."""
+        """The unknown values that all carry which were read for a value."""
         found: dict[Value, None] = {}
         for one in value.reads:
             carried = self.by(one)

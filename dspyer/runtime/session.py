@@ -226,7 +226,7 @@ class Session(AttemptHost):
         return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     def reads(self) -> ReadSources:
-        """What the nodes of its commits so far have read, for a layer that asks at its end."""
+        """The reads of its commits so far, for a layer that asks at its end."""
         log = self.run.log
         writers = Writers(log, parts=partial(self.fields.parts, log))
         return ReadSources(self.graph, self.fields, log, self.notes.view_reads, writers)

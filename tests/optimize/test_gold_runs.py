@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import dspy
@@ -15,7 +15,6 @@ from dspyer import END, START, Budget, Command, CompiledGraph, Graph, Send, live
 from dspyer.errors import BudgetError, Interrupted, RunStoppedError
 from dspyer.optimize import Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
-from tests.executors.conftest import pool  # noqa: F401 - a fixture
 from tests.executors.pools import BytesExecutor
 from tests.optimize.planted import FakePredict
 
@@ -283,6 +282,20 @@ def test_what_a_reducer_folds_is_judged_where_it_is_read_and_not_replaced(at_onc
     assert judge(noted("x").compile(), "notes").suspects == (), "it has written all of it"
 
 
+def test_a_list_that_has_only_begun_is_right_if_gold_goes_on_so() -> None:
+    def begun(first: str, second: str) -> CompiledGraph:
+        graph = Graph(State, inputs=["q"]).add_node("one", fake("q -> note", first), writes={"note": "notes"})
+        graph.add_node("look", fake("notes: list[str] -> c", "x"))
+        graph.add_node("two", fake("c -> note", second), writes={"note": "notes"})
+        return graph.add_path(START, "one", "look", "two", END).compile()
+
+    assert judge(begun("1", "2"), "notes", "c").shares == {"look": 1.0}
+    assert judge(begun("1", "x"), c=lambda example, c: c == "x", notes=equals("notes")).shares == {"two": 1.0}
+    assert judge(begun("x", "2"), "notes", "c").shares == {"one": 1.0}, "what has read it is excused"
+    found = judge(begun("1", "2"), notes=lambda example, notes: notes == example.notes, c=equals("c"))
+    assert found.shares == {"one": 0.5, "look": 0.5}, "a function cannot tell before the end"
+
+
 class Board(BaseModel):
     """A state with a live field."""
 
@@ -356,6 +369,12 @@ def test_it_needs_no_store_and_writes_nothing_into_one() -> None:
     program = path(("first", fake("q -> a", "x")), ("last", fake("a -> b", "y")), store=store)
     assert judge(program, "a", "b").shares == {"first": 0.5, "last": 0.5}
     assert not list(store.threads())
+
+
+@pytest.fixture
+def pool() -> Iterator[BytesExecutor]:
+    with BytesExecutor() as executor:
+        yield executor
 
 
 def test_it_runs_in_this_process(pool: BytesExecutor) -> None:

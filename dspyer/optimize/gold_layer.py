@@ -49,6 +49,14 @@ class GoldLayer(Layer):
         del run
         return self if [one for one in layers_around() if isinstance(one, GoldLayer)][-1] is self else None
 
+    @property
+    def stays_here(self) -> bool:
+        """What it watches has to be seen."""
+        return self.sheet() is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layer, ()  # what it does not watch may be sent to a worker
+
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
         """A block around a run: at its end, the sheet learns what its nodes have read."""
@@ -141,7 +149,7 @@ class ItemLayer(Layer):
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The result of an item."""
         result = yield from inner(call)
-        sheet, number = dspy.settings[SHEET]
+        sheet, number = dspy.settings.get(SHEET) or (None, 0)  # in a worker there is none
         if sheet is not None and call.context.delegate.index is not None:
             sheet.made_item(number, call)
         return result
