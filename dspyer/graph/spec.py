@@ -236,7 +236,7 @@ _OF_PREDICTIONS = frozenset(dir(dspy.Prediction))
 
 
 def flaws_of(graph: GraphSpec) -> Iterator[str]:
-    """What the author of a graph should look at, though it can run."""
+    """Warnings about a graph that can run, for its author."""
     if shadowed := sorted(_OF_PREDICTIONS.intersection(graph.outputs or ())):
         yield (
             f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs as "
