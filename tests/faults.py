@@ -416,8 +416,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="key_with_other_inputs_accepted",
         file="dspyer/threads/keyed_runs.py",
-        old="if known is not None and not {*self._of_first_run}.intersection(known):",
-        new="if known is not None and not self._of_first_run:",
+        old="if known is not None and not {*self._digests}.intersection(known):",
+        new="if known is not None and not self._digests:",
         loss="an idempotency key that is used for another request silently returns the result of the first",
         tests=("tests/threads/test_keyed_runs.py", "tests/threads"),
     ),

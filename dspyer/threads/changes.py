@@ -32,11 +32,11 @@ from dspyer.errors import (
     list_names,
     suggestion,
 )
-from dspyer.events import Commit, MergedConflict, Sent
+from dspyer.events import Commit, Sent
 from dspyer.graph.spec import TO_KEEP, Exit, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
-from dspyer.log.history import CommitListing, History
+from dspyer.log.history import CommitListing
 from dspyer.log.journal import MOST, CheckedStore, Journal
 from dspyer.log.reader import (
     RowRange,
@@ -75,17 +75,18 @@ from dspyer.patch import DELETE, Replace, diff, each_update, resets
 from dspyer.policies import Conflict, Policies
 from dspyer.runtime.execution import checked_targets
 from dspyer.runtime.session import log_conflict
-from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
+from dspyer.scheduler.join import Join, JoinFailedError, JoinResult
 from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry, decided_by, sent_to
 from dspyer.scheduler.schedule import Branch, RunState, Target, active_branches
 from dspyer.scheduler.topology import END, START
-from dspyer.schema.schema import NOTHING_MADE, Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
 from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, checked_note, names_of_next
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
 from dspyer.values.json import with_valid_text
+from dspyer.values.persistent import PersistentMap
 from dspyer.values.scalars import KeyPath, check_flags
 
 NewRun = tuple[RunRow, list[DraftRow]]
@@ -510,22 +511,6 @@ def _with_edits(
 # --- merge
 
 
-class MergeResult(NamedTuple):
-    """The merge of two states.
-
-    Attributes:
-        patch: of the merge commit: the resolved values, or all that differs if the sides have no commit in common.
-        state: the merged state.
-        conflicts: the decisions of the merge policies.
-        winners: for each resolved path, the global id of the commit whose value was kept; `FIRST` for the merge.
-    """
-
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    conflicts: tuple[MergedConflict, ...] = ()
-    winners: Mapping[KeyPath, str] = NOTHING_MADE
-
-
 def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None, policy: object) -> bool:
     """Merge another thread of the same store; return whether it had anything new.
 
@@ -548,6 +533,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     if head.row.head is None:
         raise ThreadError(f"thread {thread.name!r} has no run yet: make it with other.copy(to={thread.name!r})")
     history = thread.history.extended(head.row, other_head.row)
+    log = history.log
     root = other_head.row.root
     if root != head.row.root and root in history.roots.intersection(history.runs_behind([other_head.row.head])):
         raise ThreadError(
@@ -556,10 +542,10 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         )
     # The last commit of each that all its branches shared.
     left, right = (history.runs[at].trunk_index for at in (head.row.head, other_head.row.head))
-    ours = set(ancestry(history.log, [] if left is None else [left]))
+    ours = set(ancestry(log, [] if left is None else [left]))
     if right is None or right in ours:
         return False
-    related = any(place in ours for place in ancestry(history.log, [right]))
+    related = any(place in ours for place in ancestry(log, [right]))
     if related and base is not None:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have commits in common: merge them without base="
@@ -574,7 +560,11 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
                 policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
             )
 
-        merged = _merge_lineages(history, left, right, other.name, deciding)
+        try:  # as a join merges branches: by the commits that only one of them descends from
+            join = Join(log, other.name, history.reader.schema, deciding, len(log))
+            merged = join.merge([left, right], [log[left].state, log[right].state])
+        except JoinFailedError as raised:
+            raise raised.error from None
     else:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have no commit in common, so that no common state "
@@ -590,30 +580,16 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     commit = Commit(FIRST, version, f"join:{other.name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())
     made = topology.schema.made(head.state, merged.state, None)
     conflicts = frozen_conflicts(merged.conflicts)
-    row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=merged.winners)
+    # By their global ids; `FIRST` for a value that the merge itself has made.
+    ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
+    row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=ids)
     _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row.row(), "completed"))
     return True
 
 
-def _merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
-    """Merge two commits as a join merges branches: by the commits that only one of them descends from.
-
-    `left` and `right` are indexes in the log of the history; they have ancestors in common, and the right one is no
-    ancestor of the left one. `name` is that of the join in conflicts. Raises `MergeConflictError` if a policy does.
-    """
-    log = history.log
-    join = Join(log, name, history.reader.schema, deciding, len(log))
-    try:
-        merged = join.merge([left, right], [log[left].state, log[right].state])
-    except JoinFailedError as raised:
-        raise raised.error from None
-    ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
-    return MergeResult(merged.patch, merged.state, merged.conflicts, ids)
-
-
 def _merge_states(
     base: Mapping[str, Any], schema: Schema, left: ImmutableState, right: ImmutableState, policy: Policies
-) -> MergeResult:
+) -> JoinResult:
     """Merge two states that come from a third one, `base`, without commits; a policy may raise `MergeConflictError`."""
     merged = left.merge(right, policy, base=base)
     for name in merged:
@@ -625,7 +601,7 @@ def _merge_states(
         # What reducers fold is replaced: no update of either side leads there.
         if schema.reducer(field) is not None and patch[field] is not DELETE:
             patch[field] = Replace(merged.raw(field))
-    return MergeResult(patch, merged)
+    return JoinResult(merged, patch, (), {}, PersistentMap())
 
 
 # --- messages
