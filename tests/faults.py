@@ -568,8 +568,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="post_repeated_by_a_later_attempt",
         file="dspyer/layers/live.py",
-        old="        if field.has(path, name):",
-        new="        if not name:",
+        old="                if not live.has(key):",
+        new="                if key:",
         loss="an attempt after a retry, a crash or a question posts all again, and readers get each post twice",
         tests=("tests/live/test_live_attempts.py", "tests/live"),
     ),

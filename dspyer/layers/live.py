@@ -51,6 +51,9 @@ from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.json import to_json
 from dspyer.values.persistent import PersistentMap
 
+PostKey = tuple[tuple[str, ...], str]
+"""The executions in which a post is made, from that of the run that has the field on, and its id there."""
+
 _WHOLE = (object(),)
 """The one key of a field that is written as a whole."""
 
@@ -73,18 +76,18 @@ class ReaderCursor:
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
-    def next_post(self, field: LiveField, digest: str, returned: bool) -> str:
-        """The id of its next post of a value: that of a post which is there, if an earlier attempt has made it.
+    def next_post(self, field: LiveField, digest: str, returned: bool) -> PostKey:
+        """The places and the id of its next post: those of one that is there, if an earlier attempt has made it.
 
         A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
         is what the field has.
         """
-        path = field.path(self.places)
+        path = tuple([place.execution for place in self.places[field.level :]])
         while True:
             count = self._counts[digest] = self._counts.get(digest, 0) + 1
-            name = f"{digest}.{count}"
-            if not (returned and field.has_replaced(path, name)):
-                return name
+            key = path, f"{digest}.{count}"
+            if not (returned and field.has_replaced(key)):
+                return key
 
     def knows(self, post: PostRow, level: int, visits: bool = False) -> bool:
         """Says of a post that it is its own, or in its lineage, so that it need not be read.
@@ -123,8 +126,8 @@ class ReaderCursor:
         else:
             self._next_entries[name] = (index, part)
             return None
-        self._next_entries[name] = (index, part + take)
-        entry = entries[part]
+        entry, last = entries[part], part + 1 == len(entries)
+        self._next_entries[name] = (index + 1, 0) if take and last else (index, part + take)
         if take:
             self.reads[name] = entry.seq
         plain = thaw(entry.value)
@@ -167,19 +170,15 @@ class LiveField:
         self._tracked = is_one or self.keyed is not None
         value = latest_value(schema, state, name) if reducer is None else state.raw(name, DELETE)
         self.posts = [PostRow("", (), START, name, 0, "", None, 0.0, {name: value})]
-        # By each execution in which they were made, with those around it; by the places of a post, and its id.
-        self._posts_of: dict[tuple[str, ...], dict[tuple[tuple[str, ...], str], PostRow]] = {}
+        # By each execution in which they were made, with those around it.
+        self._posts_of: dict[tuple[str, ...], dict[PostKey, PostRow]] = {}
         self._entries: dict[int, tuple[LiveEntry, ...]] = {}  # a cache, by number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
         self._heads: dict[Any, dict[int, PostRow]] = {}  # by key: the posts that no other has replaced, by number
 
-    def path(self, places: tuple[Attempt, ...]) -> tuple[str, ...]:
-        """The executions in which a post is made, from that of the graph to which the field belongs."""
-        return tuple([place.execution for place in places[self.level :]])
-
-    def has(self, path: tuple[str, ...], name: str) -> bool:
+    def has(self, key: PostKey) -> bool:
         """Says that a post is there, which an earlier attempt has made."""
-        return (path, name) in self._posts_of.get(_whole(path), ())
+        return key in self._posts_of.get(_whole(key[0]), ())
 
     def conflicts(
         self, reader: ReaderCursor, update: Any, read: int
@@ -224,10 +223,10 @@ class LiveField:
             update = self._merged[post.seq] = keyed.make_update({**values, **merged})
         return update
 
-    def has_replaced(self, path: tuple[str, ...], name: str) -> bool:
+    def has_replaced(self, key: PostKey) -> bool:
         """Says that a post is there, and a later one of the same execution has replaced a part of it."""
-        posts = self._posts_of.get(_whole(path), {})
-        post = posts.get((path, name))
+        posts = self._posts_of.get(_whole(key[0]), {})
+        post = posts.get(key)
         if post is None or (self._reducer is not None and self.keyed is None):
             return False
         keys = set(self._keys(post.update))
@@ -555,12 +554,13 @@ class LivePosts(Layer):
 
     def _arrived(self, field: LiveField, author: str) -> None:
         """Makes the readers of a field due, here and inside of nodes."""
-        for name, one in self.fields.items():
-            if one is field:
-                self.waiters.arrived(name, author)
+        if self.waiters.count:
+            for name, one in self.fields.items():
+                if one is field:
+                    self.waiters.arrived(name, author)
+            self._settle()
         for inner in self.inside:
             inner._arrived(field, "")
-        self._settle()
 
     # --- what nodes call, from any thread
 
@@ -580,8 +580,8 @@ class LivePosts(Layer):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                name = cursor.next_post(live, digest, returned)
-            commit_id = run.ids.global_id(attempt.execution, name)
+                key = cursor.next_post(live, digest, returned)
+            commit_id = run.ids.global_id(attempt.execution, key[1])
             # Without the lock: validators and reducers are functions of the user. Each graph that has the field has its
             # own, up to that to which it belongs.
             posts, at, author, found = self, field, attempt, update
@@ -593,19 +593,18 @@ class LivePosts(Layer):
                     break
                 at, author, posts = posts.shared[at], posts.outer.attempt, posts.outer.posts
             with self.lock:
-                posts._number(author, cursor, live, name, found, cursor.reads.get(field, 0))
+                if not live.has(key):
+                    posts._number(author, cursor, live, key, found, cursor.reads.get(field, 0))
         if run.events.queue is not None:
             run.events.queue.wait_for_room()  # without the lock
         return True
 
     def _number(
-        self, author: Attempt, cursor: ReaderCursor, field: LiveField, name: str, update: Any, read: int
+        self, author: Attempt, cursor: ReaderCursor, field: LiveField, key: PostKey, update: Any, read: int
     ) -> None:
-        """Writes a post to a field of this run with its number, unless an earlier attempt has made it."""
+        """Writes a post to a field of this run with its number."""
         run: Any = author.host
-        execution, path = author.outer_execution, field.path(cursor.places)
-        if field.has(path, name):
-            return
+        execution, (path, name) = author.outer_execution, key
         over, unread = field.conflicts(cursor, update, read)
         if unread:
             self._report_conflict(author, field, unread)
@@ -613,14 +612,14 @@ class LivePosts(Layer):
         with nullcontext() if limit is None else limit.writing():  # else the next attempt would not know it
             run.together.posted = seq = run.together.posted + 1  # once only, also if the write fails: it may be there
             places = () if path == (execution,) else path
-            where, patch = (author.node, field.name, seq), {field.name: update}
-            post = PostRow(execution, run.ids.scope, *where, name, over, now, patch, field.operation, places)
+            place, patch = (execution, run.ids.scope, author.node, field.name), {field.name: update}
+            post = PostRow(*place, seq, name, over, now, patch, field.operation, places)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
                 run.records.journal.write(NewRows([post.row()]))
             self._recorded[seq] = post
             update = field.add(post)
-        place = (field.name, author.node, author.branch, execution)
-        run.publish(Posted(*place, seq, update_size(update), update, field.operation, now))
+        seen = (field.name, author.node, author.branch, execution)
+        run.publish(Posted(*seen, seq, update_size(update), update, field.operation, now))
         self._arrived(field, execution if len(path) == 1 else "")
 
     def _report_conflict(self, attempt: Attempt, live: LiveField, unread: Mapping[Any, list[PostRow]]) -> None:
@@ -668,7 +667,9 @@ class LivePosts(Layer):
                 "whose items may post and not read"
             )
         with self.lock:
-            return FieldReader(self, attempt, self._cursor(attempt), (field,))
+            return FieldReader(
+                self, attempt, self._cursor(attempt), (field,), self.schema.live_fields[field].show_reads
+            )
 
     # --- what an agent asks for
 
@@ -750,19 +751,20 @@ class FieldReader(EntrySource):
     attempt: Attempt
     cursor: ReaderCursor
     names: tuple[str, ...]
+    shows_reads: bool = False
 
     def _next(self, take: bool) -> LiveEntry | None:
-        fields = self.live.fields
-        return next((entry for name in self.names if (entry := self.cursor.next(fields[name], name, take))), None)
+        for name in self.names:
+            if (entry := self.cursor.next(self.live.fields[name], name, take)) is not None:
+                return entry
+        return None
 
     def next_entry(self) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
         live, at = self.live, self.attempt
         with live.lock:
             entry = self._next(True)
-            # What an agent has waited for, by a cursor of its own, it is shown when its turn begins.
-            own = entry is not None and self.cursor is at.live_cursor
-            if entry is not None and own and live.schema.live_fields[self.names[0]].show_reads:
+            if entry is not None and self.shows_reads:
                 at.host.publish(Heard(self.names[0], at.node, at.branch, at.outer_execution, entry.seq, entry.author))
             return entry
 
