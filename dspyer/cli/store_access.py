@@ -16,14 +16,13 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import RunAnswers, maps_of
+from dspyer.display import RunAnswers
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer, Commit
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -57,17 +56,6 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
         except LookupError:  # it has failed before its node was called: a join, a route
             continue
     return calls
-
-
-def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], list[dict[str, Any]]]:
-    """The items of the maps that a run has reached, and the answers to its questions."""
-    record = t.record(run)
-    return maps_of(record), [one.to_dict() for one in record.answers()]
-
-
-def messages_of(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
-    """The messages that the turns of a run have taken, each with its commit, and those that no turn has taken."""
-    return [*t.record(run).messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

@@ -89,6 +89,7 @@ class Recorded:
         self.opened = threading.Event()
         self.addresses: list[str] = []
         monkeypatch.setattr("webbrowser.open", self.open)
+        monkeypatch.setattr("dspyer.inspector.serving.logger.warning", lambda text, *values: self.warned.append(text))
 
     def open(self, address: str) -> None:
         self.addresses.append(address)
@@ -99,7 +100,7 @@ class Recorded:
         signal.raise_signal(signal.SIGINT)  # the server takes it as Ctrl-C
 
     def inspect(self, **options: Any) -> None:
-        dspyer.inspector.inspect(Memory(), say=self.say, warn=self.warned.append, **options)
+        dspyer.inspector.inspect(Memory(), say=self.say, **options)
 
 
 def test_it_opens_a_browser_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
