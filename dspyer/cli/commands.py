@@ -143,17 +143,14 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, json_of
-    from dspyer.display import maps_of
+    from dspyer.cli.store_access import facts_of, failed_calls, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info, record = t.info(run).to_dict(), t.record(run)
-        items, answers = maps_of(record), [one.to_dict() for one in record.answers()]
-        messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+        info, items, answers, messages = facts_of(t, run)
         if common.as_json:
             info |= {"items": [one.to_dict() for one in items], "answers": answers, "messages": messages}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})

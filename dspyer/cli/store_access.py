@@ -16,13 +16,14 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import RunAnswers
+from dspyer.display import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer, Commit
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
+from dspyer.record import Items
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -56,6 +57,16 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
         except LookupError:  # it has failed before its node was called: a join, a route
             continue
     return calls
+
+
+Dicts = list[dict[str, Any]]
+
+
+def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
+    """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
+    info, record = t.info(run).to_dict(), t.record(run)
+    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+    return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from dspyer.display.run_file import json_bytes
+from dspyer.display import json_bytes
 from dspyer.errors import ConcurrentRunError, DspyerError, StoreError, ThreadError, error_text
 
 logger = logging.getLogger("dspyer")
