@@ -245,11 +245,8 @@ class ExecutorCall:
                 kind = with_article(type(future).__name__)
                 raise TypeError(f"submit of {type(self._executor).__name__} returned {kind}, and no Future")
         except Exception as error:
-            raise self._lost(error) from error
+            raise lost(self._who, error) from error
         return cast(Future[bytes], future)
-
-    def _lost(self, error: BaseException) -> ExecutorLost:
-        return lost(self._who, error)
 
     # --- what has become of it
 
@@ -269,7 +266,7 @@ class ExecutorCall:
                 return self._accept(returned)
             except Exception as error:  # noqa: BLE001 - whatever a class of the user raises when it is loaded
                 failed = error
-        loss = self._lost(failed)
+        loss = lost(self._who, failed)
         loss.__cause__ = failed
         return None, loss
 
