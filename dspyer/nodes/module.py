@@ -508,7 +508,7 @@ def _of_graph(graph: Any) -> ModuleIO:
     outputs = None if names is None else {name: value_type(schema, name) for name in names}
     # A view comes as text to a field of texts; values of all other types are checked when the graph begins.
     kinds = {name: str if without_none(value_type(schema, name)) is str else Any for name in graph.inputs}
-    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs)
+    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.of_around)), outputs)
 
 
 def _forward_of(kind: type) -> Any:
@@ -773,7 +773,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         partial = {name for name in options.views if options.schema.reducer(name) is None}
         # The inputs that the graph may change and that come from the field of their name.
         may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)
-        changed = [name for name in (*graph.inputs, *graph.also) if name in may and reads.get(name) == name]
+        changed = [name for name in (*graph.inputs, *graph.of_around) if name in may and reads.get(name) == name]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
@@ -813,7 +813,7 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
-        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.also)))
+        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.of_around)))
         wrong.problems += check_names(options.writes, "writes", wrong.who, own=known, schema=schema)
         return options.writes
     if own is None:

@@ -421,7 +421,7 @@ def _request_of(program: Any, args: tuple[Any, ...]) -> Request:
 
 
 def _executor_call(program: Any, request: Request, inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
-    check_inputs(vars(program)["_graph"], inputs)
+    check_inputs(vars(program)["_graph"], inputs, inside=request.inside is not None)
     return ExecutorCall(program, vars(program)["_executor"], request, inputs, is_async=is_async)
 
 
@@ -456,7 +456,7 @@ def resources_of_call(program: Any, request: Request) -> Mapping[type, object]:
 def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) -> RunStart:
     """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
     if graph.required != inputs.keys():  # else there is nothing to find fault with
-        check_inputs(graph, inputs)
+        check_inputs(graph, inputs, inside=request.inside is not None)
     inside, topology, schema = request.inside, graph.topology, graph.topology.schema
     if inside is None:
         return _new_run(topology, schema.initial_state(inputs, commit_id="inputs"))

@@ -302,9 +302,7 @@ class RunSpans:
         trace = session.records.trace if self._stored else None
         with self._guard:
             if self._captures:
-                # Live fields that a graph around would have in common with it are no inputs of its own.
-                also = graph.also.difference(graph.topology.schema.live_fields)
-                given = [name for name in (*graph.inputs, *also) if name in session.run_start.patch]
+                given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
                 attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
