@@ -34,7 +34,6 @@ from dspyer.events import (
     Doing,
     Emitted,
     Forked,
-    Heard,
     ItemFinished,
     ItemStarted,
     Joined,
@@ -351,7 +350,7 @@ def _place(graph: RunningGraph, execution: str) -> tuple[RunningNode | None, str
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
-_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined, Numbered, Read))
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, LiveConflict, Forked, Joined, Numbered, Read))
 
 
 @contextmanager
