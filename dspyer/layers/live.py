@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
-from dspyer.events import Exchange, Heard, LiveConflict, Posted
+from dspyer.events import Exchange, LiveConflict, Posted
 from dspyer.ids import full_id, whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
@@ -667,9 +667,7 @@ class LivePosts(Layer):
                 "whose items may post and not read"
             )
         with self.lock:
-            return FieldReader(
-                self, attempt, self._cursor(attempt), (field,), self.schema.live_fields[field].show_reads
-            )
+            return FieldReader(self, attempt, self._cursor(attempt), (field,))
 
     # --- what an agent asks for
 
@@ -751,28 +749,20 @@ class FieldReader(EntrySource):
     attempt: Attempt
     cursor: ReaderCursor
     names: tuple[str, ...]
-    shows_reads: bool = False
 
-    def _next(self, take: bool) -> LiveEntry | None:
-        for name in self.names:
-            if (entry := self.cursor.next(self.live.fields[name], name, take)) is not None:
-                return entry
-        return None
-
-    def next_entry(self) -> LiveEntry | None:
+    def next_entry(self, take: bool = True) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
-        live, at = self.live, self.attempt
-        with live.lock:
-            entry = self._next(True)
-            if entry is not None and self.shows_reads:
-                at.host.publish(Heard(self.names[0], at.node, at.branch, at.outer_execution, entry.seq, entry.author))
-            return entry
+        with self.live.lock:
+            for name in self.names:
+                if (entry := self.cursor.next(self.live.fields[name], name, take)) is not None:
+                    return entry
+            return None
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
         waiter = Waiter(self.attempt.outer_execution, self.names, wake)
         with self.live.lock:
-            if self._next(False) is not None:
+            if self.next_entry(take=False) is not None:
                 waiter.outcome = "entry"
                 wake()
             else:
