@@ -5,13 +5,15 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
-    "agents.arrivals": "Attempt Inbox LivePosts SENT",
+    "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
+        "without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
+        "with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
@@ -51,8 +53,8 @@ NOT_YET: dict[str, str] = {
     ),
     "executors.pickling": "HOLDING RECORDS REJECTED reduce_program rejected_copy",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps "
-        "call_async executing record_lm_calls subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps call_async "
+        "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
