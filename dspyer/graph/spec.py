@@ -262,11 +262,20 @@ def warn_of_lasting_answers(graph: GraphSpec) -> None:
 
 
 def warn_of_own_live_fields(graph: GraphSpec) -> None:
-    """Warn of live fields of graphs inside that nothing outside sees. To be called by `Graph.compile` itself."""
+    """Warn of live fields of graphs inside that nothing outside sees, and of agents that wait for posts and read none.
+
+    To be called by `Graph.compile` itself.
+    """
     for name, node in graph.nodes.items():
         inside = node.inner or node
         if not isinstance(inside, SubgraphNode):
             continue
+        if "wait_for_posts" in graph.inner[name].nodes and not (inside.shared and inside.shared.reads):
+            warnings.warn(
+                f"node {name!r} reads no live field, so that `wait_for_posts` of its agent returns at once: "
+                f"add_node({name!r}, ..., reads=[...])",
+                stacklevel=4,  # as above
+            )
         known = {} if inside.shared is None else inside.shared.names
         for own in graph.inner[name].topology.schema.live_fields:
             if own in graph.topology.schema.live_fields and own not in known:
