@@ -48,12 +48,12 @@ NOT_YET: dict[str, str] = {
     "executors.call": (
         "CallOptions Executing Inside KeptPrediction LMRecorder Outcome Request RunLink Spends append_to_trace "
         "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "parameter_names prices_here result_of subscriber subscribers task_signal walk_parameters"
     ),
-    "executors.pickling": "HOLDING RECORDS reduce_program",
+    "executors.pickling": "HOLDING RECORDS REJECTED reduce_program rejected_copy",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps "
-        "call_async executing record_lm_calls subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps call_async "
+        "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",

@@ -257,7 +257,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     """Decide where the inputs of a program come from, and where its outputs go."""
     graph, schema = program.graph, options.schema
     hidden = options.reads if options.reads is not None else FrozenDict()
-    inputs = (*graph.inputs, *sorted(graph.also))
+    inputs = (*graph.inputs, *sorted(graph.of_around))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
     found = Flaws(who)
     binding = plan_inputs(own, options._replace(reads=hidden), found, copy=False)

@@ -34,7 +34,6 @@ from dspyer.events import (
     Doing,
     Emitted,
     Forked,
-    Heard,
     ItemFinished,
     ItemStarted,
     Joined,
@@ -360,7 +359,7 @@ def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
-_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined, Numbered, Read))
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, LiveConflict, Forked, Joined, Numbered, Read))
 
 
 @contextmanager

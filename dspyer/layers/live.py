@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
-from dspyer.events import Exchange, Heard, LiveConflict, Posted
+from dspyer.events import Exchange, LiveConflict, Posted
 from dspyer.ids import whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
@@ -817,13 +817,8 @@ class FieldReader(EntrySource):
 
     def next_entry(self) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
-        live, cursor, field = self.live, self.cursor, self.fields[0]
-        with live.lock:
-            entry = cursor.next(live.buffer, field)
-            if entry is not None and live.schema.live_fields[field].show_reads:
-                at = cursor.places[-1]
-                self.run.publish(Heard(field, at.node, at.branch, cursor.execution, entry.seq, entry.author))
-            return entry
+        with self.live.lock:
+            return self.cursor.next(self.live.buffer, self.fields[0])
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry. A wait that is over at once has its outcome already."""

@@ -270,13 +270,11 @@ class Reply(NamedTuple):
         updates: by field of the state; permitted, not validated.
         goto: targets that replace the node's edges, of a layer or a kind also one alone; None takes the edges.
         whole: whether the values replace what is there, without a merge of dicts.
-        completions: the completions of a module's prediction, by field of the state; None if it has none.
     """
 
     updates: Mapping[str, object]
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
-    completions: Any = None
 
 
 def checked_reply(reply: object, call: Call) -> Reply:
@@ -317,7 +315,6 @@ class Output(NamedTuple):
         failure: what the output reports of an exception, if the node has raised one.
         call: the call that gave it: of the last attempt.
         updates: the updates of the node, of which `patch` is the effect on the state.
-        completions: the completions of a module's prediction, by field of the state; None if it has none.
         exchange: what the node has exchanged with nodes that run at the same time; None for nothing.
     """
 
@@ -329,7 +326,6 @@ class Output(NamedTuple):
     failure: Failure | None
     call: Call
     updates: Mapping[str, object] = NOTHING
-    completions: Any = None
     exchange: Exchange | None = None
 
 

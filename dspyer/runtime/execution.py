@@ -281,14 +281,12 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         call.context.delegate.raise_if_unanswered()
     began, clock = time(), perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
-    patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
+    patch, after, goto, targets, cached, failure, call, _, exchange = output
     if type(patch) is not SealedPatch:
         raise TypeError(
             f"a layer around node {name!r} gave an output with another patch, which the state after it does not have: "
             "change the reply, inner(replies(call, change))"
         )
-    if completions is not None:
-        session.notes.completions[execution.id] = completions
     follows_edges = targets is None
     if targets is None and (check := graph.checked.get(name)) is not None:
         # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
@@ -317,7 +315,7 @@ def output_of(call: Call, reply: Reply) -> Output:
     schema = call.runner.session.graph.topology.schema
     updates = given(call, reply.updates, schema)
     patch, after = folded(call, updates, schema, reply.whole)
-    return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
+    return Output(patch, after, reply.goto, None, False, None, call, updates)
 
 
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
@@ -636,7 +634,7 @@ def _function(schema: Schema, node: FunctionNode, way_out: WayOut) -> StraightPa
     def reply(result: object) -> Reply:
         """The value of the function: a dict as it is, if its keys are names of fields that the node writes."""
         if type(result) is dict and (own is None or own.issuperset(result)) and _NAMES.issuperset(map(type, result)):
-            return _new(Reply, (result, None, False, None))
+            return _new(Reply, (result, None, False))
         return node.reply(result)
 
     def invoke(_session: Session, arguments: dict[str, Any]) -> Any:
@@ -677,12 +675,9 @@ def _straight(
     name, (invoke, ainvoke) = node.name, invokers
 
     def committed(session: Session, execution: Execution, result: object) -> tuple[Mapping[str, Any], ImmutableState]:
-        updates, _, whole, completions = reply_of(result)
+        updates, _, whole = reply_of(result)
         before, commit_id = execution.branch.state, session.ids.prefix + execution.id
-        patch, after = schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
-        if completions is not None:
-            session.notes.completions[execution.id] = completions
-        return patch, after
+        return schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
 
     def call(session: Session, execution: Execution) -> Transition:
         if execution.branch.head < 0:

@@ -114,7 +114,6 @@ class ExecutionNotes:
     Attributes:
         traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
-        completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
@@ -124,7 +123,6 @@ class ExecutionNotes:
 
     traces: dict[str, Steps]
     lost: dict[str, list[LostSteps]] = made(default_factory=dict)
-    completions: dict[str, Any] = made(default_factory=dict)
     failed_attempts: dict[str, list[Failure]] = made(default_factory=dict)
     checks: dict[tuple[str, ...], LoggedChecks] = made(default_factory=dict)
     turns: dict[tuple[str, ...], Sequence[Commit]] = made(default_factory=dict)

@@ -371,7 +371,7 @@ def planned(name: str, plan: list[str]) -> Callable[[Prompt], dict[str, Any]]:
     return answer
 
 
-@pytest.mark.filterwarnings("ignore:node 'node_.' reads no live field")
+@pytest.mark.filterwarnings("ignore:.*node 'node_.' reads no live field")
 @modes
 def test_each_reader_gets_each_post_once_and_in_one_order(mode: str) -> None:
     for seed in range(8):
