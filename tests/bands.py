@@ -15,8 +15,8 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "BoundNode FunctionNode SubgraphNode TwoWays messages_in plan_inputs program_step selected "
-        "values_of_prediction with_valid_text"
+        "BoundNode SubgraphNode TwoWays messages_in plan_inputs program_step selected values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "

@@ -36,20 +36,23 @@ from dspyer.extend import (
 from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import messages_in
 from dspyer.nodes.binding import BoundNode
-from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import TwoWays, program_step
 from dspyer.values.json import with_valid_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionAction(FunctionNode):
+class FunctionAction(BoundNode):
     """A tool that is a function. Its `binding` gives what the parameters get that the model does not see.
 
     Attributes:
+        fn: the function.
+        asynchronous: whether the function is async.
         taken: the arguments that it takes; None for all.
     """
 
+    fn: Callable[..., Any]
+    asynchronous: bool
     taken: frozenset[str] | None = None
 
     def made(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
@@ -186,14 +189,16 @@ def arguments_of(program: Any, reads: Collection[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProgramAction(SubgraphNode):
-    """A tool that is a program. What it `gives` has the program's own names.
+class ProgramAction(BoundNode):
+    """A tool that is a program.
 
     Attributes:
+        inner: gives the program's changes as updates, under the program's own names.
         path: the attributes that lead from the caller's program to the program.
         has_sessions: whether each call continues a conversation.
     """
 
+    inner: SubgraphNode
     path: tuple[str, ...]
     has_sessions: bool
 
@@ -236,11 +241,11 @@ class ProgramAction(SubgraphNode):
                 inputs[MESSAGES] = known
                 if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
                     inputs[MODE] = last_turn(known).mode
-        inside = yield program_step(program, inputs, call, shared=self.shared)
+        inside = yield program_step(program, inputs, call, shared=self.inner.shared)
         updates: dict[str, object] = {
             # A value that the program has computed is meant whole; only a reducer is given what was added.
-            name: value if name in self.folds or value is DELETE else Replace(value)
-            for name, value in self.reply(program, inside, inputs, call).updates.items()
+            name: value if name in self.inner.folds or value is DELETE else Replace(value)
+            for name, value in self.inner.reply(program, inside, inputs, call).updates.items()
         }
         # A copy: the prediction is what the trace and `run.trace` have.
         outputs = dict(inside.prediction.items())
@@ -273,6 +278,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
     if known is not None:
         known = tuple(dict.fromkeys((*known, *graph.inputs)))
     problems += check_names(writes, "writes", who, own=known, schema=schema)
+    folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     facts, sessions = binding.facts(), has_sessions(program, hidden)
     if sessions:
         facts["reads"] |= {MESSAGES: MESSAGES, SESSIONS: SESSIONS}
@@ -281,9 +287,7 @@ def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who
         name=options.name,
         **facts,
         writes={**writes, SESSIONS: SESSIONS} if sessions else writes,
-        gives={name: name for name in writes},
-        folds=frozenset(name for name, field in writes.items() if schema.reducer(field) is not None),
-        shared=shared,
+        inner=SubgraphNode(binding=binding, gives={name: name for name in writes}, folds=folds, shared=shared),
         path=path,
         has_sessions=sessions,
     )
