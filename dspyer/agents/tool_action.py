@@ -1,4 +1,4 @@
-"""What tools call: a function, a module or a program, as a node that is given validated arguments; and what it gave.
+"""Targets of tools: a function, a module or a program, as a node that is given validated arguments; and what it gave.
 
 Parameters that the model does not see (`ctx`, fields of `reads=`, resources) are bound here, behind the validation of
 `dspy.Tool`, by the plan that nodes have for their parameters.

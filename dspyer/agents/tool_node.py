@@ -728,7 +728,7 @@ def _call_of(call: Call) -> dict[str, Any]:
 
 
 def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> Built:
-    """What a tool calls."""
+    """The target of a tool."""
     # With a module as its check, what the program holds for the tool has two parts.
     path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
     if is_program(spec.target):
