@@ -15,11 +15,12 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction with_valid_text"
+        "BoundNode SubgraphNode TwoWays messages_in plan_inputs program_step selected values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
-        "problem_texts refusal_text reject_steps source_class step_count steps_since"
+        "problem_texts refusal_text reject_steps source_class step_count steps_since to_json values_of"
     ),
     "agents.tools": (
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "

@@ -360,7 +360,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="session_shared_by_tools",
         file="dspyer/agents/tool_action.py",
-        old='session = f"{self.tool}/{inputs.pop(SESSION)}"',
+        old='session = f"{self.name}/{inputs.pop(SESSION)}"',
         new='session = f"{inputs.pop(SESSION)}"',
         loss="Two sub-agents with a session of one name would continue each other's conversation.",
         tests=("tests/agents/test_subagents.py", "tests/agents"),
