@@ -392,7 +392,7 @@ def own_copy(event: Event, **changes: Any) -> Event:
 
 def is_built_in(event: Event) -> bool:
     """Return whether displays have a form of their own for the class of an event. Others are shown as they say."""
-    return type(event) in _BUILT_IN
+    return type(event).__module__ == __name__
 
 
 def told(event: Event) -> str:
@@ -765,25 +765,6 @@ class Posted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Event):
-    """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`.
-
-    `seq` is the arrival number of the post.
-    """
-
-    field: str
-    node: str
-    branch: BranchPath
-    execution: str
-    seq: int
-    author: str
-
-    def label(self) -> str:
-        """Return what happened in a few words."""
-        return f"read what {self.author} had posted to {self.field}"
-
-
-@dataclass(frozen=True, slots=True)
 class LiveConflict(Event):
     """A node has written to a live field without having read what another node had written there.
 
@@ -807,12 +788,6 @@ class LiveConflict(Event):
         """Return what happened in a few words."""
         name = self.field if self.key is None else f"{self.field}.{self.key}"
         return f"wrote {name} without having read what {self.other} had written ({self.rule})"
-
-
-_BUILT_IN = frozenset((
-    *(RunStarted, NodeStarted, Committed, Forked, Joined, ConflictFound, NodeFailed, AttemptFailed, Asked, RunEnded),
-    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict, Numbered, Read),
-))  # fmt: skip
 
 
 def _said(error: BaseException) -> str:

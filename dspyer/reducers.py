@@ -503,23 +503,7 @@ def _assign_ids_each(inner: Reducer, update: Any, commit_id: str, current: Any) 
 
 
 BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
-    {
-        reducer.name: reducer
-        for reducer in (
-            patch,
-            replace,
-            append,
-            log,
-            extend,
-            update,
-            increment,
-            union,
-            add_messages,
-            conversation,
-            min,
-            max,
-        )
-    }
+    {reducer.name: reducer for reducer in list(vars().values()) if isinstance(reducer, Reducer)}
 )
 """The built-in reducers by name."""
 

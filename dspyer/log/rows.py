@@ -637,10 +637,6 @@ class AnswerRow(StoredRow):
         return Answer(question, self.value, self.by, self.comment, self.at)
 
 
-PostKey = tuple[tuple[str, ...], str]
-"""The places in which a post was made, and its id there."""
-
-
 @dataclass(slots=True)
 class PostRow(StoredRow):
     """A post to a live field.
@@ -680,9 +676,9 @@ class PostRow(StoredRow):
         return self.patch[self.field]
 
     @property
-    def key(self) -> PostKey:
-        """Its key among the posts of the execution."""
-        return self.places, self.id
+    def path(self) -> tuple[str, ...]:
+        """The executions in which it was made, from that of the run on."""
+        return self.places or (self.execution,)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import dspy
-from dspy import Completions
 from pydantic_core import PydanticUndefined
 
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
@@ -128,7 +127,7 @@ class ModuleNode(BoundNode):
             updates |= self.turns.updates(self.name, inputs, values, before)
         if warning:
             updates = with_warning(self.turns, updates, warning)
-        return Reply(updates, None, True, completions_by_field(result, self.gives))
+        return Reply(updates, None, True)
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
@@ -264,15 +263,6 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
         "or a dict"
     )
-
-
-def completions_by_field(result: object, gives: FieldNames | None) -> Completions | None:
-    """The completions of a prediction by field of the state: those of `Predict(n=2)` have two values for each."""
-    found = result.completions if isinstance(result, dspy.Prediction) else None
-    if found is None:
-        return None
-    names = {name: name for name, _ in found.items()} if gives is None else gives
-    return Completions({field: found[name] for name, field in names.items() if name in found})
 
 
 def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
@@ -518,7 +508,7 @@ def _of_graph(graph: Any) -> ModuleIO:
     outputs = None if names is None else {name: value_type(schema, name) for name in names}
     # A view comes as text to a field of texts; values of all other types are checked when the graph begins.
     kinds = {name: str if without_none(value_type(schema, name)) is str else Any for name in graph.inputs}
-    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs)
+    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.of_around)), outputs)
 
 
 def _forward_of(kind: type) -> Any:
@@ -757,7 +747,7 @@ class SubgraphNode(BoundNode):
         elif self.per_item:
             # Of an item that declares nothing, its inputs are no results.
             values = {name: value for name, value in values.items() if name not in inputs}
-        return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
+        return Reply(values, None, True)
 
 
 def _is_sent(call: Call) -> bool:
@@ -783,7 +773,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         partial = {name for name in options.views if options.schema.reducer(name) is None}
         # The inputs that the graph may change and that come from the field of their name.
         may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)
-        changed = [name for name in (*graph.inputs, *graph.also) if name in may and reads.get(name) == name]
+        changed = [name for name in (*graph.inputs, *graph.of_around) if name in may and reads.get(name) == name]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
@@ -823,7 +813,7 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
-        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.also)))
+        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.of_around)))
         wrong.problems += check_names(options.writes, "writes", wrong.who, own=known, schema=schema)
         return options.writes
     if own is None:

@@ -18,7 +18,7 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.content import blob_id
-from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, row, rows
+from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, dump, row, rows
 
 THREADS = 8
 ROUNDS = 10
@@ -108,16 +108,7 @@ def expected_after(name: str, count: int) -> dict[str, Any]:
 
 def read_back(store: Store, name: str) -> dict[str, Any]:
     """Read the threads and runs of `changes_of_every_kind` from a store."""
-    found: dict[str, Any] = {}
-    for thread in (store.thread(name), store.thread(f"{name} copy")):
-        if thread is not None:
-            found[thread.name] = (thread.epoch, thread.head, thread.owner is not None)
-    for run in (f"{name}-r", f"{name}-s"):
-        if store.run(run) is not None:
-            found[run] = [(entry.seq, entry.content) for entry in store.rows(run)]
-            assert has_all_blobs(store, run)
-    snapshot = store.snapshot(Point(f"{name}-r", 99))
-    return found if snapshot is None else {**found, "snapshot": snapshot}
+    return {part: {one: found[one] for one in found if one.startswith(name)} for part, found in dump(store).items()}
 
 
 def run_in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:

@@ -238,6 +238,11 @@ def dropping(store: Store) -> None:
     store.drop_snapshots()
 
 
+def vacuuming(store: Store) -> None:
+    """Give the space of deleted data back."""
+    store.vacuum()
+
+
 def play(store: Store, *steps: Step) -> None:
     """Do steps with an empty store and with one in memory: each has one outcome in both, and leaves the same behind.
 
