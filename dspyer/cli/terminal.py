@@ -253,18 +253,13 @@ def write_table(columns: Sequence[Column], records: Sequence[Any], remark: Calla
 def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Cell]], room: int) -> list[int] | None:
     """The widths of the columns, of which the widest ones are cut first; None if they do not fit."""
     titles = [width_of(column.title) for column in columns]
-    widths = [max([title, *(width_of(_text(row[at])) for row in body)]) for at, title in enumerate(titles)]
-    excess = sum(widths) + 2 * (len(columns) - 1) - room
-    while excess > 0:  # from the widest one on, until it is as wide as the next one
+    # None is wider than the terminal, so that the loop is short.
+    widths = [min(room, max([title, *(width_of(_text(row[at])) for row in body)])) for at, title in enumerate(titles)]
+    while sum(widths) + 2 * (len(columns) - 1) > room:
         able = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
         if not able:
             return None
-        widest = max(able, key=lambda at: widths[at])
-        others = [widths[at] for at in able if at != widest]
-        step = min(excess, max(1, widths[widest] - max([columns[widest].least, *others])))
-        step = min(step, widths[widest] - columns[widest].least)
-        widths[widest] -= step
-        excess -= step
+        widths[max(able, key=widths.__getitem__)] -= 1
     return widths
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from dspyer.display import json_bytes
 from dspyer.errors import ConcurrentRunError, DspyerError, StoreError, ThreadError, error_text
 
 logger = logging.getLogger("dspyer")
@@ -32,13 +33,10 @@ class JSONAnswer(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        write = partial(json.dumps, allow_nan=False, separators=(",", ":"))
         try:
-            return write(content, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # a lone surrogate in a name: only its escape can be written
-            return write(content).encode()
+            return json_bytes(content)
         except ValueError:  # a figure that is no number, such as the cost of an LM with odd prices
-            return write(_finite(content)).encode()
+            return json_bytes(_finite(content))
 
 
 def _finite(value: Any) -> Any:

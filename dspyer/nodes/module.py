@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import dspy
-from dspy import Completions
 from pydantic_core import PydanticUndefined
 
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
@@ -128,7 +127,7 @@ class ModuleNode(BoundNode):
             updates |= self.turns.updates(self.name, inputs, values, before)
         if warning:
             updates = with_warning(self.turns, updates, warning)
-        return Reply(updates, None, True, completions_by_field(result, self.gives))
+        return Reply(updates, None, True)
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
@@ -264,15 +263,6 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
         "or a dict"
     )
-
-
-def completions_by_field(result: object, gives: FieldNames | None) -> Completions | None:
-    """The completions of a prediction by field of the state: those of `Predict(n=2)` have two values for each."""
-    found = result.completions if isinstance(result, dspy.Prediction) else None
-    if found is None:
-        return None
-    names = {name: name for name, _ in found.items()} if gives is None else gives
-    return Completions({field: found[name] for name, field in names.items() if name in found})
 
 
 def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
@@ -757,7 +747,7 @@ class SubgraphNode(BoundNode):
         elif self.per_item:
             # Of an item that declares nothing, its inputs are no results.
             values = {name: value for name, value in values.items() if name not in inputs}
-        return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
+        return Reply(values, None, True)
 
 
 def _is_sent(call: Call) -> bool:

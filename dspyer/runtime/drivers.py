@@ -36,7 +36,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
-from dspyer.lm.not_public import COMPLETIONS, SEND_STREAM
+from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
 from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
 from dspyer.lm.tracing import (
@@ -516,7 +516,6 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
         ]
         outputs = tuple(changed)
     prediction: dspy.Prediction = Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
-    vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
     vars(prediction)[LINK] = link
@@ -528,16 +527,6 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
     """A run whose first commit sets the inputs."""
     patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
     return RunStart(start(topology), seal(patch), state, new_run_id(), label)
-
-
-def _completions(session: Session, outputs: dspy.Prediction) -> Any:
-    """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
-    log, known = session.run.log, session.notes.completions
-    commits = [log[at].commit for at in reversed(range(len(log)))]
-    writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
-    found = known.get(writers.pop()) if len(writers) == 1 else None
-    kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]
-    return found if kept and all(kept) else None
 
 
 def settings_inside(session: Session) -> dict[str, Any]:

@@ -114,7 +114,6 @@ class ExecutionNotes:
     Attributes:
         traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
-        completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
@@ -124,7 +123,6 @@ class ExecutionNotes:
 
     traces: dict[str, Steps]
     lost: dict[str, list[LostSteps]] = made(default_factory=dict)
-    completions: dict[str, Any] = made(default_factory=dict)
     failed_attempts: dict[str, list[Failure]] = made(default_factory=dict)
     checks: dict[tuple[str, ...], LoggedChecks] = made(default_factory=dict)
     turns: dict[tuple[str, ...], Sequence[Commit]] = made(default_factory=dict)
@@ -466,10 +464,7 @@ class Session(AttemptHost):
         """Numbers and publishes a post that waits for the commit of its node. May be called from any thread."""
         together, execution = self.together, attempt.outer_execution
         with together.lock:  # events come in the order of the numbers
-            if together.posts is None:
-                together.posted = seq = together.posted + 1
-            else:
-                together.posts.buffer.seq = seq = together.posts.buffer.seq + 1
+            together.posted = seq = together.posted + 1
             if not self.events.heard:
                 return
             update: Any = value if value is DELETE or isinstance(value, Replace | Updates) else freeze(value)

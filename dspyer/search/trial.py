@@ -293,7 +293,7 @@ class _Trial(Item):
             call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
         )
         call.context.delegate.finish()
-        return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
+        return Output(patch, after, None, None, False, None, call, reply.updates)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self.node.reward

@@ -324,7 +324,16 @@ def _marks(keys: Collection[Any]) -> str:
 
 
 class SQLStore(Store):
-    """A store in tables."""
+    """A store in tables; `options` are those with which it was made, but for its address."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._options), (self.address,)
 
     @abstractmethod
     def _read(self, work: Callable[[SQLSession], T]) -> T:
