@@ -425,7 +425,8 @@ def _naming(table: str, decode: Callable[[SQLSession, Sequence[Any]], T]) -> Cal
 
 def _decode_thread(session: SQLSession, columns: Sequence[Any]) -> ThreadRow:
     name, epoch, head, head_seq, root, root_seq, owner, lease, runs = columns
-    points, held = (decode_point(head, head_seq), decode_point(root, root_seq)), owner and Owner(*json.loads(owner))
+    points = decode_point(head, head_seq), decode_point(root, root_seq)
+    held = None if owner is None else Owner(*json.loads(owner))
     return ThreadRow(session.decode_name(name), points[0], epoch, held, lease, points[1], runs)
 
 
