@@ -271,7 +271,7 @@ def commit_header(row: Row) -> CommitRow:
     try:
         return CommitRow.of(row)
     except StoreError:
-        return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq, visit=1)
+        return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq)
 
 
 UNKNOWN = "?"

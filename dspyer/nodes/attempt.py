@@ -122,7 +122,7 @@ class Together:
         wake: makes the driver look again for what may begin. May be called from any thread.
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
-        posted: the number of posts, of a run without live fields.
+        posted: the number of the last post.
         each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
@@ -205,7 +205,7 @@ class AttemptHost:
         """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of one execution.
 

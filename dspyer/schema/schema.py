@@ -72,19 +72,6 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = (
-        "_defaults",
-        "_read_only_class",
-        "field_shapes",
-        "fields",
-        "lasting",
-        "limited_fields",
-        "live_fields",
-        "model",
-        "show_value",
-        "user_folded",
-    )
-
     def __init__(
         self,
         model: type[BaseModel] | None,
