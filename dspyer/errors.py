@@ -848,6 +848,30 @@ def annotate(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
+class noting:  # noqa: N801 - used as a function: `with noting(...)`
+    """A block whose exceptions get a note.
+
+    Example:
+        >>> with noting("in the rule"):
+        ...     raise ValueError("odd")
+        Traceback (most recent call last):
+        ValueError: odd
+        in the rule
+    """
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: str) -> None:
+        self._note = note
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            annotate(error, self._note)
+
+
 def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of an exception and of those that led to it, in place.
 

@@ -21,9 +21,9 @@ from dspyer.errors import (
     GraphError,
     NodeOutputError,
     SearchError,
-    annotate,
     brief,
     list_names,
+    noting,
     suggestion,
     with_article,
 )
@@ -371,11 +371,8 @@ def _program(given: Any, what: str) -> Any:
                 "Graph"
             )
         return given
-    try:
+    with noting(f"in the graph that was given as the {what} of a search"):
         return given.compile()
-    except Exception as error:
-        annotate(error, f"in the graph that was given as the {what} of a search")
-        raise
 
 
 def _check_lasting(module: dspy.Module) -> None:
@@ -556,11 +553,8 @@ def _schema(fields: _Fields, name: str) -> Any:
         BEST: (str, Field()),
         TRIALS: (list[TrialEntry], []),
     }
-    try:
+    with noting("these are the fields of the module of a search"):
         return create_model(name, **fields.types, **own)
-    except Exception as error:
-        annotate(error, "these are the fields of the module of a search")
-        raise
 
 
 # --- the nodes
