@@ -272,8 +272,8 @@ class Session(AttemptHost):
                     self.events.publish_once_written(events)
                 if execution is not None:
                     started.append(execution)
-            for look in together.each_round:
-                look(self)
+            if together.posts is not None:
+                together.posts.look()
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
