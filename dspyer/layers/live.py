@@ -496,11 +496,11 @@ class LivePosts(Layer):
         """The node around that may not read, or write, a field; None if all may. What a map calls may not read."""
         if self.outer is None or field not in self.shared:
             return None
-        attempt, shared = self.outer
+        attempt, shared, posts = self.outer
         outer = (shared.reads if option == "reads" else shared.writes).get(field)
         if outer is None or (option == "reads" and attempt.index is not None):
             return attempt.node
-        return self.outer.posts.refuses(outer, option)
+        return posts.refuses(outer, option)
 
     def _waits_outside(self) -> bool:
         """Lets the node around wait, and give up its slot, as long as all that run here do.
