@@ -208,7 +208,7 @@ class View:
         given: Any = count
         if given is not None and (not callable(given) or iscoroutinefunction(given)):
             raise GraphError(f"view(...).fit(count={given!r}): it takes a function of a text that is not async")
-        return self._with("fit", _whole_number("fit", tokens), count=count)
+        return self._with("fit", _whole_number("fit", tokens), counter=count)
 
     def turns(self, count: int) -> View:
         """Selects the last turns of a conversation: messages of assistants, each with the results of its tool calls.
@@ -255,16 +255,11 @@ class View:
             raise GraphError(f"view(...).then({fn!r}): it takes a function of a list of Entry that is not async")
         return self._with("then", fn, tuple(_further_parameters(fn).items()))
 
-    def _with(
-        self,
-        name: str,
-        argument: Any = None,
-        fields: tuple[tuple[str, bool], ...] = (),
-        count: Callable[[str], float] | None = None,
-    ) -> View:
+    def _with(self, *step: Any, **more: Any) -> View:
+        added = ViewStep(*step, **more)
         if self.last_step == "then":
-            raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{name}(...) before it")
-        return View(self.field, (*self.steps, ViewStep(name, argument, fields, count)))
+            raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{added.name}(...) before it")
+        return View(self.field, (*self.steps, added))
 
     @property
     def needs_parts(self) -> bool:

@@ -394,7 +394,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
     ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
-    ("log.message_log", "'/' not in path"): "the path of an agent in a program",
+    ("log.time_travel", "'/' not in path"): "the path of an agent in a program",
     ("stores.postgres", "user.partition(':')"): "user:password",
     ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",
     ("testing.prompt", "'[' not in type_.removeprefix('Literal[').removeprefix('Union[Literal[')"): "a type",

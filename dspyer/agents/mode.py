@@ -220,7 +220,7 @@ class ModeNode(Node):
             return tools
         value_of = Filler(call, None).text
         return [
-            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
+            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of)[0]})
             if tool.name in self.filled
             else tool
             for tool in tools

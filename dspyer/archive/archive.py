@@ -187,10 +187,7 @@ class Archive:
             >>> Archive(store).due(), Archive(store).due(at=datetime.now() + timedelta(hours=2))
             ([], ['t-42'])
         """
-        if limit is not None and (isinstance(limit, bool) or int(limit) != limit or limit < 1):
-            raise ValueError(f"limit={limit!r}: give the most names, 1 or more, or None for all")
-        if not isinstance(graph, str | None):
-            raise TypeError(f"graph={graph!r}: give a name")
+        _check(1 if limit is None else limit, graph=graph)
         return due_threads(self._reader.store, graph, _seconds("at", at))[:limit]
 
     def thread(self, name: str) -> ArchivedThread:
@@ -246,11 +243,7 @@ class Archive:
             raise ValueError(
                 f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
             )
-        if int(query.limit) != query.limit or query.limit < 1:
-            raise ValueError(f"limit={query.limit!r}: a page has at least one run")
-        for option, name in (("graph", query.graph), ("thread", query.thread)):
-            if not isinstance(name, str | None):
-                raise TypeError(f"{option}={name!r}: give a name")
+        _check(query.limit, graph=query.graph, thread=query.thread)
         # No store holds more runs than an index of SQLite or PostgreSQL can count.
         query = query._replace(limit=min(query.limit, 2**31))
         found: list[tuple[RunPlace, RunInfo]] = []
@@ -290,6 +283,15 @@ class Archive:
         except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
             failures = (unreadable(error),)
         return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
+
+
+def _check(limit: int, **names: str | None) -> None:
+    """Raise for a number of runs that is none, and for names that are no texts."""
+    if isinstance(limit, bool) or int(limit) != limit or limit < 1:
+        raise ValueError(f"limit={limit!r}: give a whole number, 1 or more")
+    for option, name in names.items():
+        if not isinstance(name, str | None):
+            raise TypeError(f"{option}={name!r}: give a name")
 
 
 def _seconds(option: str, time: datetime | None) -> float | None:

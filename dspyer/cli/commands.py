@@ -36,7 +36,6 @@ from dspyer.cli.summaries import (
     print_execution,
     print_messages,
     print_names,
-    print_result,
     print_run,
     print_runs,
     print_values,
@@ -144,15 +143,14 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of, messages_of
+    from dspyer.cli.store_access import facts_of, failed_calls, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info, (items, answers) = t.info(run).to_dict(), items_and_answers(t, run)
-        messages = messages_of(t, run)
+        info, items, answers, messages = facts_of(t, run)
         if common.as_json:
             info |= {"items": [one.to_dict() for one in items], "answers": answers, "messages": messages}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
@@ -284,7 +282,7 @@ def inspect(
 
         loaded = program_on(program, common)
     with common.archive(loaded) as archive, suppress(KeyboardInterrupt):
-        serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say, warn=note)
+        serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say)
 
 
 # --- run a program
@@ -337,10 +335,10 @@ def run(
         if wrong := next((name for name, is_given in options.items() if is_given), None):
             raise UsageError(f"{wrong} is about a thread: give --thread")
         loaded = load_program(program)
-        return print_result(play(lambda: loaded.run(given, budget=budget), loaded), common)
+        return play(lambda: loaded.run(given, budget=budget), common, loaded)
     loaded = program_on(program, common, create=True)
     t = loaded.thread(thread)
-    played = play(
+    return play(
         lambda: t.run(
             given,
             key=key,
@@ -350,10 +348,10 @@ def run(
             on_conflict=on_conflict,
             lock_timeout=lock_timeout,
         ),
+        common,
         loaded,
         t,
     )
-    return print_result(played, common)
 
 
 def resume(
@@ -400,7 +398,7 @@ def resume(
         max_resumes=max_resumes,
         allow_changed_graph=allow_changed_graph,
     )
-    return print_result(play(again, loaded, t), common)
+    return play(again, common, loaded, t)
 
 
 def rerun(
@@ -417,7 +415,7 @@ def rerun(
     budget = budget_of(spending)
     loaded, t = thread_of(program, thread, common)
     again = lambda: t.rerun(version_of(commit), budget=budget, take_over=take_over)  # noqa: E731
-    return print_result(play(again, loaded, t), common)
+    return play(again, common, loaded, t)
 
 
 def stop(thread: ThreadArgument, program: ProgramOption, common: CommonOptions) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
+from dspyer.cli.summaries import print_result
 from dspyer.cli.terminal import note
 from dspyer.display import RunInfo
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
@@ -144,22 +145,11 @@ def budget_of(spending: BudgetOptions) -> Budget | None:
     return None if spending == BudgetOptions() else Budget(**spending._asdict())
 
 
-class Played(NamedTuple):
-    """A run that a command has made.
+def play(start: Callable[[], Run], common: CommonOptions, program: CompiledGraph, thread: Thread | None = None) -> str:
+    """Make a run, with its progress on a terminal, and show it with its outputs; return how it ended.
 
-    Attributes:
-        record: the JSON form of its `RunInfo`, and of its outputs; these are None if it is not completed.
-        status: how it ended, `"stopped"` if a signal or `sys.exit()` has stopped it.
-    """
-
-    record: dict[str, Any]
-    status: str
-
-
-def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None = None) -> Played:
-    """The run that `start` makes, with its progress on a terminal.
-
-    stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does.
+    stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does, and so does
+    `sys.exit()`.
     """
     # Schedulers and containers end a process by SIGTERM: its run stops like at Ctrl-C, and a resume continues it.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -189,4 +179,5 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
     outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
-    return Played({**info, "outputs": outputs}, status)
+    common.show({**info, "outputs": outputs}, print_result)
+    return status

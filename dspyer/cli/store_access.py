@@ -59,15 +59,14 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
-def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], list[dict[str, Any]]]:
-    """The items of the maps that a run has reached, and the answers to its questions."""
-    record = t.record(run)
-    return maps_of(record), [one.to_dict() for one in record.answers()]
+Dicts = list[dict[str, Any]]
 
 
-def messages_of(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
-    """The messages that the turns of a run have taken, each with its commit, and those that no turn has taken."""
-    return [*t.record(run).messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
+    """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
+    info, record = t.info(run).to_dict(), t.record(run)
+    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+    return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

@@ -36,22 +36,22 @@ class DrawnNode(NamedTuple):
         shape: as in `GraphPicture`.
         word: the word below its name; "" for none.
         label: the name as it is shown: on one line, and shortened.
-        box: its rectangle.
         head: whether a round of a loop begins here.
+        x: of the middle of its box, in pixels, as all lengths are.
+        y: the same.
+        w: width of the box.
+        h: height of the box.
     """
 
     name: str
     shape: str
     word: str
     label: str
-    box: NodeBox
     head: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; `x` and `y` are the middle of the box."""
-        found = self._asdict()
-        x, y, w, h = map(_tenths, found.pop("box"))
-        return {**found, "x": x, "y": y, "w": w, "h": h}
+    x: float
+    y: float
+    w: float
+    h: float
 
 
 class DrawnEdge(NamedTuple):
@@ -64,33 +64,29 @@ class DrawnEdge(NamedTuple):
         start: where it begins: the place of the mark of a conditional edge.
         label: the label as it is shown; empty for none.
         whole: the whole label.
-        at: the position of the label; None for none.
         conditional: whether a router or an error decides if it is taken.
         back: whether it starts the next round of a loop.
         on_error: whether it is taken after a failure.
+        x: of the label; None without one.
+        y: the same.
+        anchor: the part of the label that is at `x`, as in SVG.
     """
 
     source: str
     target: str
     path: str
-    start: Coordinates
+    start: list[float]
     label: str
     whole: str
-    at: LabelPosition | None
     conditional: bool
     back: bool
     on_error: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; `x`, `y` and `anchor` are the position of the label, `start` that of the mark."""
-        found = self._asdict()
-        x, y, anchor = found.pop("at") or (None, None, None)
-        label = {"x": x and _tenths(x), "y": y and _tenths(y), "anchor": anchor}
-        return {**found, "start": list(map(_tenths, self.start)), **label}
+    x: float | None
+    y: float | None
+    anchor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphDrawing:
+class GraphDrawing(NamedTuple):
     """A graph with the positions of its parts: what the SVG picture and the inspector's page show.
 
     Attributes:
@@ -108,10 +104,9 @@ class GraphDrawing:
     edges: tuple[DrawnEdge, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, with lengths in pixels."""
-        size = {"name": self.name, "width": _tenths(self.width), "height": _tenths(self.height)}
-        parts = {"nodes": [node.to_dict() for node in self.nodes], "edges": [edge.to_dict() for edge in self.edges]}
-        return size | parts
+        """Return the JSON form."""
+        nodes, edges = ([one._asdict() for one in parts] for parts in (self.nodes, self.edges))
+        return {**self._asdict(), "nodes": nodes, "edges": edges}
 
 
 def _tenths(length: float) -> float:
@@ -135,25 +130,24 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
     widths = {key: _label_width(label) for key, label in labels.items()}
     layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
     nodes = [
-        DrawnNode(name, *picture.look(name), shorten(name, NAME_LIMIT), layout.boxes[name], name in picture.heads)
+        DrawnNode(
+            name,
+            *picture.look(name),
+            shorten(name, NAME_LIMIT),
+            name in picture.heads,
+            *map(_tenths, layout.boxes[name]),
+        )
         for name in picture.nodes
     ]
-    edges = [
-        DrawnEdge(
-            *key,
-            path=layout.paths[key],
-            start=layout.starts[key],
-            label=labels.get(key, ""),
-            whole=whole.get(key, ""),
-            at=layout.labels.get(key),
-            conditional=edge.conditional,
-            back=picture.goes_back(edge),
-            on_error=edge.on_error,
-        )
-        for edge in picture.edges
-        for key in [edge[:2]]
-    ]
-    return GraphDrawing(graph.name, layout.width, layout.height, tuple(nodes), tuple(edges))
+    edges = []
+    for edge in picture.edges:
+        key = edge[:2]
+        start, (x, y, anchor) = list(map(_tenths, layout.starts[key])), layout.labels.get(key, (None, None, None))
+        texts = labels.get(key, ""), whole.get(key, "")
+        kinds = edge.conditional, picture.goes_back(edge), edge.on_error
+        at = x and _tenths(x), y and _tenths(y)
+        edges.append(DrawnEdge(*key, layout.paths[key], start, *texts, *kinds, *at, anchor))
+    return GraphDrawing(graph.name, _tenths(layout.width), _tenths(layout.height), tuple(nodes), tuple(edges))
 
 
 class RunPath(NamedTuple):
@@ -197,8 +191,7 @@ def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     # Later parts cover earlier ones: labels lie on edges, nodes on both, and the marks of choices on the nodes.
     parts = [_edge(edge, path) for edge in drawing.edges]
     for edge in drawing.edges:
-        if edge.at is not None:
-            parts += _label(edge.at, edge.label, edge.whole)
+        parts += _label(edge)
     parts += [_node(node, path) for node in drawing.nodes]
     parts += [_choice(edge) for edge in drawing.edges if edge.conditional]
     title = f"graph {drawing.name}" if path is None else f"run {path.status}"
@@ -233,15 +226,17 @@ def _edge(edge: DrawnEdge, path: RunPath | None) -> str:
     return f'<path d="{edge.path}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
-def _label(at: LabelPosition, label: str, whole: str) -> list[str]:
-    """A label, on a patch in the background colour that interrupts the edge."""
+def _label(edge: DrawnEdge) -> list[str]:
+    """The label of an edge, on a patch in the background colour that interrupts the edge; nothing without one."""
+    if edge.x is None or edge.y is None or edge.anchor is None:
+        return []
     parts = []
-    if at.anchor == "middle":
-        width = _label_width(label)
-        x, y = fmt(at.x - width / 2), fmt(at.y - 8)
+    if edge.anchor == "middle":
+        width = _label_width(edge.label)
+        x, y = fmt(edge.x - width / 2), fmt(edge.y - 8)
         parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
-    words = draw_text(at.x, at.y, label, "quiet", at.anchor)
-    return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
+    words = draw_text(edge.x, edge.y, edge.label, "quiet", edge.anchor)
+    return [*parts, f"<g><title>{escape(edge.whole)}</title>{words}</g>"]
 
 
 def _choice(edge: DrawnEdge) -> str:
@@ -257,7 +252,7 @@ _COLOURS = {"failed": "failed", "waits for an answer": "interrupt"}
 
 def _node(node: DrawnNode, path: RunPath | None) -> str:
     """One node: its shape, its colour and a word show its kind; on a path also how often it ran and why it ended."""
-    box, shape = node.box, node.shape
+    box, shape = NodeBox(node.x, node.y, node.w, node.h), node.shape
     visits, outcome = (1, "") if path is None else (path.visits.get(node.name, 0), path.ended.get(node.name, ""))
     hue = _COLOURS.get(outcome, shape)
     facts = [node.name] if shape == "end" else [f"{node.name}: {node.word or shape}"]
@@ -553,14 +548,6 @@ PORT = 16.0  # between the ends of edges at one node
 MARGIN = 22.0
 
 
-class LabelPosition(NamedTuple):
-    """The position of a label."""
-
-    x: float
-    y: float
-    anchor: str
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of a graph: the box of each node; the path, start and label position of each edge; the whole size."""
@@ -568,7 +555,7 @@ class Layout:
     boxes: Mapping[str, NodeBox]
     paths: dict[EdgeKey, str]
     starts: dict[EdgeKey, Coordinates]
-    labels: dict[EdgeKey, LabelPosition]
+    labels: dict[EdgeKey, tuple[float, float, str]]
     width: float
     height: float
 
@@ -756,7 +743,7 @@ def _add_curves(
                 points.append((x[cell], tops[row] + heights[row] / 2))
                 upright.append(False)
             if cell == named.get(key):
-                layout.labels[key] = LabelPosition(*points[-1], "middle")
+                layout.labels[key] = (*points[-1], "middle")
         layout.starts[key] = points[0]
         layout.paths[key] = curve([*points, end], [*upright, True])
 
@@ -796,4 +783,4 @@ def _add_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, f
         layout.starts[lane.key] = points[0]
         if lane.key in labels:
             anchor = "start" if lane.side > 0 else "end"
-            layout.labels[lane.key] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+            layout.labels[lane.key] = (lane.x + 7 * lane.side, (leave + enter) / 2, anchor)

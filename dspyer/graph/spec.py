@@ -249,8 +249,15 @@ def flaws_of(graph: GraphSpec) -> Iterator[str]:
                 "begins with the answer to the question of an earlier one. Take a field that lives for one run"
             )
         inside = node.inner or node
-        shared = inside.shared.names if isinstance(inside, SubgraphNode) and inside.shared is not None else {}
-        for own in graph.inner[name].topology.schema.live_fields if isinstance(inside, SubgraphNode) else ():
+        if not isinstance(inside, SubgraphNode):
+            continue
+        inner, shared = graph.inner[name], {} if inside.shared is None else inside.shared.names
+        if "wait_for_posts" in inner.nodes and not (inside.shared and inside.shared.reads):
+            yield (
+                f"node {name!r} reads no live field, so that `wait_for_posts` of its agent returns at once: "
+                f"add_node({name!r}, ..., reads=[...])"
+            )
+        for own in inner.topology.schema.live_fields:
             if own in graph.topology.schema.live_fields and own not in shared:
                 yield (
                     f"the graph of node {name!r} has a live field {own!r} of its own: the one of this graph is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import threading
@@ -14,8 +15,11 @@ from ipaddress import ip_address
 import uvicorn
 from starlette.applications import Starlette
 
+from dspyer.display import count_of
 from dspyer.inspector import LOOPBACK
 from dspyer.inspector.web_app import UNSPECIFIED
+
+logger = logging.getLogger("dspyer")
 
 PATIENCE = 2
 """Seconds for which requests may take after Ctrl-C."""
@@ -24,14 +28,13 @@ PATIENCE = 2
 class InspectorServer(uvicorn.Server):
     """Ends with its streams of events and its runs, at Ctrl-C and at SIGTERM, which ends the process after it."""
 
-    def __init__(self, app: Starlette, listening: Callable[[], None], warn: Callable[[str], object]) -> None:
+    def __init__(self, app: Starlette, listening: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE
         )
         super().__init__(config)
         self._app = app
         self._listening = listening
-        self._warn = warn
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -46,8 +49,7 @@ class InspectorServer(uvicorn.Server):
         count = 0 if actions is None else len(actions.workers)
         if not count:
             return
-        runs = "1 run" if count == 1 else f"{count} runs"
-        self._warn(f"stopping {runs}: the nodes that work are finished first, and committed")
+        logger.warning("stopping %s: the nodes that work are finished first, and committed", count_of(count, "run"))
         stopping = threading.Thread(target=actions.close, daemon=True)
         stopping.start()
         while stopping.is_alive() and not self.force_exit:  # noqa: ASYNC110 - a second Ctrl-C sets it, in a signal handler
@@ -63,23 +65,6 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def names_of(host: str) -> tuple[str, ...]:
-    """The names under which a server bound to an address is reached, as `Guard` takes them."""
-    own = () if is_loopback(host) else (socket.gethostname(),)
-    return (_in_address(host), *LOOPBACK, *own)
-
-
-def _in_address(host: str) -> str:
-    """A host as addresses have it: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises `OSError` if the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
-
-
 def serve(
     make_app: Callable[[str, tuple[str, ...]], Starlette],
     *,
@@ -87,30 +72,29 @@ def serve(
     port: int,
     browser: bool,
     say: Callable[[str], object],
-    warn: Callable[[str], object],
 ) -> None:
-    """Serve until Ctrl-C. `make_app` gets the token and the names of the server.
-
-    `say` gets the address as its first line, `warn` what else a person should know.
-    """
+    """Serve until Ctrl-C. `make_app` gets the token and the names of the server, `say` its address."""
     token = secrets.token_urlsafe(32)  # 256 bits
-    with closing(bound(host, port)) as listener:
-        app = make_app(token, names_of(host))
+    name, own = f"[{host}]" if ":" in host else host, () if is_loopback(host) else (socket.gethostname(),)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.create_server((host, port), family=family)) as listener:
+        app = make_app(token, (name, *LOOPBACK, *own))
         number = listener.getsockname()[1]
-        name = _in_address(host)
         shown = socket.gethostname() if name in UNSPECIFIED else name
         address = f"http://{shown}:{number}/#token={token}"
 
         def listening() -> None:
             say(address)
             if not is_loopback(host):
-                warn(
-                    f"anyone who can reach {host}, port {number}, and knows the token reads the stored runs"
-                    + (" and acts on them" if app.state.actions is not None else "")
-                    + "; nothing is encrypted on the way: use an SSH tunnel, or a server with TLS in front"
+                logger.warning(
+                    "anyone who can reach %s, port %s, and knows the token reads the stored runs%s; nothing is "
+                    "encrypted on the way: use an SSH tunnel, or a server with TLS in front",
+                    host,
+                    number,
+                    "" if app.state.actions is None else " and acts on them",
                 )
             if browser:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
         with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
-            InspectorServer(app, listening, warn).run(sockets=[listener])
+            InspectorServer(app, listening).run(sockets=[listener])

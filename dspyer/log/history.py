@@ -239,7 +239,7 @@ class History:
             commits[0] = (commits[0][0], at, commits[0][2])
         elif opening is not None and opening.node != "START":
             self.ends_open = True
-            commits = [(row, at, CommitRow(id=FIRST, node=opening.node, step=0, visit=1))]
+            commits = [(row, at, CommitRow(id=FIRST, node=opening.node))]
         return commits
 
     def _add_snapshot(self, run: LoggedRun, rows: RunRows, snapshot: LoadedSnapshot, root: Point | None) -> None:

@@ -56,7 +56,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 from dspyer.errors import StoreError, brief
 from dspyer.events import Answer, AskedCall, BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
-from dspyer.ids import full_id, index_of_id, part_id, path_of_id
+from dspyer.ids import full_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
 from dspyer.stores.base import Row, RunRow
@@ -429,8 +429,8 @@ class CommitRow(CommitContent):
         node: its author.
         route: the nodes that its branch continues to.
         times: when the node began, milliseconds since the Unix epoch, and how many microseconds it took.
-        step: length of the longest chain of commits up to it; -1 for the index in its id.
-        visit: how often the node has committed in its lineage; -1 for that index.
+        step: length of the longest chain of commits up to it.
+        visit: how often the node has committed in its lineage.
         settled: whether no other branch was active.
         parents: indexes of its parents among the commits of its scope; None for the one before it.
         scope: local ids of the executions around it, outermost first.
@@ -446,8 +446,8 @@ class CommitRow(CommitContent):
     node: str
     route: tuple[str, ...] = declared(default=(), metadata={"key": "to"})
     times: tuple[int, int] = declared(default=(0, 0), metadata=AT)
-    step: int = -1
-    visit: int = -1
+    step: int = 0
+    visit: int = 1
     settled: bool = True
     parents: tuple[int, ...] | None = None
     scope: tuple[str, ...] = ()
@@ -479,22 +479,6 @@ class CommitRow(CommitContent):
             failed=commit.failed_attempts,
             **more,
         )
-
-    def __post_init__(self) -> None:
-        if self.step < 0 or self.visit < 0:
-            index = index_of_id(self.id)
-            self.step = index if self.step < 0 else self.step
-            self.visit = index if self.visit < 0 else self.visit
-
-    def header(self) -> dict[str, Any]:
-        """Return the header of its row. In a loop of one node, step and visit are the index in its id."""
-        found = StoredRow.header(self)
-        index = index_of_id(self.id)
-        if self.step == index:
-            del found["step"]
-        if self.visit == index:
-            del found["visit"]
-        return found
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -653,10 +637,6 @@ class AnswerRow(StoredRow):
         return Answer(question, self.value, self.by, self.comment, self.at)
 
 
-PostKey = tuple[tuple[str, ...], str]
-"""The places in which a post was made, and its id there."""
-
-
 @dataclass(slots=True)
 class PostRow(StoredRow):
     """A post to a live field.
@@ -696,9 +676,9 @@ class PostRow(StoredRow):
         return self.patch[self.field]
 
     @property
-    def key(self) -> PostKey:
-        """Its key among the posts of the execution."""
-        return self.places, self.id
+    def path(self) -> tuple[str, ...]:
+        """The executions in which it was made, from that of the run on."""
+        return self.places or (self.execution,)
 
 
 @dataclass(slots=True)

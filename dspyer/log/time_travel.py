@@ -7,13 +7,15 @@ caches it for the `Thread` object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Answer, Commit, Question
+from dspyer.events import Answer, Commit, Question, Sent
 from dspyer.failure import Failure
 from dspyer.ids import Address, commit_name, full_id
 from dspyer.log.execution_records import ExecutionRecords, patches_in
@@ -42,18 +44,19 @@ from dspyer.log.reader import (
 from dspyer.log.rows import (
     CommitRow,
     EndRow,
+    LayerRow,
     ResumeRow,
     RowKind,
+    SentRow,
+    StoredRow,
     is_readable,
     run_label,
 )
 from dspyer.patch import DELETE
 from dspyer.redaction import Redaction, Redactor
-from dspyer.scheduler.lineage import (
-    touches,
-)
+from dspyer.scheduler.lineage import touches
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
+from dspyer.stores.base import INBOX, Point, Row, RunQuery, Store, ThreadRow
 from dspyer.values.freezing import same
 from dspyer.values.scalars import KeyPath
 
@@ -540,3 +543,73 @@ def resumes_without_progress(rows: Sequence[Row]) -> int:
             break
         count += row.kind == RowKind.RESUME
     return count
+
+
+# --- Messages to a thread, which `thread.send` writes
+#
+# The inbox of a thread is a log of rows beside its runs: a run that no run continues, with `inbox` in its header, whose
+# rows are the messages. The number of a row is the order of its message.
+#
+# How far an agent has read is a row that the layer `Inbox` adds to the commit of its turn: both are stored, or none.
+# Each run has in its header how far the runs before it have read.
+
+TOOK = "took"
+"""The kind of the rows that say how far an agent has read, and the key of a run's header for what was read before."""
+
+Progress = dict[tuple[str, str], int]
+"""The number of the last message that was read, by the identity of the inbox and the path of the agent."""
+
+
+def inbox_of(thread: str) -> str:
+    """The id of the run that is the inbox of a thread."""
+    return INBOX + blake2b(thread.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def identity_of(store: Store, inbox: str) -> str:
+    """The identity of an inbox, which one that was loaded from its export shares; `""` if there is none."""
+    found = store.run(inbox)
+    return "" if found is None else str(found.header.get("inbox", found.id))
+
+
+def progress_of(header: Mapping[str, Any], rows: Iterable[StoredRow]) -> Progress:
+    """The progress of agents: what the header of a run says, and rows of it."""
+    taken = [row.body for row in rows if isinstance(row, LayerRow) and row.name == TOOK]
+    places = sorted([tuple(place) for place in [*header.get(TOOK, ()), *taken]])  # the last one of an agent counts
+    return {(inbox, path): number for inbox, path, number in places}
+
+
+def progress_at(store: Store, thread: str, at: Point | None) -> Progress:
+    """The progress of the agents of a thread when a row was written; of a thread without an inbox nothing is read."""
+    run = None if at is None or not identity_of(store, inbox_of(thread)) else store.run(at.run)
+    if at is None or run is None:
+        return {}
+    rows = [row for row in store.rows(at.run, 0, at.seq) if row.kind == RowKind.LAYER and is_readable(row)]
+    return progress_of(run.header, [LayerRow.read(row, store.blobs) for row in rows])
+
+
+def messages_of(store: Store, inbox: str, first: int = 0, last: int | None = None) -> list[Sent]:
+    """The messages of an inbox from a number on, in their order."""
+    rows = [(row.seq, SentRow.read(row, store.blobs)) for row in store.rows(inbox, first, last)]
+    return [Sent(number, found.text, found.by, found.at, found.to) for number, found in rows]
+
+
+def unnamed(listeners: Collection[str]) -> list[str]:
+    """The paths of the agents that a message without a name is for: the graph itself, or else the nodes of it."""
+    return [""] if "" in listeners else [path for path in listeners if "/" not in path]
+
+
+def unread(store: Store, thread: str, listeners: Collection[str]) -> tuple[Sent, ...]:
+    """The messages of a thread that no turn has taken; `listeners` are the paths of the agents of its graph."""
+    found, inbox = messages_of(store, inbox_of(thread)), identity_of(store, inbox_of(thread))
+    if not found:
+        return ()
+    read, every = progress_at(store, thread, thread_bounds(store, thread)[0]), unnamed(listeners)
+    last = {path: number for (known, path), number in read.items() if known == inbox}
+    is_open = status_of(store, thread) != "completed"
+    return tuple(
+        [
+            replace(sent, open=is_open)
+            for sent in found
+            if all(last.get(path, -1) < sent.number for path in (every if sent.to is None else [sent.to]))
+        ]
+    )

@@ -122,8 +122,7 @@ class Together:
         wake: makes the driver look again for what may begin. May be called from any thread.
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
-        posted: the number of posts, of a run without live fields.
-        each_round: called with the run, under the lock, whenever what may begin has begun.
+        posted: the number of the last post.
     """
 
     visible: bool
@@ -134,7 +133,6 @@ class Together:
     wake: Callable[[], object] = made(init=False)  # set by the driver
     posts: Any = None
     posted: int = 0
-    each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
 RESERVED_KEYS = ("before", "after")
@@ -205,7 +203,7 @@ class AttemptHost:
         """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of one execution.
 

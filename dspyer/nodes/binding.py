@@ -11,6 +11,7 @@ import enum
 import json
 import pathlib
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -126,7 +127,7 @@ def _run_of(ctx: Context) -> tuple[RunState, Branch] | None:
 def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     """The value of an input that is a template or a run value."""
     if isinstance(source, Fill):
-        return fill_text(source.text, Filler(call, None).text).text
+        return fill_text(source.text, Filler(call, None).text)[0]
     found = value_of_run(source.name, call.context)
     return ("" if found is None else str(found)) if form == "text" else found
 
@@ -500,7 +501,7 @@ def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaw
     planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
         planner.place(parameter)
-    return planner.planned()
+    return planner.binding()
 
 
 class _Planner:
@@ -509,12 +510,7 @@ class _Planner:
         self.schema, self.reads = options.schema, options.reads
         self.problems, self.unknown = found.problems, found.unknown
         self.problems += signature.problems
-        self.fields: list[FieldParameter] = []
-        self.resources: list[ResourceParameter] = []
-        self.states: list[str] = []
-        self.views: list[str] = []
-        self.contexts: list[str] = []
-        self.modules: list[str] = []
+        self.planned: dict[str, list[Any]] = defaultdict(list)  # by what the parameters get, as in `Binding`
 
     def place(self, parameter: Parameter) -> None:
         """Add one parameter to the plan; the first rule that fits decides."""
@@ -523,27 +519,27 @@ class _Planner:
         kind = class_of(parameter.annotation)
         # What the user has said comes before what a name or an annotation may mean.
         if name in self.options.modules:
-            self.modules.append(name)
+            self.planned["modules"].append(name)
         elif name in self.options.overlay or (self.reads is not None and name in self.reads):
             self._add_field(parameter)
         elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
-            self.contexts.append(name)
+            self.planned["contexts"].append(name)
         # An annotation counts before a field of the same name: the parameter would get a value of another type.
         elif kind is ImmutableState or _wrote(parameter, ImmutableState):
-            self.states.append(name)
+            self.planned["states"].append(name)
         elif is_field:
             self._add_field(parameter, readable=self.reads is None)
         elif self._is_view(parameter):
-            self.views.append(name)
+            self.planned["views"].append(name)
         elif name == "state":
-            self.states.append(name)
+            self.planned["states"].append(name)
         # With a schema, objects of a model or dataclass may be resources, without one values.
         elif (
             kind is not None
             and not parameter.text
             and not (self.schema.accepts_any_key if is_record(kind) else is_value_class(kind))
         ):
-            self.resources.append(ResourceParameter(name, kind, parameter.default))
+            self.planned["resources"].append(ResourceParameter(name, kind, parameter.default))
         else:
             self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
 
@@ -560,7 +556,8 @@ class _Planner:
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
         readable, copy = readable and not sent and computed is None, wants_copy(parameter.annotation)
-        self.fields.append(FieldParameter(name, field, copy, parameter.default, readable, view, form, computed))
+        given = FieldParameter(name, field, copy, parameter.default, readable, view, form, computed)
+        self.planned["fields"].append(given)
 
     def _is_view(self, parameter: Parameter) -> bool:
         model = self.schema.model
@@ -588,13 +585,13 @@ class _Planner:
             "resource."
         )
 
-    def planned(self) -> Binding:
+    def binding(self) -> Binding:
         """The plan, after `reads` and `modules` were compared with the parameters."""
         taken = [parameter.name for parameter in self.signature.parameters]
         reads = self.reads
         if reads is not None:
             # What takes the state as a whole, or reads with ctx.view, may read any of them.
-            any_name = self.states or self.views or self.signature.takes_all or self.contexts
+            any_name = self.signature.takes_all or self.planned.keys() & {"states", "views", "contexts"}
             own = None if any_name else [name for name in taken if name not in self.options.modules]
             overlay, computed = self.options.not_fields, self.options.computed
             self.problems += check_names(reads, "reads", self.who, own=own, schema=self.schema, overlay=overlay)
@@ -604,7 +601,7 @@ class _Planner:
                 if name not in taken and own is None
             ]
             renamed = [name for name, field in reads.items() if name != field]
-            if self.views and renamed:
+            if "views" in self.planned and renamed:
                 self.problems.append(
                     f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads "
                     f"renames {list_names(renamed)}: take `state` or the fields themselves as parameters"
@@ -617,19 +614,9 @@ class _Planner:
                     f"{suggestion(name, taken)}"
                 )
             elif name not in taken:
-                self.modules.append(name)
-        return Binding(
-            self.who,
-            tuple(self.fields),
-            tuple(self.states),
-            tuple(self.views),
-            tuple(self.contexts),
-            tuple(self.resources),
-            tuple(self.modules),
-            takes_all=self.signature.takes_all,
-            reads=reads,
-            schema=self.schema,
-        )
+                self.planned["modules"].append(name)
+        planned: dict[str, Any] = {gets: tuple(parameters) for gets, parameters in self.planned.items()}
+        return Binding(self.who, **planned, takes_all=self.signature.takes_all, reads=reads, schema=self.schema)
 
 
 def _wrote(parameter: Parameter, kind: type) -> bool:

@@ -128,7 +128,7 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
 
 def _filled_question(question: str, /, **fields: Any) -> str:
     """The text of a question, with fields as a prompt shows them."""
-    return fill_text(question, {name: shown_in_prompt(value) for name, value in fields.items()}.get).text
+    return fill_text(question, {name: shown_in_prompt(value) for name, value in fields.items()}.get)[0]
 
 
 def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:

@@ -199,7 +199,7 @@ class Tolerance:
         return [self._kinds[index] for index in range(FIRST_ITEMS) if index in self._kinds]
 
     def note(self, index: int, result: object) -> None:
-        """Counts the result of an item that was called, as it arrives."""
+        """Counts the result of an item that was called, by its place among these. Results come as the items end."""
         failed = result if isinstance(result, FailedItem) else None
         kind = "" if failed is None or failed.failure.retryable else failed.failure.type
         self._kinds[self._fresh[index].index] = kind

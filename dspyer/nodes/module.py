@@ -563,44 +563,38 @@ def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
 
 def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
     """A reader for the classes that hold the user's signature in their attribute `signature`."""
+    return lambda module: replace(of_signature(module.signature), by_products=by_products, extras=extras)
+
+
+def _predicted(by_product: str) -> ReadModule:
+    """A reader for the classes whose predictor has the user's signature, with one more output."""
 
     def read(module: Any) -> ModuleIO:
-        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
+        found = of_signature(module.predict.signature)
+        outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != by_product}
+        return replace(found, outputs=outputs, by_products=(by_product,))
 
     return read
 
 
-def _chain_of_thought(module: Any) -> ModuleIO:
-    found = of_signature(module.predict.signature)
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
-    return replace(found, outputs=outputs, by_products=("reasoning",))
-
-
 def _comparison(module: Any) -> ModuleIO:
     """`MultiChainComparison`: callers pass the list `completions` for the inputs `reasoning_attempt_1` to `_M`."""
-    found = of_signature(module.predict.signature)
+    found = _predicted("rationale")(module)
     attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
     inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
-    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
-
-
-def _of_inner(module: Any) -> ModuleIO:
-    """`BestOfN` and `Refine`: the inputs and outputs of the module that they call several times."""
-    return module_io(module.module)
+    return replace(found, inputs={"completions": list[Any], **inputs})
 
 
 TABLE: Mapping[type, ReadModule] = {
     dspy.Predict: _own(),
-    dspy.ChainOfThought: _chain_of_thought,
+    dspy.ChainOfThought: _predicted("reasoning"),
     dspy.ReAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.ReActV2: _own("history", "termination_reason", extras=("history", "max_iters")),
     dspy.RLM: _own("trajectory", "final_reasoning"),
     dspy.ProgramOfThought: _own("reasoning"),
     dspy.CodeAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.MultiChainComparison: _comparison,
-    dspy.BestOfN: _of_inner,
-    dspy.Refine: _of_inner,
+    **dict.fromkeys((dspy.BestOfN, dspy.Refine), lambda module: module_io(module.module)),  # which they call
     dspy.Flex: _own(),
 }
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""

@@ -18,7 +18,6 @@ from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import is_alive
-from dspyer.log.message_log import unread
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
@@ -46,7 +45,7 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.log.time_travel import ThreadReader
+from dspyer.log.time_travel import ThreadReader, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of

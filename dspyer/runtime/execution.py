@@ -41,8 +41,9 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.context import Context
 from dspyer.nodes.function import FunctionNode, folded, given
+from dspyer.nodes.map import Tolerance
 from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.node import Call, Node, Output, Reply, Runner, Send, StartRule
+from dspyer.nodes.node import Call, Node, Output, Reply, Runner, Send
 from dspyer.nodes.router import FunctionRouter
 from dspyer.nodes.steps import Script, acall_function, acall_module, call_function, call_module, failure_or_questions
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
@@ -450,7 +451,7 @@ class NodeRunner(Runner):
         self.session = session
 
     def gather(
-        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: Tolerance | None = None
     ) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
@@ -465,7 +466,7 @@ class NodeRunner(Runner):
         return batch.results()
 
     async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: Tolerance | None = None
     ) -> list[T]:
         """Runs async calls, with the same rules."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
@@ -484,7 +485,7 @@ class Batch(Generic[T]):
     """The bookkeeping of a `gather`, sync or async: which calls have started, and their outcomes."""
 
     def __init__(
-        self, session: Session, count: int, max_concurrency: int | None, rule: StartRule | None = None
+        self, session: Session, count: int, max_concurrency: int | None, rule: Tolerance | None = None
     ) -> None:
         limit = session.together.slots
         self.limit = min(limit, max_concurrency or limit)

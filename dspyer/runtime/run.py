@@ -700,8 +700,7 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        error = None if self.error is None else display.ErrorText.of(self.error)
-        return display.describe_run(self.record(), error, self.events)
+        return display.describe_run(self.record(), self.error, self.events)
 
     @property
     def internals(self) -> RunInternals:

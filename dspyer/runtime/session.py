@@ -272,8 +272,8 @@ class Session(AttemptHost):
                     self.events.publish_once_written(events)
                 if execution is not None:
                     started.append(execution)
-            for look in together.each_round:
-                look(self)
+            if together.posts is not None:
+                together.posts.look()
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
@@ -460,10 +460,7 @@ class Session(AttemptHost):
         """Numbers and publishes a post that waits for the commit of its node. May be called from any thread."""
         together, execution = self.together, attempt.outer_execution
         with together.lock:  # events come in the order of the numbers
-            if together.posts is None:
-                together.posted = seq = together.posted + 1
-            else:
-                together.posts.buffer.seq = seq = together.posts.buffer.seq + 1
+            together.posted = seq = together.posted + 1
             if not self.events.heard:
                 return
             update: Any = value if value is DELETE or isinstance(value, Replace | Updates) else freeze(value)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from dspyer.clock import now, wall
 from dspyer.errors import StoreError
@@ -694,11 +694,10 @@ class SQLite(SQLStore):
         read_only: bool = False,
         flush: bool = False,
     ) -> None:
+        super().__init__(clock=clock, patience=patience, read_only=read_only, flush=flush)
         self._path = Path(path).absolute()
-        self._flush = flush
         self._clock = clock
-        self._patience = patience
-        self._read_only = read_only
+        self._flush = flush
         self._connections: FileConnections | ReadOnlyFile = (
             ReadOnlyFile(self._path) if read_only else FileConnections(self._path, patience)
         )
@@ -706,18 +705,6 @@ class SQLite(SQLStore):
     @property
     def address(self) -> str:
         return str(self._path)
-
-    def __repr__(self) -> str:
-        return f"SQLite({self.address!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {
-            "clock": self._clock,
-            "patience": self._patience,
-            "read_only": self._read_only,
-            "flush": self._flush,
-        }
-        return partial(SQLite, **options), (self.address,)
 
     def write(self, change: Change) -> int:
         work = partial(self._apply, change, EncodedChange.of(change))

@@ -24,10 +24,9 @@ from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreErro
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
 from dspyer.log.journal import LEASE, CheckedStore, Journal, is_alive, leases, new_owner
-from dspyer.log.message_log import inbox_of
 from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
 from dspyer.log.rows import EndRow, is_readable
-from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
+from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, inbox_of, last_end, thread_bounds
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import (
     INBOX,

@@ -17,6 +17,7 @@ A start has three steps, in this order, which makes it safe against crashes and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -28,12 +29,12 @@ import anyio
 
 from dspyer.clock import now, wall
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError, brief
-from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
+from dspyer.log.journal import LEASE, STOPPING, CheckedStore, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import RowKind, end_row
-from dspyer.record.stored import due_since
+from dspyer.record.stored import due_since, due_threads
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
-from dspyer.runtime.request import Request
+from dspyer.runtime.request import Request, new_request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Owner, Point, ThreadRow
@@ -46,6 +47,8 @@ from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
+
+logger = logging.getLogger("dspyer")
 
 LONGEST_PAUSE = 0.05
 """Most seconds between two attempts to acquire a thread."""
@@ -107,6 +110,21 @@ def recovered_play(thread: StoredThread, request: Request) -> Play:
         return thread.resumed_run(head, Delivery(permits=False), request, MAX_RESUMES, allow=False)
 
     return Play(thread, {}, request, first_write, take_over=False)
+
+
+def recover_threads(store: CheckedStore, graph: str, thread: Callable[[str], Thread]) -> list[str]:
+    """Resume the runs of a graph that are due, one by one, and return the names of their threads."""
+    resumed = []
+    for name in due_threads(store, graph):
+        try:
+            recovered_play(thread(name)._stored, new_request(None, True, None)).run()
+        except ConcurrentRunError:
+            continue  # its owner lives, or another process was faster
+        except DspyerError as error:  # one thread that cannot go on must not keep the others from it
+            logger.error("the run of thread %r cannot be resumed: %s", name, error, exc_info=error)
+            continue
+        resumed.append(name)
+    return resumed
 
 
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:

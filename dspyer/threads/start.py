@@ -38,7 +38,6 @@ from dspyer.log.execution_records import (
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.message_log import TOOK, progress_at
 from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
@@ -55,7 +54,14 @@ from dspyer.log.rows import (
     first_version,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, open_questions, resumes_without_progress, thread_redactor
+from dspyer.log.time_travel import (
+    TOOK,
+    ThreadReader,
+    open_questions,
+    progress_at,
+    resumes_without_progress,
+    thread_redactor,
+)
 from dspyer.nodes.attempt import check_shape, schema_of, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -592,6 +598,14 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
 # --- answers that a caller gives: checked before anything is stored
 
 
+def checked_note(name: str, text: Any, undone: str) -> Any:
+    """Return a text about an answer or a message as it is stored; raises `InputError` if it is none, or too long."""
+    if not isinstance(text, str) or len(text) > LONGEST_NOTE:
+        found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
+        raise InputError(f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. {undone}")
+    return with_valid_text(text)
+
+
 class Delivery(NamedTuple):
     """The answers of one call of `resume`, by key or id, who gives them, and what is said with them.
 
@@ -604,21 +618,17 @@ class Delivery(NamedTuple):
     permits: bool = True
 
     @classmethod
-    def checked(cls, answers: AnswersByKey, by: object, comment: object) -> Delivery:
+    def checked(cls, answers: AnswersByKey, by: str | None, comment: str | None) -> Delivery:
         """Return the delivery; raises `InputError` for notes that are no texts, or too long."""
-        for name, text in (("by", by), ("comment", comment)):
-            if text is not None and (not isinstance(text, str) or len(text) > LONGEST_NOTE):
-                found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
-                raise InputError(
-                    f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
-                )
-        if isinstance(by, str) and not by.strip():
+        by = None if by is None else checked_note("by", by, "Nothing was answered")
+        comment = None if comment is None else checked_note("comment", comment, "Nothing was answered")
+        if by is not None and not by.strip():
             raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
         if by == EXPIRED:
             raise InputError(
                 f"by={by!r} is the author of defaults, which no person has given: say it with another name"
             )
-        return cls(answers, with_valid_text(by), with_valid_text(comment))
+        return cls(answers, by, comment)
 
 
 LATE = "Nothing was stored: resume() goes on with its default, or with QuestionExpired if it has none"

@@ -15,19 +15,18 @@ from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import thread_usage
-from dspyer.log.message_log import send, unread
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.items import Items
 from dspyer.record.record import Record
-from dspyer.record.stored import FollowedRecords, record_of, records_of
+from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
+from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, send_message, update_thread
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
@@ -730,7 +729,7 @@ class Thread:
             >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
             ('completed', False, ['In words.'])
         """
-        return send(self._stored.store, self.name, self._program.graph.listeners, text, to, by, key)
+        return send_message(self._stored, text, to, by, key)
 
     async def asend(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
         """Sends a message in async code; arguments, result and errors are those of `send`.
@@ -749,7 +748,7 @@ class Thread:
     @property
     def unread(self) -> tuple[Sent, ...]:
         """The messages that no turn has taken, in the order in which they were sent."""
-        return unread(self._stored.store, self.name, self._program.graph.listeners)
+        return unread_of(self._stored.store, self.name)
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
