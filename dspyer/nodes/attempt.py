@@ -122,7 +122,6 @@ class Together:
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
         posted: the number of the last post.
-        each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
     visible: bool
@@ -133,7 +132,6 @@ class Together:
     wake: Callable[[], object] = made(init=False)  # set by the driver
     posts: Any = None
     posted: int = 0
-    each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
 RESERVED_KEYS = ("before", "after")
