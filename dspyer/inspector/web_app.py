@@ -37,7 +37,6 @@ MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
 }
 
 READS = "the inspector only reads: give it the program, as in dspyer inspect STORE --program module:graph"

@@ -56,7 +56,7 @@ def _request_inside(
     # Of a node that is attempted once, nothing need be kept: rows of its commits would be made for nothing.
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
-    outer = around.inside
+    outer, posts = around.inside, around.together.posts
     inside = Inside(
         events=around.events,
         node=attempt.node,
@@ -71,7 +71,7 @@ def _request_inside(
         root=around.ids.root,
         limit=attempt.limit or around.limit,
         max_concurrency=around.together.slots,
-        live=None if shared is None or around.together.posts is None else Around(attempt, shared),
+        live=None if shared is None or posts is None else Around(attempt, shared, posts),
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)

@@ -614,7 +614,7 @@ class Run:
         if self._source is not None:
             # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
             with suppress(StoreError):
-                return record_at(*self._source, lambda: self._redactor)
+                return record_at(*self._source, self._redactor)
         thread, graph = "" if self._source is None else self._source[1], self._graph
         began = self._ended - self.duration
         return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)

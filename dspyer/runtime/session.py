@@ -270,8 +270,8 @@ class Session(AttemptHost):
                     self.events.publish_once_written(events)
                 if execution is not None:
                     started.append(execution)
-            for look in together.each_round:
-                look(self)
+            if together.posts is not None:
+                together.posts.look()
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
@@ -400,10 +400,6 @@ class Session(AttemptHost):
         inside = self.inside
         return self.stop_signal if inside is None or inside.outermost is None else inside.outermost
 
-    def stop(self, reason: str) -> None:
-        """Stops the run: no further execution starts. May be called from any thread."""
-        self.stop_signal.stop(reason)
-
     def _next_position(self) -> int | None:
         """The index of the first ready group that does not wait for an answer of a breakpoint after a node."""
         for position, group in enumerate(self.run.ready):
@@ -528,7 +524,7 @@ class Session(AttemptHost):
     def write_failed(self, log: RunLog, error: BaseException) -> None:
         """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
         self.run = log.failed(error)
-        self.stop("its store failed")  # ends the pauses between attempts
+        self.stop_signal.stop("its store failed")  # ends the pauses between attempts
 
     def end_rows(self, log: RunLog) -> list[DraftRow]:
         """The last rows of the run."""
