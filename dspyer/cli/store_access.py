@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.display import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Answer, Commit
+from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
@@ -93,48 +93,33 @@ def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[s
     raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
 
 
-UNREADABLE = "unreadable"
-
-
 def commits_of(
     t: ArchivedThread, run: str | None, inside: str | None, first: int | None, count: int, *, newest: bool
-) -> tuple[list[dict[str, Any]], int | None]:
-    """The JSON form of a page of commits, and the version with which the next page begins; None for the last page."""
-    if inside is not None:
-        found = t.history(version_of(inside), run=run)
+) -> tuple[list[dict[str, Any]], int | None, str | None]:
+    """The JSON form of a page of commits, each with the answers that its node got.
+
+    Also the version with which the next page begins, None for the last page; and why one of them cannot be read.
+    """
+    if inside is None:
+        found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
+    else:  # these have no pages
+        found = t.history(version_of(inside), run=run)[:: -1 if newest else 1]
         if not found:
             t.at(version_of(inside))  # raises if there is no such commit
-        return _commit_dicts(t, reversed(found) if newest else found), None
-    found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
-    more = found[count].version if len(found) > count else None
-    return _commit_dicts(t, found[:count]), more
-
-
-def _commit_dicts(t: ArchivedThread, commits: Iterable[Commit]) -> list[dict[str, Any]]:
-    """The JSON form of commits, each with the answers that its node got."""
+        count = len(found)
     given: dict[str, list[Answer]] = {}
     for answer in t.answers:
         executions = Address.parse(answer.question.execution).inside
         for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
             name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
             given.setdefault(name, []).append(answer)
-    return [
-        {**_commit_dict(commit), "answers": [one.to_dict() for one in given.get(commit.id, ())]} for commit in commits
-    ]
-
-
-def _commit_dict(commit: Commit) -> dict[str, Any]:
-    """The JSON form of a commit; if its patch cannot be read, with the reason as its patch."""
-    found = commit.to_dict()
-    if isinstance(commit.patch, UnreadablePatch):
-        found["patch"] = {"$type": UNREADABLE, "value": commit.patch.error}
-    return found
-
-
-def unreadable_in(commit: Mapping[str, Any]) -> str | None:
-    """The reason why the patch of a commit cannot be read; None if it can."""
-    patch = commit["patch"]
-    return patch["value"] if isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE else None
+    shown, problem = [], None
+    for commit in found[:count]:
+        shown.append({**commit.to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]})
+        if isinstance(commit.patch, UnreadablePatch):
+            shown[-1]["patch"] = {"$type": "unreadable", "value": commit.patch.error}
+            problem = problem or commit.patch.error
+    return shown, found[count].version if len(found) > count else None, problem
 
 
 def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:

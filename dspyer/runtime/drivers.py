@@ -92,7 +92,7 @@ def drive(session: Session, **overrides: Any) -> None:
             _drive(session, threads, steps, here)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
             raised.append(error)
-            session.stop(f"{type(error).__name__} was raised")
+            session.stop_signal.stop(f"{type(error).__name__} was raised")
             if not gives_up():
                 _drive(session, threads, steps, here)
     if session.log is not None:
@@ -212,7 +212,7 @@ async def _until_end(
         by_the_stop = cancelled and session.stopped and cancellation_count() <= before
         if not by_the_stop:
             raised.append(error)
-        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
+        session.stop_signal.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
     else:
         return raised
     running = True
@@ -240,7 +240,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
-                session.stop(CANCELLED)
+                session.stop_signal.stop(CANCELLED)
             started = _that_may_be_called(session, session.log, started)
             if held_back:
                 raise asyncio.CancelledError

@@ -36,9 +36,7 @@ from dspyer.events import (
     Joined,
     LiveConflict,
     NodeFailed,
-    Numbered,
     Posted,
-    Read,
     is_built_in,
     path_of_event,
 )
@@ -90,8 +88,6 @@ CONFLICT: Final = "dspyer.conflict"
 ROUTE: Final = "dspyer.route"
 INTERRUPT: Final = "dspyer.interrupt"
 POST: Final = "dspyer.post"
-NUMBERED: Final = "dspyer.numbered"
-READ: Final = "dspyer.read"
 CACHE_HIT: Final = "dspyer.cache_hit"
 ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
@@ -123,17 +119,13 @@ class _OpenTelemetry:
         self._suppressed = str(getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
         # What a program has that sets no provider.
         self._none = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-        self._last: tuple[object, Tracer] | None = None
 
     def tracer(self) -> Tracer | None:
         """The tracer of the program's provider; None if it has set none, or traces nothing in this context."""
         provider = self.trace.get_tracer_provider()
         if isinstance(provider, self._none) or self.context.get_value(self._suppressed):
             return None
-        last = self._last
-        if last is None or last[0] is not provider:
-            self._last = last = (provider, provider.get_tracer("dspyer"))
-        return last[1]
+        return provider.get_tracer("dspyer")
 
     def stored(self, stored: StoredTrace) -> Context:
         """A context whose current span is the one that a stored run began with."""
@@ -576,7 +568,7 @@ class RunSpans:
 
 
 _SHOWN: Final = frozenset((
-    *(Committed, NodeFailed, AttemptFailed, Joined, ConflictFound, LiveConflict, Asked, Posted, Numbered, Read),
+    *(Committed, NodeFailed, AttemptFailed, Joined, ConflictFound, LiveConflict, Asked, Posted),
 ))  # fmt: skip
 """The events of dspyer that spans have."""
 
@@ -600,10 +592,6 @@ def _told(event: Event, of_question: Callable[[Any], dict[str, Any]]) -> tuple[s
             return INTERRUPT, of_question(question)
         case Posted():
             return POST, {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
-        case Numbered(versions):
-            return NUMBERED, {"versions": _json_text(dict(versions))}
-        case Read():
-            return READ, {"fields": list(event.fields)}
     # Of a class that is not known here: its label and its fields.
     told = {"label": event.label()}
     for name, value in event.to_dict().items():
