@@ -307,7 +307,7 @@ class Fields(BaseModel):
     x: Any = 0
     n: dict[str, Any] = {}
     files: Annotated[dict[str, Any], reducers.update] = {}
-    lists: Annotated[dict[str, list[str]], reducers.each(reducers.extend)] = {}
+    chats: Annotated[dict[str, list[dict[str, Any]]], reducers.conversations] = {}
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
     tags: Annotated[set[str], reducers.union] = set()
     log: Annotated[list[str], reducers.extend] = []
@@ -331,12 +331,12 @@ MERGES: dict[str, Any] = {"last": "last_write_wins", "first": "first_write_wins"
 
 def update_of(rng: random.Random, name: str) -> dict[str, Any]:
     """What a node writes: single keys, whole values, deletions."""
-    key = rng.choice("ab")
+    key, message = rng.choice("ab"), {"id": name, "role": "user", "content": name}
     choices: dict[str, list[Any]] = {
         "x": [0, 1, 2, "s", [1, 2], {"a": 1}, {"a": {"b": name}}, Replace(None)],
         "n": [{key: name}, {key: DELETE}, {key: {"deep": name}}, Replace({key: name}), Replace({})],
         "files": [{key: name}, {key: "same"}, Replace({key: name, "c": 1}), Replace({})],
-        "lists": [{key: [name]}, {key: [name], "c": ["c"]}],
+        "chats": [{key: message}, {key: [message], "c": message}],
         "said": [{"id": name, "content": name}, {"id": key, "content": name}, Replace([{"id": "b", "content": name}])],
         "tags": [{name}, {name, key}, Replace({key})],
         "log": [[name], [name, name], [], Replace([name])],
