@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.ids import FIRST, Address, commit_name, full_id, is_within, outermost_execution
+from dspyer.ids import FIRST, Address, commit_name, full_id, outermost_execution
 from dspyer.log.reader import (
     EVERY,
     PRUNED,
@@ -384,23 +384,6 @@ _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
 
 
 # --- Commits inside a node
-
-
-def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ...]) -> list[Commit]:
-    """Return the commits inside an execution, in canonical order. The inputs of an inner graph are not stored again.
-
-    Args:
-        reader: reads contents.
-        run_rows: the run of the execution.
-        scope: local ids of the executions around them, outermost first; one without the index of an item or the key of
-            a call matches all of them.
-    """
-    logs = scoped_logs(reader, run_rows, lambda inner: len(inner) == len(scope) and all(map(is_within, inner, scope)))
-    return [
-        entry.commit
-        for inner in sorted(logs, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
-        for entry in sorted(logs[inner], key=lambda entry: (entry.commit.step, entry.commit.branch))
-    ]
 
 
 def scoped_logs(

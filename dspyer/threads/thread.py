@@ -14,7 +14,7 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
-from dspyer.log.execution_records import thread_usage
+from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
 from dspyer.record.items import Items
@@ -400,7 +400,8 @@ class Thread:
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
-        return thread_usage(self._stored.reader.store, self.name)
+        row = self._stored.store.thread(self.name)
+        return totals_at(self._stored.store, () if row is None or row.head is None else (row.head,), row and row.root)
 
     @property
     def cost(self) -> float | None:
