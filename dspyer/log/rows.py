@@ -754,12 +754,10 @@ class ResumeRow(StoredRow):
 
     Attributes:
         attempt: how often the run was resumed without a commit in between; 0 for a rerun.
-        executions: what is called again.
     """
 
     KIND: ClassVar[str] = RowKind.RESUME
     attempt: int = 0
-    executions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -378,8 +378,8 @@ class StoredThread:
         run_start, migration = self.compatibility.adapted_run(self.rebuild(last, records), last)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
-        running = names_of_next(run_start.run)
         if count > max_resumes:
+            running = sorted(run_start.run.running) or [group.position[0] for group in run_start.run.ready]
             raise ThreadError(
                 f"the last run of thread {self.name!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
@@ -388,7 +388,7 @@ class StoredThread:
         blobs = self.compatibility.fingerprint.blobs if changed else NO_BLOBS
         rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [records.add(*added)] if added else []
-        rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
+        rows += [ResumeRow(count).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
         if own_part or changed or run.thread != self.name or self.store.rows(run.id, seq, seq):
@@ -583,11 +583,6 @@ class StoredThread:
 
 INHERITED = ("graph", "shape", "drawing", "named", "first", "live")
 """What a part of a run has in its header from the part before."""
-
-
-def names_of_next(run: RunState) -> list[str]:
-    """The executions that a rebuilt run starts first; a resume stores them, and names them in its error."""
-    return sorted(run.running) or [group.position[0] for group in run.ready]
 
 
 def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:

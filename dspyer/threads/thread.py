@@ -312,10 +312,8 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -344,10 +342,8 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
