@@ -473,12 +473,6 @@ def status_of(store: Store, thread: str) -> str:
     return "new"
 
 
-def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
-    """The failures with which the last run ended."""
-    row = store.thread(thread)
-    return failures_in(store, None if row is None or row.head is None else last_end(store, row.head))
-
-
 def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
     """The failures in the row of the end of a run."""
     failures = () if end is None else EndRow.read(end, store.blobs).failures

@@ -16,7 +16,7 @@ from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
+from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
 from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
@@ -386,7 +386,9 @@ class Thread:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures with which the last run ended: also in another process, days later."""
-        return failures_of(self._stored.reader.store, self.name)
+        store = self._stored.store
+        head, _ = thread_bounds(store, self.name)
+        return failures_in(store, None if head is None else last_end(store, head))
 
     @property
     def error(self) -> Failure | None:
