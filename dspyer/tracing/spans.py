@@ -254,14 +254,12 @@ class RunSpans:
     """
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
-        thread = "" if run.log is None else run.log.journal.thread
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph
-        self._run_id = run.run_id
         self.scope: tuple[str, ...] = run.scope
         self._stored = run.log is not None and not run.scope
-        self._thread = thread
+        self._thread = "" if run.log is None else run.log.journal.thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self._hidden = Redacted()
         self._is_outermost = around is None
@@ -288,7 +286,7 @@ class RunSpans:
             SPAN_KIND: "CHAIN",
             OPERATION: INVOKE_RUN,
             GRAPH_NAME: graph.name,
-            RUN_ID: self._run_id,
+            RUN_ID: session.run_id,
             **self._common,
         }
         trace = session.records.trace if self._stored else None
