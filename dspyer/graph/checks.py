@@ -359,12 +359,9 @@ def _targets(way: Exit) -> tuple[str, ...]:
 # --- error edges: their declaration, and the checks of `compile()`
 
 
-def error_edges(source: object, target: object, on: object, into: object) -> list[ErrorEdge]:
+def error_edges(source: Any, target: Any, on: Any, into: Any) -> list[ErrorEdge]:
     """The edges of one call of `add_error_edge`, one for each source; a wrong form is a `GraphError`."""
-    given: Any = source
-    sources = checked_edge_ends(given)
-    wanted: Any = target
-    targets = checked_edge_ends(wanted)
+    sources, targets = checked_edge_ends(source), checked_edge_ends(target)
     if len(targets) != 1:
         raise GraphError(
             f"an error edge leads to one handler, and {list_names(targets)} are {len(targets)}: fork after the handler"
@@ -381,14 +378,13 @@ def error_edges(source: object, target: object, on: object, into: object) -> lis
         raise GraphError(str(error)) from None
     if into is not None and not isinstance(into, str):
         raise GraphError(f"add_error_edge(into={into!r}): give the name of the field that gets the failure, or None")
-    accepted: Any = on
     for kind in on if isinstance(on, tuple) else (on,):
         if isinstance(kind, type) and is_always_raised(kind):
             raise GraphError(
                 f"the error edge {sources[0]!r} -> {targets[0]!r} on {kind.__name__} is never taken: this error passes "
                 "every error edge, since no step of the graph can mend it. Handle it where the program is run"
             )
-    return [ErrorEdge(name, targets[0], accepted, into) for name in sources]
+    return [ErrorEdge(name, targets[0], on, into) for name in sources]
 
 
 def error_edge_problems(

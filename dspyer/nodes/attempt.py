@@ -64,7 +64,6 @@ from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
 from dspyer.nodes.field_access import (
-    ViewSource,
     chosen_plainly,
     kind_of_parts,
 )
@@ -163,24 +162,24 @@ class AttemptHost:
         answer: AnswerSource = no_answer,
         program: dspy.Module | None = None,
         resources: Mapping[type, object] = MappingProxyType({}),
-        views: ViewSource | None = None,
+        views: Any = None,
     ) -> None:
         self.records = ExecutionRecords()
         self.answer = answer
         self.program = program
         self.resources = resources
         self.together = Together(False)
-        self._views = views or ViewSource()
+        self._views = views
+
+    @property
+    def views(self) -> Any:
+        """The fields as views show them, and the permissions of the nodes (`RunViews`, which lies above the nodes)."""
+        return self._views
 
     @property
     def limit(self) -> TimeLimit | None:
         """The time that the node has in which the run is, and so all attempts of the run; None for no limit."""
         return None
-
-    @property
-    def views(self) -> ViewSource:
-        """The fields as views show them, and the permissions of the nodes."""
-        return self._views
 
     def publish(self, event: Event) -> None:
         """Adds an event to the stream."""

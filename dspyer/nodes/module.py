@@ -177,7 +177,7 @@ def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) 
             f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
-            if not schema.accepts_any_key and name not in schema.fields
+            if name not in schema
         ]
         return names
     if not schema.accepts_any_key:
@@ -231,8 +231,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
             unset = default or view is not None  # a view of an unset field is empty, which is no error
             fields.append(FieldParameter(name, reads[name], copy, unset, readable, view, form, computed))
             continue
-        readable = name in found.inputs and reads is None and name not in options.overlay
-        readable = readable and (schema.accepts_any_key or name in schema.fields)
+        readable = name in found.inputs and reads is None and name not in options.overlay and name in schema
         if not readable and not default and name not in options.overlay:  # a `Send` may bring it
             wrong.unknown.append(_unknown_input(name, options, who))
         fields.append(FieldParameter(name, name, copy, default, readable))
@@ -823,4 +822,4 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
-    return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
+    return {name: name for name in names if name in schema}

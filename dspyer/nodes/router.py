@@ -293,7 +293,7 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
 
 
 def _build_field_router(field: str, options: RouterOptions, schema: Schema, found: Flaws) -> Router | None:
-    if not schema.accepts_any_key and field not in schema.fields:
+    if field not in schema:
         text = f"{field!r} {unknown_field_text(field, schema)} A router that is a string is a field."
         found.problems.append(f"{found.who}: {text}")
         return None

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from dataclasses import field as made
 from functools import partial
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dspyer.errors import ThreadError
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.field_access import Changed, ViewSource, chosen_plainly, fields_of_then, kind_of_parts
+from dspyer.nodes.field_access import Changed, chosen_plainly, fields_of_then, kind_of_parts
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.patch import DELETE
@@ -52,7 +52,7 @@ EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
-class RunViews(ViewSource):
+class RunViews:
     """Computes the views of the nodes of a run, or of a node that is called without one.
 
     Args:
@@ -98,6 +98,11 @@ class RunViews(ViewSource):
             if not same(before, after) if parts is None else _has_changed(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
+
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that a node may read or write through `ctx`; None for all."""
+        known = self.nodes.get(node)
+        return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""

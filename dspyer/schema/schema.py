@@ -127,6 +127,10 @@ class Schema:
         """Return whether any key is allowed and nothing is validated."""
         return self.model is None
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether a state may have a field of this name."""
+        return self.model is None or name in self.fields
+
     def reducer(self, name: str) -> Reducer | None:
         """Return the reducer of a field; None if it has none, or is unknown."""
         field = self.fields.get(name)
