@@ -288,8 +288,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="ids_in_sessions_collide",
         file="dspyer/reducers.py",
-        old="return {key: assign(value, commit_id, values.raw(key, DELETE)) for key, value in items}",
-        new="return {key: assign(value, commit_id, DELETE) for key, value in items}",
+        old="return {key: message_list.assign_ids(value, commit_id, values.raw(key, DELETE)) for key, value in items}",
+        new="return {key: message_list.assign_ids(value, commit_id, DELETE) for key, value in items}",
         loss="In a mapping of conversations the message of a later run gets the id of an earlier one, and is refused.",
         tests=("tests/test_reducers.py",),
     ),

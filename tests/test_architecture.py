@@ -312,7 +312,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
-    "nodes.field_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }
 

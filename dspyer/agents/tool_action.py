@@ -170,7 +170,7 @@ SESSIONS: Final = "sessions"
 """The field with the conversation of each session."""
 
 
-Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)]
+Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.conversations]
 """The type of the field `sessions`."""
 
 

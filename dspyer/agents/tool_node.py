@@ -50,9 +50,9 @@ from dspyer.errors import (
     NodeTimeoutError,
     RouteError,
     always_raised,
-    annotate,
     brief,
     list_names,
+    noting,
     short_error,
 )
 from dspyer.events import AskedCall
@@ -552,11 +552,8 @@ class ToolNode(Node):
         if self.check is None or isinstance(made, str) or made.error:
             return made, Verdict([])
         steps, edited = steps_since(before), call.context.delegate.edited
-        try:
+        with noting(f"in the {self.check.who}"):  # see `error_reply`
             verdict = yield from self.check.script(call, args if edited is None else edited, made.value, validate)
-        except Exception as error:
-            annotate(error, f"in the {self.check.who}")  # see `error_reply`
-            raise
         if verdict.problems:
             # What gave the refused result is no example for an optimizer.
             reject_steps(steps)

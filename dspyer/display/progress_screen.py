@@ -244,7 +244,7 @@ def _items(items: MapProgress, now: float) -> Text:
     facts += [count_of(items.retries, "retry", "retries")] if items.retries else []
     remaining = items.remaining(now)
     # Not more exact than an estimate can be.
-    facts += [f"{duration_text(float(max(1, round(remaining))))} left"] if remaining is not None else []
+    facts += [f"{duration_text(max(1, round(remaining))).replace('.0', '')} left"] if remaining is not None else []
     text.append(DOT.join(facts))
     return text
 

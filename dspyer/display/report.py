@@ -255,10 +255,7 @@ def _headline(row: RecordStep, bars: str, details: str) -> str:
 
 def _grouped(route: Iterable[str]) -> list[str]:
     """The names of a route; a node that several branches go to is named once, with their number."""
-    counts: dict[str, int] = {}
-    for node in route:
-        counts[node] = counts.get(node, 0) + 1
-    return [node if count == 1 else f"{node} × {count}" for node, count in counts.items()]
+    return [node if count == 1 else f"{node} × {count}" for node, count in Counter(route).items()]
 
 
 def _details(row: RecordStep) -> str:

@@ -14,7 +14,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.errors import GraphError, annotate, refuses_removed
+from dspyer.errors import GraphError, noting, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
@@ -652,11 +652,8 @@ def compiled(node: Any, name: str) -> Any:
     """The program of a graph that node `name` was given; anything else as it is."""
     if not isinstance(node, Graph):
         return node
-    try:
+    with noting(f"in the graph {node._options.name!r} that was given for node {name!r}"):
         return node.compile()  # as it is now: later changes of the graph do not reach the node
-    except Exception as error:
-        annotate(error, f"in the graph {node._options.name!r} that was given for node {name!r}")
-        raise
 
 
 _OTHERS = {

@@ -304,7 +304,7 @@ def _build_parts(declared: Declarations) -> GraphParts:
         if not isinstance(options.node, CheckOptions):
             parts.add(options.name, build_node(options))
     # Checks come last: a check needs the node that it checks, wherever that was declared.
-    checks = build_checks(parts)
+    build_checks(parts)
     parts.exits = {name: [] for name in (START, *parts.names)}
     for edge in edges:
         if isinstance(edge, EdgeDeclaration):
@@ -312,7 +312,7 @@ def _build_parts(declared: Declarations) -> GraphParts:
                 parts.exits.setdefault(source, []).extend(edge.targets)
         elif isinstance(edge, RouterOptions):
             _build_router(edge, parts)
-    follow_checks(checks, parts)  # when all exits are known: those of a checked node become those of its check
+    follow_checks(parts)  # when all exits are known: those of a checked node become those of its check
     _build_condensers(parts)
     return parts
 

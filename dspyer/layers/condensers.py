@@ -139,7 +139,7 @@ def plan_condenser(
         GraphError: if it cannot shorten that field.
     """
     who = f"node {node!r}: condense"
-    if not schema.accepts_any_key and field not in schema.fields:
+    if field not in schema:
         raise GraphError(f"{who} names {field!r}, which {unknown_field_text(field, schema)}")
     if writes is not None and field not in writes.values():
         raise GraphError(

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -40,16 +39,15 @@ from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, SharedFields
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
-from dspyer.scheduler.lineage import Log
+from dspyer.scheduler.lineage import READS
 from dspyer.scheduler.provenance import unattributed_parts
-from dspyer.scheduler.schedule import Execution, ReleaseOrder, RunState, contains_commit, plan
+from dspyer.scheduler.schedule import ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.json import to_json
-from dspyer.values.persistent import PersistentMap
 
 PostKey = tuple[tuple[str, ...], str]
 """The executions in which a post is made, from that of the run that has the field on, and its id there."""
@@ -320,16 +318,12 @@ class Around(NamedTuple):
     Attributes:
         attempt: that of the node in which it is.
         shared: the fields.
+        posts: those of the run around.
     """
 
     attempt: Attempt
     shared: SharedFields
-
-    @property
-    def posts(self) -> LivePosts:
-        """The posts of the run around."""
-        posts: LivePosts = self.attempt.host.together.posts
-        return posts
+    posts: LivePosts
 
 
 class LiveFields(Layer):
@@ -357,22 +351,6 @@ class LivePosts(Layer):
         inside: the posts of runs inside of nodes that share fields with this one.
     """
 
-    __slots__ = (
-        "_held",
-        "_parked",
-        "_places",
-        "_read",
-        "_recorded",
-        "_run",
-        "fields",
-        "inside",
-        "listens",
-        "lock",
-        "outer",
-        "schema",
-        "shared",
-        "waiters",
-    )
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
@@ -385,7 +363,7 @@ class LivePosts(Layer):
             around, self.shared = self.outer.posts, self.outer.shared.names
             run.together.lock = around.lock  # one lock for all runs that share a field
             self._places = (*around._places, self.outer.attempt)
-        self.lock, self._parked = run.together.lock, run.together.parked
+        self.lock = run.together.lock
         own = len(self._places), full_id(run.ids.root, *run.ids.scope)
         self.fields = {
             name: around.fields[self.shared[name]]
@@ -403,13 +381,12 @@ class LivePosts(Layer):
         if run.kept is not None:
             run.kept.posts = self._recorded  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
-        self.waiters = LiveWaiters(run.together.slots, ReleaseOrder(graph.topology, writes), self._parked)
+        self._order = ReleaseOrder(graph.topology, writes)
+        self.waiters = LiveWaiters(run.together.slots, run.together.parked)
         self.inside: list[LivePosts] = []
         self._run: Any = None
-        self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
-        run.together.each_round.append(self._look)
 
     # --- what the run calls
 
@@ -427,9 +404,9 @@ class LivePosts(Layer):
             try:
                 yield
             finally:
-                self.waiters.over = True
-                self._abort()
-                self._run = None
+                with self.lock:
+                    self._run = None
+                    self._abort()
                 if around is not None:
                     around.remove(self)
 
@@ -462,40 +439,53 @@ class LivePosts(Layer):
             self.waiters.abort()
             self._settle()
 
-    def _look(self, run: Any) -> None:
-        """Gives free slots to due readers, now that what may begin has begun."""
-        state: RunState = run.run
-        free = len(state.running) - len(self._parked) < run.together.slots
+    def look(self) -> None:
+        """Gives free slots to due readers, now that what may begin has begun. To be called under the lock."""
+        if self._run is None:
+            return  # a layer around this one has failed to begin
+        state: RunState = self._run.run
+        free = len(state.running) - len(self.waiters.parked) < self._run.together.slots
         self._held = state if free and plan(state) else None
-        self.release(run)
+        self._release()
 
-    def release(self, run: Any) -> None:
+    def _release(self) -> None:
         """Gives free slots to due readers; if all that runs waits, ends a wait.
 
         All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
         start. Where the run around can bring it, the node around waits.
         """
-        state: RunState = run.run
-        waiters, parked = self.waiters, len(self._parked)
+        state: RunState = self._run.run
+        waiters, parked = self.waiters, len(self.waiters.parked)
         waiters.grant(len(state.running))
-        if not waiters.count or parked != len(state.running):
+        if not waiters.waiting or parked != len(state.running):
             return
         ready = bool(plan(state))
         if ready and state is not self._held:
             return  # it starts as soon as the driver looks
-        if ready or parked != waiters.count or state.failures or state.suspended:
+        if ready or parked != len(waiters.waiting) or state.failures or state.suspended:
             waiters.abort()
         elif not self._waits_outside():
-            waiters.release_first(state.running)
+            self._release_first()
 
-    def park(self, waiter: Waiter, run: Any) -> None:
+    def _release_first(self) -> None:
+        """Ends one wait, now that no one else works."""
+        running, waiting = self._run.run.running, self.waiters.waiting
+        first = self._order.first([(running[name], waiter.fields) for name, waiter in waiting.items()]).id
+        if (release := waiting[first].release) is not None:
+            release()
+        else:
+            self.waiters.end_wait(first, "closed")
+        self._settle()
+
+    def park(self, waiter: Waiter) -> None:
         """Lets an execution wait; the wait is over at once if the run is."""
-        if self.waiters.over or run.stopped or waiter.execution not in run.run.running:
+        run = self._run
+        if run is None or run.stopped or waiter.execution not in run.run.running:
             waiter.outcome = "abort"
             waiter.wake()
             return
         self.waiters.enter(waiter)
-        self.release(run)  # it has freed its slot, and may have been the last that worked
+        self._release()  # it has freed its slot, and may have been the last that worked
         if run.more_to_start:
             run.together.wake()  # the driver may start another execution in the slot
 
@@ -505,11 +495,11 @@ class LivePosts(Layer):
         """The node around that may not read, or write, a field; None if all may. What a map calls may not read."""
         if self.outer is None or field not in self.shared:
             return None
-        attempt, shared = self.outer
+        attempt, shared, posts = self.outer
         outer = (shared.reads if option == "reads" else shared.writes).get(field)
         if outer is None or (option == "reads" and attempt.index is not None):
             return attempt.node
-        return self.outer.posts.refuses(outer, option)
+        return posts.refuses(outer, option)
 
     def _waits_outside(self) -> bool:
         """Lets the node around wait, and give up its slot, as long as all that run here do.
@@ -519,10 +509,11 @@ class LivePosts(Layer):
         if self.outer is None:
             return False
         attempt, reads, waiters = self.outer.attempt, self.outer.shared.reads, self.waiters
-        fields = tuple(dict.fromkeys([reads[field] for field in waiters.fields if field in reads]))
+        waited = [field for waiter in waiters.waiting.values() for field in waiter.fields]
+        fields = tuple(dict.fromkeys([reads[field] for field in waited if field in reads]))
         if fields and waiters.outside is None:
             waiters.outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
-            self.outer.posts.park(waiters.outside, attempt.host)
+            self.outer.posts.park(waiters.outside)
         return bool(fields)
 
     def _woken(self) -> None:
@@ -530,11 +521,6 @@ class LivePosts(Layer):
         outside, self.waiters.outside = self.waiters.outside, None
         if outside is not None and outside.outcome == "abort":
             self.waiters.abort()
-        elif self._run is not None:
-            self.waiters.grant(len(self._run.run.running))
-
-    def _release_first(self) -> None:
-        self.waiters.release_first(self._run.run.running)
         self._settle()
 
     def _settle(self) -> None:
@@ -545,16 +531,16 @@ class LivePosts(Layer):
                 self.waiters.grant(len(self._run.run.running))
             return
         outer = self.outer.posts
-        if self.waiters.is_due:
+        if self.waiters.due:
             outer.waiters.end_wait(outside.execution, "entry")
-        elif self._run is None or self.waiters.count < len(self._run.run.running):
+        elif self._run is None or len(self.waiters.waiting) < len(self._run.run.running):
             outer.waiters.leave(outside)
             self.waiters.outside = None
         outer._settle()
 
     def _arrived(self, field: LiveField, author: str) -> None:
         """Makes the readers of a field due, here and inside of nodes."""
-        if self.waiters.count:
+        if self.waiters.waiting:
             for name, one in self.fields.items():
                 if one is field:
                     self.waiters.arrived(name, author)
@@ -712,33 +698,11 @@ class LivePosts(Layer):
         cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
             branch = attempt.position
-            before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
+            before = {} if branch is None else branch.counts.get((READS, attempt.node), {})
             # Not of the attempt itself, which has the cursor: that would be a cycle.
             place = attempt.next(attempt.number)
             cursor = attempt.live_cursor = ReaderCursor((*self._places, place), before)
         return cursor
-
-    def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
-        """The entries that the visits of a node in the lineage of a commit have read."""
-        known = self._read.get(node)
-        if known is not None and known[0] == head:  # all branches of a fork have the same
-            return known[1]
-        found: dict[str, int] = {}
-        stack, seen = [head], set[int]()
-        while stack:
-            at = stack.pop()
-            if at < 0 or at in seen:
-                continue
-            seen.add(at)
-            commit = log[at].commit
-            if commit.node == node and commit.live is not None and (commit.live.reads or commit.failure is None):
-                # It has what the visits before it have read. Several visits are the last ones where branches joined.
-                for field, seq in commit.live.reads.items():
-                    found[field] = max(seq, found.get(field, 0))
-            else:
-                stack += log[at].parents
-        self._read[node] = head, found
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,7 +730,7 @@ class FieldReader(EntrySource):
                 waiter.outcome = "entry"
                 wake()
             else:
-                self.live.park(waiter, self.attempt.host)
+                self.live.park(waiter)
         return waiter
 
     def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
@@ -787,96 +751,64 @@ class LiveWaiters:
     that started first does not deadlock.
 
     Attributes:
-        over: whether waits end at once, since the run has ended.
         outside: the node around, while all that run here wait, and none of them gets a slot, since it has none.
+        waiting: by execution; without those that are due.
+        due: those that wait for their slot alone, with the outcome of their wait.
+        parked: with what it waits for, by execution: those that wait, and those that were left open.
     """
 
-    def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
-        self.over = False
+    def __init__(self, slots: int, parked: dict[str, str]) -> None:
         self.outside: Waiter | None = None
+        self.waiting: dict[str, Waiter] = {}
+        self.due: dict[Waiter, WaitOutcome] = {}
         self._slots = slots
-        self._order = order
-        self._parked = parked  # with what it waits for, by execution: these, and those that were left open
-        self._waiting: dict[str, Waiter] = {}  # by execution; without those that are due
-        self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
-
-    @property
-    def count(self) -> int:
-        """The number of executions that wait for an entry."""
-        return len(self._waiting)
-
-    @property
-    def is_due(self) -> bool:
-        """Says that one of them waits for its slot alone."""
-        return bool(self._due)
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields that they wait for."""
-        return [field for waiter in self._waiting.values() for field in waiter.fields]
+        self.parked = parked
 
     def enter(self, waiter: Waiter) -> None:
         """Adds an execution that has nothing to read."""
-        if waiter.execution in self._waiting:
+        if waiter.execution in self.waiting:
             raise AttemptError(
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
-        self._waiting[waiter.execution] = waiter
-        fields = waiter.fields
-        self._parked[waiter.execution] = fields[0] if len(fields) == 1 else ", ".join(fields)
+        self.waiting[waiter.execution] = waiter
+        self.parked[waiter.execution] = ", ".join(waiter.fields)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""
-        if self._waiting.get(waiter.execution) is waiter:
-            self._out(waiter.execution)
-        elif waiter.outcome == "waiting":
-            self._due = deque([due for due in self._due if due[0] is not waiter])
+        self.due.pop(waiter, None)
+        if self.waiting.get(waiter.execution) is waiter:
+            del self.waiting[waiter.execution], self.parked[waiter.execution]
 
     def forget(self, execution: str) -> None:
         """Removes an execution that has ended; after a timeout, its thread may still wait, and ends by itself."""
-        if execution in self._waiting:
-            self._out(execution)
-        elif self._due:
-            self._due = deque([due for due in self._due if due[0].execution != execution])
+        for waiter in (self.waiting.get(execution), *self.due):
+            if waiter is not None and waiter.execution == execution:
+                self.leave(waiter)
 
     def arrived(self, field: str, author: str) -> None:
         """Makes the readers of a field due, except the author of the new entry."""
-        for name in [name for name, waiter in self._waiting.items() if field in waiter.fields and name != author]:
+        for name in [name for name, waiter in self.waiting.items() if field in waiter.fields and name != author]:
             self.end_wait(name, "entry")
 
     def end_wait(self, execution: str, outcome: WaitOutcome) -> None:
         """Makes an execution due, if it waits for an entry."""
-        if execution in self._waiting:
-            self._due.append((self._out(execution), outcome))
+        if (waiter := self.waiting.get(execution)) is not None:
+            self.leave(waiter)
+            self.due[waiter] = outcome
 
     def grant(self, running: int) -> None:
         """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
-        while self._due and self.outside is None and running - len(self._parked) - len(self._due) < self._slots:
-            waiter, outcome = self._due.popleft()
-            waiter.outcome = outcome
+        while self.due and self.outside is None and running - len(self.parked) - len(self.due) < self._slots:
+            waiter = next(iter(self.due))
+            waiter.outcome = self.due.pop(waiter)
             waiter.wake()
-
-    def release_first(self, running: PersistentMap[str, Execution]) -> None:
-        """Ends one wait, now that no one else works."""
-        first = self._order.first([(running[name], waiter.fields) for name, waiter in self._waiting.items()])
-        if (release := self._waiting[first.id].release) is not None:
-            release()
-        else:
-            self.end_wait(first.id, "closed")
-        self.grant(len(running))
 
     def abort(self) -> None:
         """Ends all waits, also for a slot: what holds it may never have been called. A resume calls the nodes again."""
-        for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
+        for waiter in (*self.waiting.values(), *self.due):
+            self.leave(waiter)
             waiter.outcome = "abort"
             waiter.wake()
-        for execution in list(self._waiting):
-            self._out(execution)
-        self._due.clear()
-
-    def _out(self, execution: str) -> Waiter:
-        del self._parked[execution]
-        return self._waiting.pop(execution)
 
 
 def _latest(value: Any) -> Any:

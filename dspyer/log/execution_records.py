@@ -49,7 +49,7 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.record_codec import MALFORMED, DecodeValue, decode, encode
+from dspyer.record_codec import MALFORMED, DecodeValue, decode, short_encoder
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Fetch, ReadBudget, blob_id
 from dspyer.stores.sql import CHANGED
@@ -216,7 +216,7 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         blobs: long texts by id.
         hidden: whether readers show its usage alone: its graph redacts values, and no function has decided about texts.
     """
-    found = encode(call, omit_defaults=True, omit=("execution", "node", *_TEXTS))
+    found = short_encoder(LMCall, ("execution", "node", *_TEXTS))(call)
     found["started"], found["seconds"] = round(call.started, 3), round(call.seconds, 6)
     if call.cost is not None:
         found["cost"] = round(call.cost, 12)

@@ -37,7 +37,7 @@ from dspyer.log.rows import (
 )
 from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
-from dspyer.reducers import BUILT_IN, Reducer, built_in
+from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -671,7 +671,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
 def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
         return replace(now, checks_result=False, limit=limit)
-    found = built_in(reducer) or Reducer(reducer, partial(_gone, reducer))
+    found = BUILT_IN.get(reducer) or Reducer(reducer, partial(_gone, reducer))
     start = found.empty
     if found is BUILT_IN["union"]:
         kind = type_text.partition("[")[0].partition(" ")[0]

@@ -64,7 +64,6 @@ from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
 from dspyer.nodes.field_access import (
-    ViewSource,
     chosen_plainly,
     kind_of_parts,
 )
@@ -123,7 +122,6 @@ class Together:
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
         posted: the number of the last post.
-        each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
     visible: bool
@@ -134,7 +132,6 @@ class Together:
     wake: Callable[[], object] = made(init=False)  # set by the driver
     posts: Any = None
     posted: int = 0
-    each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
 RESERVED_KEYS = ("before", "after")
@@ -165,24 +162,24 @@ class AttemptHost:
         answer: AnswerSource = no_answer,
         program: dspy.Module | None = None,
         resources: Mapping[type, object] = MappingProxyType({}),
-        views: ViewSource | None = None,
+        views: Any = None,
     ) -> None:
         self.records = ExecutionRecords()
         self.answer = answer
         self.program = program
         self.resources = resources
         self.together = Together(False)
-        self._views = views or ViewSource()
+        self._views = views
+
+    @property
+    def views(self) -> Any:
+        """The fields as views show them, and the permissions of the nodes (`RunViews`, which lies above the nodes)."""
+        return self._views
 
     @property
     def limit(self) -> TimeLimit | None:
         """The time that the node has in which the run is, and so all attempts of the run; None for no limit."""
         return None
-
-    @property
-    def views(self) -> ViewSource:
-        """The fields as views show them, and the permissions of the nodes."""
-        return self._views
 
     def publish(self, event: Event) -> None:
         """Adds an event to the stream."""

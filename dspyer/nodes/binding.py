@@ -226,12 +226,7 @@ def plan_templates(
 
 def is_known(name: str, options: NodeOptions) -> bool:
     """Return whether a name in a text of a node is a field, a run value, or what a map or a condenser gives it."""
-    return (
-        name.startswith(RUN)
-        or options.schema.accepts_any_key
-        or name in options.schema.fields
-        or name in options.overlay
-    )
+    return name.startswith(RUN) or name in options.schema or name in options.overlay
 
 
 def unknown_names(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
@@ -565,7 +560,7 @@ class _Planner:
 
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name
-        if self.schema.accepts_any_key or name in self.schema.fields:
+        if name in self.schema:
             allowed = list_names(self.reads or ())
             return f"{self.who}: its parameter {name!r} is not among its reads ({allowed}): add it there"
         text = f"{self.who}: its parameter {name!r} {unknown_field_text(name, self.schema)}"

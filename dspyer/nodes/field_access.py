@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, is_typeddict
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
@@ -19,8 +19,7 @@ from dspyer.errors import list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import WITH_PARTS, conversation
-from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
-from dspyer.scheduler.schedule import Branch
+from dspyer.scheduler.provenance import FieldPart, FieldParts, unattributed_parts
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
 from dspyer.values.frozen import FrozenList
@@ -28,7 +27,6 @@ from dspyer.views import (
     Entry,
     View,
     ViewForm,
-    ViewRead,
     select_plain_parts,
 )
 
@@ -84,10 +82,10 @@ def check_names(
     for left, right in names.items():
         # Names that are right are most: they leave the loop here.
         known_left = own is None or left in own
-        if known_left and (_is_field(right, schema) or right in overlay):
+        if known_left and (right in schema or right in overlay):
             continue
         swap = ""
-        if left != right and (own is None or right in own) and (_is_field(left, schema) or left in overlay):
+        if left != right and (own is None or right in own) and (left in schema or left in overlay):
             swap = f" The node's own name is on the left: write {option}={{{right!r}: {left!r}}}."
         if not known_left:
             parts = "inputs" if option == "reads" else "outputs"
@@ -114,14 +112,6 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
     )
 
 
-def _is_field(name: str, schema: Schema) -> bool:
-    return schema.accepts_any_key or name in schema.fields
-
-
-OPEN = Schema.of(None)
-NO_NODES: Mapping[str, Any] = {}
-
-
 class Changed(NamedTuple):
     """The change of a field since a node last ran.
 
@@ -136,39 +126,6 @@ class Changed(NamedTuple):
     before: Any
     after: Any
     parts: FieldParts | None
-
-
-class ViewSource:
-    """The history of fields in a run, and the permissions of its nodes; this class has those of no run."""
-
-    schema: Schema = OPEN
-    nodes: Mapping[str, Any] = NO_NODES
-
-    def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """The parts of a field with their authors, up to the last commit of a branch; None if it has no parts."""
-
-    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of a field that a node has not read yet; the field must have parts."""
-        raise NotImplementedError
-
-    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """The changes since a node last ran, of some fields or all."""
-        del branch, reader, fields
-        return []
-
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node may read or write through `ctx`; None for all."""
-        known = self.nodes.get(node)
-        allowed: frozenset[str] | None = None if known is None else known.permitted_fields(option)
-        return allowed
-
-    def record_read(self, read: ViewRead) -> None:
-        """Record that a view was read. May be called from any thread."""
-
-    def warning(self, branch: Branch) -> str:
-        """The warning for a node near the step limit of its run; "" while it is far from it."""
-        del branch
-        return ""
 
 
 def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:

@@ -177,7 +177,7 @@ def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) 
             f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
-            if not schema.accepts_any_key and name not in schema.fields
+            if name not in schema
         ]
         return names
     if not schema.accepts_any_key:
@@ -231,8 +231,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
             unset = default or view is not None  # a view of an unset field is empty, which is no error
             fields.append(FieldParameter(name, reads[name], copy, unset, readable, view, form, computed))
             continue
-        readable = name in found.inputs and reads is None and name not in options.overlay
-        readable = readable and (schema.accepts_any_key or name in schema.fields)
+        readable = name in found.inputs and reads is None and name not in options.overlay and name in schema
         if not readable and not default and name not in options.overlay:  # a `Send` may bring it
             wrong.unknown.append(_unknown_input(name, options, who))
         fields.append(FieldParameter(name, name, copy, default, readable))
@@ -563,44 +562,38 @@ def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
 
 def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
     """A reader for the classes that hold the user's signature in their attribute `signature`."""
+    return lambda module: replace(of_signature(module.signature), by_products=by_products, extras=extras)
+
+
+def _predicted(by_product: str) -> ReadModule:
+    """A reader for the classes whose predictor has the user's signature, with one more output."""
 
     def read(module: Any) -> ModuleIO:
-        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
+        found = of_signature(module.predict.signature)
+        outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != by_product}
+        return replace(found, outputs=outputs, by_products=(by_product,))
 
     return read
 
 
-def _chain_of_thought(module: Any) -> ModuleIO:
-    found = of_signature(module.predict.signature)
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
-    return replace(found, outputs=outputs, by_products=("reasoning",))
-
-
 def _comparison(module: Any) -> ModuleIO:
     """`MultiChainComparison`: callers pass the list `completions` for the inputs `reasoning_attempt_1` to `_M`."""
-    found = of_signature(module.predict.signature)
+    found = _predicted("rationale")(module)
     attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
     inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
-    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
-
-
-def _of_inner(module: Any) -> ModuleIO:
-    """`BestOfN` and `Refine`: the inputs and outputs of the module that they call several times."""
-    return module_io(module.module)
+    return replace(found, inputs={"completions": list[Any], **inputs})
 
 
 TABLE: Mapping[type, ReadModule] = {
     dspy.Predict: _own(),
-    dspy.ChainOfThought: _chain_of_thought,
+    dspy.ChainOfThought: _predicted("reasoning"),
     dspy.ReAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.ReActV2: _own("history", "termination_reason", extras=("history", "max_iters")),
     dspy.RLM: _own("trajectory", "final_reasoning"),
     dspy.ProgramOfThought: _own("reasoning"),
     dspy.CodeAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.MultiChainComparison: _comparison,
-    dspy.BestOfN: _of_inner,
-    dspy.Refine: _of_inner,
+    **dict.fromkeys((dspy.BestOfN, dspy.Refine), lambda module: module_io(module.module)),  # which they call
     dspy.Flex: _own(),
 }
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
@@ -829,4 +822,4 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
-    return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
+    return {name: name for name in names if name in schema}

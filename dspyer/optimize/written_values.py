@@ -28,7 +28,7 @@ import dspy
 from pydantic_core import to_jsonable_python
 
 from dspyer import END, START, Run
-from dspyer.errors import CheckError, annotate, brief, list_names, suggestion, with_article
+from dspyer.errors import CheckError, brief, list_names, noting, suggestion, with_article
 from dspyer.events import Commit
 from dspyer.extend import FrozenDict, LogEntry, Node, is_async, read_signature, thaw
 from dspyer.graph.spec import GraphSpec
@@ -593,11 +593,8 @@ class FieldJudge:
         arguments = {"example": example, field: value}
         if field in self._takes_state:
             arguments.setdefault("state", state)  # a field of this name is itself
-        try:
+        with noting(f"in the metric of the field {field!r}"):
             found = metric(example, value) if isinstance(metric, Equals) else metric(**arguments)
-        except Exception as error:
-            annotate(error, f"in the metric of the field {field!r}")
-            raise
         return _result(found, field)
 
     def text(self, field: str, example: Any, value: Any, result: FieldResult) -> str:

@@ -38,7 +38,7 @@ from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
-from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
+from dspyer.lm.token_stream import PredictorCall, TokenCallback
 from dspyer.lm.tracing import (
     Executing,
     append_to_trace,
@@ -92,7 +92,7 @@ def drive(session: Session, **overrides: Any) -> None:
             _drive(session, threads, steps, here)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
             raised.append(error)
-            session.stop(f"{type(error).__name__} was raised")
+            session.stop_signal.stop(f"{type(error).__name__} was raised")
             if not gives_up():
                 _drive(session, threads, steps, here)
     if session.log is not None:
@@ -212,7 +212,7 @@ async def _until_end(
         by_the_stop = cancelled and session.stopped and cancellation_count() <= before
         if not by_the_stop:
             raised.append(error)
-        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
+        session.stop_signal.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
     else:
         return raised
     running = True
@@ -240,7 +240,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
-                session.stop(CANCELLED)
+                session.stop_signal.stop(CANCELLED)
             started = _that_may_be_called(session, session.log, started)
             if held_back:
                 raise asyncio.CancelledError
@@ -532,10 +532,12 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
 def settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found: dict[str, Any] = {REQUEST: None}
-    callbacks, stream = dspy.settings.callbacks, dspy.settings.get(SEND_STREAM)
-    streams = any(isinstance(one, TokenCallback) for one in callbacks or ()) or isinstance(stream, PredictorCall)
-    if streams and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
-        found |= apart_from_tokens(callbacks or [], stream)
+    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.get(SEND_STREAM)
+    # The tokens of the run are not those of the node that has called it, unless they are asked for.
+    if (callbacks or stream is not None) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
+        others = [one for one in callbacks if not isinstance(one, TokenCallback)]
+        found |= {"callbacks": others} if len(others) < len(callbacks) else {}
+        found |= {SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else {}
     # An LM call is shown for the innermost of the runs that it is a part of.
     hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]
     if session.graph.attempts:

@@ -27,9 +27,9 @@ from dspyer.errors import (
     StateError,
     StoreError,
     ThreadError,
-    annotate,
     brief,
     list_names,
+    noting,
     suggestion,
 )
 from dspyer.events import Commit, Sent
@@ -458,11 +458,8 @@ def _decided_anew(thread: StoredThread, run: RunState, branch: Branch, after: Im
         found = [(exit_,) if isinstance(exit_, str) else run_script(exit_.script(call)).targets for exit_ in exits]
         return checked_targets(thread.graph, node, [target for targets in found for target in targets])
 
-    try:
+    with noting(f"asked again, since thread.update(...) of thread {thread.name!r} changes what it has read"):
         old, new = decided(branch.state), decided(after)
-    except Exception as error:
-        annotate(error, f"asked again, since thread.update(...) of thread {thread.name!r} changes what it has read")
-        raise
     # A node that has gone elsewhere was asked by no router: its own code has decided.
     return () if old == new or [target.node for target in old] != [groups[0].position[0]] else new
 

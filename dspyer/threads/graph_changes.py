@@ -317,7 +317,7 @@ class GraphCompatibility:
         else:
             made_by = self._made_by(last)
             unsure = set(schema.fields) if made_by is None else changed_fields(made_by, self.fingerprint.facts)
-            values = {name: state.raw(name) for name in state if schema.accepts_any_key or name in schema.fields}
+            values = {name: state.raw(name) for name in state if name in schema}
             gone = [name for name in state if name not in values]
             if gone:
                 logger.warning(
@@ -354,7 +354,7 @@ class GraphCompatibility:
                 "dict",
                 ["migrate= returned no dict"],
             )
-        unknown = [name for name in new if not schema.accepts_any_key and name not in schema.fields]
+        unknown = [name for name in new if name not in schema]
         if unknown:
             hints = "".join(suggestion(name, schema.fields) for name in unknown)
             raise ChangedGraphError(

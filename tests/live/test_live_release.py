@@ -135,7 +135,7 @@ def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) 
 
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
-    waiters = LiveWaiters(1, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
+    waiters = LiveWaiters(1, {})
     woken: list[str] = []
     waiter = Waiter("r", ("f",), lambda: woken.append("r"))
     waiters.enter(waiter)
@@ -148,12 +148,12 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
 
 
 def test_a_timeout_is_raised_when_nothing_arrives() -> None:
-    waiters = LiveWaiters(2, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
+    waiters = LiveWaiters(2, {})
     waiter = Waiter("r", ("f",), lambda: None)
     waiters.enter(waiter)
     waiters.end_wait("r", "timeout")
     waiters.grant(1)
-    assert (waiter.outcome, waiters.count) == ("timeout", 0)
+    assert (waiter.outcome, waiters.waiting) == ("timeout", {})
 
 
 # --- keys: a post replaces what its author has read, and is kept with what it has not read
