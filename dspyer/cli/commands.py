@@ -183,15 +183,15 @@ def log(
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first; otherwise the newest.")] = False,
 ) -> None:
     """List the commits of a thread, the newest first."""
-    from dspyer.cli.store_access import commits_of, unreadable_in
+    from dspyer.cli.store_access import commits_of
 
     with common.archive() as archive:
-        found, more = commits_of(archive.thread(thread), run, inside, first, count, newest=not oldest)
+        found, more, problem = commits_of(archive.thread(thread), run, inside, first, count, newest=not oldest)
         common.show_all(found, print_commits, "no commits")
         if more is not None:
             note(f"there are more: --first {more}")
         # At the end: what can be read was printed, and the exit code tells that something cannot.
-        if problem := next(filter(None, map(unreadable_in, found)), None):
+        if problem is not None:
             raise StoreError(problem)
 
 
@@ -288,11 +288,34 @@ def inspect(
 # --- run a program
 
 
+class ThreadRunOptions(NamedTuple):
+    """The options of a run on a thread, with the names that `Thread.run` has for them."""
+
+    if_open: Annotated[
+        Literal["refuse", "amend", "abandon"],
+        typer.Option("--if-open", help="What to do with an open run: refuse the inputs, add them to it, or leave it."),
+    ] = "refuse"
+    take_over: TakeOverOption = False
+    on_conflict: Annotated[
+        Literal["raise", "wait"], typer.Option("--on-conflict", help="What to do while another run owns the thread.")
+    ] = "raise"
+    lock_timeout: Annotated[
+        float, typer.Option("--lock-timeout", metavar="SECONDS", help="Most seconds to wait for the thread.")
+    ] = 60.0
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="ID", help="The id of the request: given again, it resumes or shows the run it began."
+        ),
+    ] = None
+
+
 def run(
     program: Annotated[
         str, typer.Argument(metavar="MODULE:NAME", help="The program; the current folder is importable.")
     ],
     spending: BudgetOptions,
+    on_thread: ThreadRunOptions,
     common: CommonOptions,
     inputs: Annotated[
         str | None,
@@ -301,23 +324,6 @@ def run(
     thread: Annotated[
         str | None, typer.Option("--thread", metavar="NAME", help="Run on this thread; otherwise nothing is stored.")
     ] = None,
-    if_open: Annotated[
-        Literal["refuse", "amend", "abandon"],
-        typer.Option("--if-open", help="What to do with an open run: refuse the inputs, add them to it, or leave it."),
-    ] = "refuse",
-    take_over: TakeOverOption = False,
-    on_conflict: Annotated[
-        Literal["raise", "wait"], typer.Option("--on-conflict", help="What to do while another run owns the thread.")
-    ] = "raise",
-    lock_timeout: Annotated[
-        float, typer.Option("--lock-timeout", metavar="SECONDS", help="Most seconds to wait for the thread.")
-    ] = 60.0,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="ID", help="The id of the request: given again, it resumes or shows the run it began."
-        ),
-    ] = None,
 ) -> str:
     """Run a program, on a thread or without a store."""
     given = parse_object("--input", inputs)  # refused before the import below, which takes a second
@@ -325,33 +331,15 @@ def run(
     from dspyer.cli.programs import budget_of, load_program, play, program_on
 
     budget = budget_of(spending)
-    options = {
-        "--if-open": if_open != "refuse",
-        "--take-over": take_over,
-        "--on-conflict": on_conflict != "raise",
-        "--key": key is not None,
-    }
     if thread is None:
-        if wrong := next((name for name, is_given in options.items() if is_given), None):
-            raise UsageError(f"{wrong} is about a thread: give --thread")
+        wrong = [name for name, one in on_thread._asdict().items() if one != on_thread._field_defaults[name]]
+        if wrong:
+            raise UsageError(f"--{wrong[0].replace('_', '-')} is about a thread: give --thread")
         loaded = load_program(program)
         return play(lambda: loaded.run(given, budget=budget), common, loaded)
     loaded = program_on(program, common, create=True)
     t = loaded.thread(thread)
-    return play(
-        lambda: t.run(
-            given,
-            key=key,
-            budget=budget,
-            if_open=if_open,
-            take_over=take_over,
-            on_conflict=on_conflict,
-            lock_timeout=lock_timeout,
-        ),
-        common,
-        loaded,
-        t,
-    )
+    return play(lambda: t.run(given, budget=budget, **on_thread._asdict()), common, loaded, t)
 
 
 def resume(

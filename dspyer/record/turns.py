@@ -66,7 +66,7 @@ class Turn(NamedTuple):
 Scope = tuple[str, ...]
 """The executions around a graph, outermost first; `()` for the run's own."""
 
-Logs = Mapping[Scope, Sequence[Commit]]
+Logs = Mapping[Scope, Iterable[LogEntry]]
 """The commits of the graphs of a run, in any order. Those of an agent are there with those of the graphs around it."""
 
 
@@ -113,7 +113,7 @@ class _Agents(NamedTuple):
 
 
 def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]:
-    commits = sorted(run.logs[scope], key=lambda commit: (commit.step, commit.branch))
+    commits = sorted([entry.commit for entry in run.logs[scope]], key=lambda commit: (commit.step, commit.branch))
     results = _results(run, scope, commits)
     below: dict[str, list[Scope]] = {}
     for one in run.inside.get(scope, ()):
@@ -137,10 +137,9 @@ def _name_of(scope: Scope, node: str, prefix: str) -> tuple[str, str]:
     return name, f"{name}/"
 
 
-def turns_and_around(scope: Scope, log: Iterable[LogEntry], inner: Logs) -> Logs:
-    """The commits of a graph, with those of the graphs inside of it that took turns; nothing if none did."""
-    commits = [entry.commit for entry in log]
-    return {scope: commits, **inner} if inner or any(map(any, map(_turn_messages, commits))) else {}
+def takes_turn(commit: Commit) -> bool:
+    """Return whether a commit is the turn of an agent."""
+    return any(_turn_messages(commit))
 
 
 def _turn_messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:

@@ -19,8 +19,8 @@ from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.steps import InsideRun, SharedFields
-from dspyer.record.turns import turns_and_around
 from dspyer.runtime.lineage_order import changes_of
+from dspyer.runtime.repairs import kept_logs
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
@@ -156,8 +156,8 @@ def check_same_inputs(inside: Inside, records: ExecutionRecords, inputs: Mapping
 def _pass_on(attempt: Attempt, around: Session | None, request: Request) -> None:
     """Gives the run around a node what its trace and its commits do not have, also if the node then fails.
 
-    These are the steps that led to nothing, of attempts that raised and of trials that lost, the commits in which
-    checks have refused something, and turns.
+    These are the steps that led to nothing, of attempts that raised and of trials that lost, the logs in which
+    checks have refused something, or agents took turns.
     """
     outcome = request.outcome
     for steps in (*outcome.lost, *[found for session in outcome.sessions for found in session.lost_steps()]):
@@ -166,12 +166,12 @@ def _pass_on(attempt: Attempt, around: Session | None, request: Request) -> None
         return
     notes = around.notes
     for session in outcome.sessions:
-        notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
-        notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
+        own = session.ids.scope, session.run.log, session.ids.prefix, session.graph
+        notes.logs |= kept_logs(*own, session.notes.logs)
     if (returned := outcome.returned) is not None:  # by a worker, where it was the outermost run
         inside = request.inside or Inside()
-        turns = turns_and_around((), returned._log, returned._inner_turns)
-        notes.turns |= {(*inside.scope, *scope): log for scope, log in turns.items()}
-        for logged in returned._logged_checks:
-            scope, prefix = (*inside.scope, *logged.scope), id_prefix(*inside.label, *inside.scope)
-            notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)
+        prefix = id_prefix(*inside.label, *inside.scope)
+        logs = kept_logs((), returned._log, returned._prefixes[1], returned._graph, returned._inner)
+        for kept in logs.values():
+            scope = (*inside.scope, *kept.scope)
+            notes.logs[scope] = kept._replace(scope=scope, prefix=prefix + kept.prefix)

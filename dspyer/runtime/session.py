@@ -41,7 +41,6 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
-    Commit,
     ConflictFound,
     Doing,
     Emitted,
@@ -58,7 +57,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import RunIds, full_id, id_prefix, path_text, whole_execution
+from dspyer.ids import RunIds, full_id, id_prefix, path_text
 from dspyer.layers.layer import USING, Layer, RunLayers
 from dspyer.lm.tap import LMWatcher, Spent
 from dspyer.lm.tracing import Steps, executing_id, is_apart
@@ -73,7 +72,7 @@ from dspyer.nodes.node import Call
 from dspyer.patch import DELETE, Replace, SealedPatch, seal, update_size
 from dspyer.reducers import Updates
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
-from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
+from dspyer.runtime.repairs import KeptLog, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, RunViews
@@ -116,16 +115,15 @@ class ExecutionNotes:
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
-        checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
-        turns: by scope, the commits of the graphs inside of nodes that took turns, and of those around them.
+        logs: by scope, the logs of graphs inside of nodes where a check refused or an agent took turns, and of those
+            around them.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
     traces: dict[str, Steps]
     lost: dict[str, list[LostSteps]] = made(default_factory=dict)
     failed_attempts: dict[str, list[Failure]] = made(default_factory=dict)
-    checks: dict[tuple[str, ...], LoggedChecks] = made(default_factory=dict)
-    turns: dict[tuple[str, ...], Sequence[Commit]] = made(default_factory=dict)
+    logs: dict[tuple[str, ...], KeptLog] = made(default_factory=dict)
     view_reads: list[ViewRead] = made(default_factory=list)
 
 
@@ -307,7 +305,7 @@ class Session(AttemptHost):
             return
         outcome, made = self._with_rows(execution, outcome) if self.layers.writes else (outcome, None)
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
-            lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
+            lost = LostSteps(0, outcome.failure.attempt, steps)  # an error edge leads on
             self.notes.lost.setdefault(execution.id, []).append(lost)
         elif steps:
             self.notes.traces[execution.id] = steps
@@ -490,7 +488,7 @@ class Session(AttemptHost):
             used = {id(step) for run in within for one in run.traces.values() for step in one}
             steps = tuple([step for step in steps if id(step) not in used])
         if steps:
-            lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
+            lost = LostSteps(attempt.index or 0, number, steps)
             self.notes.lost.setdefault(attempt.outer_execution, []).append(lost)
 
     def lost_steps(self) -> list[Steps]:
@@ -648,16 +646,6 @@ class Session(AttemptHost):
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
         traces, lost = self.notes.traces, self.notes.lost
         return trace_steps_of(run, self.graph, traces, lost) if traces or lost else []
-
-    def logged_checks(self) -> list[LoggedChecks]:
-        """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
-        graph, log = self.graph, self.run.log
-        found = checks_in(self.ids.scope, log, self.ids.prefix, graph.nodes, graph.rejecting) if graph.rejecting else []
-        if self.notes.checks:  # of nodes that have committed, along an error edge too: others may run again
-            committed, depth = {entry.commit.id for entry in log}, len(self.ids.scope)
-            inner = self.notes.checks.values()
-            found += [one for one in inner if whole_execution(one.scope[depth]) in committed]
-        return found
 
     def _show_failures(self) -> None:
         """Leaves of the failures what may be shown."""

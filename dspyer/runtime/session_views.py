@@ -195,43 +195,17 @@ TokenRead = tuple[str, str, str | None, int, int]
 of the whole field."""
 
 
-class Sizes:
-    """Counts the tokens of values with a function for texts, each part and each whole value once.
+class TokenReads:
+    """The tokens of what the nodes of a run have read, computed from its log: each part and each whole value once.
 
-    They are known by identity, and kept: an id may be used again once its object is gone.
+    These are known by identity, and kept: an id may be used again once its object is gone.
     """
 
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._known: dict[int, tuple[Any, int]] = {}
-
-    def parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
-        """The tokens of some parts."""
-        # Each part once: a list of which a loop reads the whole at each visit would be counted again each time.
-        if kind == "amount":  # one number, the sum of the parts
-            return tokens_of_parts(kind, tuple(parts), self._count)
-        known = self._known
-        found = 0
-        for part in parts:
-            if id(part) not in known:
-                known[id(part)] = part, tokens_of_parts(kind, (part,), self._count)
-            found += known[id(part)][1]
-        return found
-
-    def whole(self, value: Any) -> int:
-        """The tokens of a whole frozen value."""
-        if id(value) not in self._known:
-            self._known[id(value)] = value, self.parts(*unattributed_parts(value))
-        return self._known[id(value)][1]
-
-
-class TokenReads:
-    """The tokens of what the nodes of a run have read, computed from its log."""
-
     def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
-        self._sizes = Sizes(count)
         self._fields = fields
         self._log = log
+        self._count = count
+        self._known: dict[int, tuple[Any, int]] = {}
 
     def of_views(self, reads: Iterable[ViewRead]) -> Iterator[TokenRead]:
         """The reads of views."""
@@ -247,9 +221,9 @@ class TokenReads:
                 )
             if view.last_step == "then":
                 field_of = partial(_field, self._log[log_index].state)
-                sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
+                sent = self._of_value(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
             else:
-                sent = self._sizes.parts(kind, parts)
+                sent = self._of_parts(kind, parts)
             yield node, name, repr(view), sent, self._whole(view.field, log_index, value)
 
     def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[TokenRead]:
@@ -268,9 +242,26 @@ class TokenReads:
         """The tokens of a whole field."""
         of = self._fields.indexed(field)
         if of is None or of.reducer.kind == "amount":
-            return self._sizes.whole(value)
+            return self._of_value(value)
         index = self._fields.index(field, self._log, log_index)
-        return 0 if index is None else self._sizes.parts(of.reducer.kind, index.parts)
+        return 0 if index is None else self._of_parts(of.reducer.kind, index.parts)
+
+    def _of_parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
+        # Each part once: a list of which a loop reads the whole at each visit would be counted again each time.
+        if kind == "amount":  # one number, the sum of the parts
+            return tokens_of_parts(kind, tuple(parts), self._count)
+        known = self._known
+        found = 0
+        for part in parts:
+            if id(part) not in known:
+                known[id(part)] = part, tokens_of_parts(kind, (part,), self._count)
+            found += known[id(part)][1]
+        return found
+
+    def _of_value(self, value: Any) -> int:
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._of_parts(*unattributed_parts(value))
+        return self._known[id(value)][1]
 
 
 def _field(state: ImmutableState, name: str) -> Any:
