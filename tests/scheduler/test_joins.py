@@ -301,13 +301,17 @@ def add(old: int, new: int) -> int:
     return old + new
 
 
+def extended(old: dict[str, list[str]], new: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {key: [*old.get(key, []), *new.get(key, [])] for key in (*old, *new)}
+
+
 class Fields(BaseModel):
     """A state with fields of every kind that a join folds."""
 
     x: Any = 0
     n: dict[str, Any] = {}
     files: Annotated[dict[str, Any], reducers.update] = {}
-    chats: Annotated[dict[str, list[dict[str, Any]]], reducers.conversations] = {}
+    lists: Annotated[dict[str, list[str]], extended] = {}
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
     tags: Annotated[set[str], reducers.union] = set()
     log: Annotated[list[str], reducers.extend] = []
@@ -331,12 +335,12 @@ MERGES: dict[str, Any] = {"last": "last_write_wins", "first": "first_write_wins"
 
 def update_of(rng: random.Random, name: str) -> dict[str, Any]:
     """What a node writes: single keys, whole values, deletions."""
-    key, message = rng.choice("ab"), {"id": name, "role": "user", "content": name}
+    key = rng.choice("ab")
     choices: dict[str, list[Any]] = {
         "x": [0, 1, 2, "s", [1, 2], {"a": 1}, {"a": {"b": name}}, Replace(None)],
         "n": [{key: name}, {key: DELETE}, {key: {"deep": name}}, Replace({key: name}), Replace({})],
         "files": [{key: name}, {key: "same"}, Replace({key: name, "c": 1}), Replace({})],
-        "chats": [{key: message}, {key: [message], "c": message}],
+        "lists": [{key: [name]}, {key: [name], "c": ["c"]}],
         "said": [{"id": name, "content": name}, {"id": key, "content": name}, Replace([{"id": "b", "content": name}])],
         "tags": [{name}, {name, key}, Replace({key})],
         "log": [[name], [name, name], [], Replace([name])],
