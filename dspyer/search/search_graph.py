@@ -642,7 +642,7 @@ def _changes(state: ImmutableState, entries: Any, best: str, schema: Schema) -> 
     updates: dict[str, list[Any] | None] = {}  # of a field with a reducer, as long as nothing replaces its value
     for name in path_to(best):
         change = change_of(entries.raw(name))
-        for field, update in cast(Any, change.patch).raw_items():
+        for field, update in change.patch.raw_items():
             before = updates.get(field, [])
             folds = before is not None and update is not None and schema.reducer(field) is not None
             updates[field] = [*(before or ()), *update.raw_items()] if folds else None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from threading import Barrier
 from typing import Any
@@ -129,12 +128,14 @@ def child_processes(
     opener: OpenStore, job: Job, arguments: Sequence[tuple[Any, ...]]
 ) -> Iterator[list[tuple[Connection, BaseProcess]]]:
     """Child processes that open the store and do a job, each with a pipe to it; none is left running at the end."""
-    context = _process_context()
+    # They inherit no open store, and start in milliseconds: the fork server has imported this module already.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     children: list[tuple[Connection, BaseProcess]] = []
     try:
         for values in arguments:
             here, there = context.Pipe()
-            child = context.Process(target=job, args=(opener, there, *values))  # type: ignore[attr-defined]  # typeshed: BaseContext has no Process
+            child: BaseProcess = context.Process(target=job, args=(opener, there, *values))
             child.start()
             there.close()  # only the child may hold its end: recv() then raises EOFError if the child dies
             children.append((here, child))
@@ -146,15 +147,3 @@ def child_processes(
             child.kill()
             child.join()
             pipe.close()
-
-
-def _process_context() -> BaseContext:
-    """Start children that inherit no open store: from a fork server where there is one, else as new interpreters.
-
-    The fork server has imported this module already, so that a child starts in milliseconds.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
