@@ -14,7 +14,7 @@ from typing import Any
 
 from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
-from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
+from dspyer.cli.store_access import NO_STORE, open_to_write
 from dspyer.cli.summaries import print_result
 from dspyer.cli.terminal import note
 from dspyer.display import RunInfo
@@ -29,7 +29,7 @@ FORM = "a program is named as module:name, for example app:program"
 
 def program_on(name: str, common: CommonOptions, create: bool = False) -> CompiledGraph:
     """The program at `module:name`, on the store of a command, or else on the store that it was compiled with."""
-    store = None if common.store is None else (open_or_create if create else open_existing)(common)
+    store = None if common.store is None else open_to_write(common, create)
     program = load_program(name, store)
     if program._store is None:
         raise UsageError(NO_STORE)
@@ -44,8 +44,14 @@ def load_program(name: str, store: Store | None = None) -> CompiledGraph:
     """
     found = _found(name)
     if not isinstance(found, CompiledGraph | Graph) and callable(found) and not isinstance(found, type):
-        with stdout_apart():
-            found = _called(name, found)
+        try:
+            with stdout_apart():
+                found = found()
+        except (Exception, SystemExit) as error:
+            raise _failed(name, error) from error
+        if isinstance(found, Coroutine):
+            found.close()
+            raise UsageError(f"{name!r} is an async function: name a function that returns the program without await")
     if isinstance(found, Graph):
         return found.compile(store=store)
     if isinstance(found, CompiledGraph):
@@ -79,17 +85,6 @@ def _found(name: str) -> Any:
             near = suggestion(part, [other for other in vars(found) if not other.startswith("_")])
             raise UsageError(f"module {module_name!r} has no {path!r}.{near}")
         found = getattr(found, part)
-    return found
-
-
-def _called(name: str, function: Any) -> Any:
-    try:
-        found = function()
-    except (Exception, SystemExit) as error:
-        raise _failed(name, error) from error
-    if isinstance(found, Coroutine):
-        found.close()
-        raise UsageError(f"{name!r} is an async function: name a function that returns the program without await")
     return found
 
 

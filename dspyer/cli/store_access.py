@@ -127,31 +127,22 @@ def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encode_update(update) for name, update in patch.items()}
 
 
-def open_existing(common: CommonOptions) -> Store:
-    """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
+def open_to_write(common: CommonOptions, create: bool = False) -> Store:
+    """A store for writing, which exists or may be created; encrypted if it is, or has no runs and there is a key."""
     address, key_file = _address_of(common), common.key_file
-    # First read only: a name that is mistyped must not make a file.
-    with _opened(address, read_only=True) as reading:
-        checked = CheckedStore(reading)
-        is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
+    try:
+        # First read only: a name that is mistyped must not make a file.
+        with _opened(address, read_only=True) as reading:
+            checked = CheckedStore(reading)
+            is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
+    except StoreError:
+        if not create or Path(address.removeprefix(SQLITE)).exists():
+            raise
+        is_empty, encrypted = True, False
     if key_file is not None and not is_empty and not encrypted:
         raise StoreError(f"the store {reading.address!r} is not encrypted: leave out --key-file")
-    return _opened(address, key_file, encrypted or (is_empty and _has_key(key_file)))
-
-
-def open_or_create(common: CommonOptions) -> Store:
-    """A store for writing, which is created if there is none; then it is encrypted if there is a key."""
-    try:
-        return open_existing(common)
-    except StoreError:
-        address, key_file = _address_of(common), common.key_file
-        if Path(address.removeprefix(SQLITE)).exists():
-            raise
-    return _opened(address, key_file, _has_key(key_file))
-
-
-def _has_key(key_file: str | None) -> bool:
-    return key_file is not None or bool(os.environ.get(KEY_VARIABLE))
+    has_key = key_file is not None or bool(os.environ.get(KEY_VARIABLE))
+    return _opened(address, key_file, encrypted or (is_empty and has_key))
 
 
 def _opened(address: str, key_file: str | None = None, encrypted: bool = False, read_only: bool = False) -> Store:
@@ -196,7 +187,7 @@ def _keys_in(file: str) -> list[str | bytes]:
 
 def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
     """Write a thread to a file, with everything that it holds; return the digest."""
-    with open_existing(common) as store:
+    with open_to_write(common) as store:
         checked = CheckedStore(store)
         row = checked.thread(thread)
         if row is None:
@@ -206,5 +197,5 @@ def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
 
 def load_thread(common: CommonOptions, thread: str, file: Path) -> None:
     """Make a thread from an exported file, in a store that is created if there is none."""
-    with open_or_create(common) as store:
+    with open_to_write(common, create=True) as store:
         load(CheckedStore(store), thread, file)

@@ -103,8 +103,7 @@ def inspect(
     except ImportError as error:
         raise _missing() from error
 
-    make_app = lambda token, hosts: app(store, program, token=token, hosts=hosts)  # noqa: E731
-    serve(make_app, host=host, port=port, browser=browser, say=say)
+    serve(store, program, host=host, port=port, browser=browser, say=say)
 
 
 def _missing() -> ImportError:

@@ -14,7 +14,7 @@ import hmac
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def origin_refusal(headers: Headers, hosts: Collection[str]) -> RefusedError | N
         return RefusedError(400, "the request has no Host header, or several", kind="HostError")
     host = given[0].lower()
     name = name_of(host)
-    if name not in hosts and not (any(one in UNSPECIFIED for one in hosts) and _is_address(name)):
+    if name not in hosts and not (any(one in UNSPECIFIED for one in hosts) and address_of(name)):
         return RefusedError(
             403,
             f"the inspector is not reached under the name {name!r}: open it as {min(hosts)!r}, or pass the "
@@ -215,9 +215,9 @@ def name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _is_address(name: str) -> bool:
+def address_of(name: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a name is; None for any other name."""
     try:
-        ip_address(name.removeprefix("[").removesuffix("]"))
+        return ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
-    return True
+        return None

@@ -39,7 +39,7 @@ from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, SharedFields
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
-from dspyer.scheduler.lineage import Log
+from dspyer.scheduler.lineage import READS
 from dspyer.scheduler.provenance import unattributed_parts
 from dspyer.scheduler.schedule import ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
@@ -385,7 +385,6 @@ class LivePosts(Layer):
         self.waiters = LiveWaiters(run.together.slots, run.together.parked)
         self.inside: list[LivePosts] = []
         self._run: Any = None
-        self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
 
@@ -699,33 +698,11 @@ class LivePosts(Layer):
         cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
             branch = attempt.position
-            before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
+            before = {} if branch is None else branch.counts.get((READS, attempt.node), {})
             # Not of the attempt itself, which has the cursor: that would be a cycle.
             place = attempt.next(attempt.number)
             cursor = attempt.live_cursor = ReaderCursor((*self._places, place), before)
         return cursor
-
-    def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
-        """The entries that the visits of a node in the lineage of a commit have read."""
-        known = self._read.get(node)
-        if known is not None and known[0] == head:  # all branches of a fork have the same
-            return known[1]
-        found: dict[str, int] = {}
-        stack, seen = [head], set[int]()
-        while stack:
-            at = stack.pop()
-            if at < 0 or at in seen:
-                continue
-            seen.add(at)
-            commit = log[at].commit
-            if commit.node == node and commit.live is not None and (commit.live.reads or commit.failure is None):
-                # It has what the visits before it have read. Several visits are the last ones where branches joined.
-                for field, seq in commit.live.reads.items():
-                    found[field] = max(seq, found.get(field, 0))
-            else:
-                stack += log[at].parents
-        self._read[node] = head, found
-        return found
 
 
 @dataclass(frozen=True, slots=True)

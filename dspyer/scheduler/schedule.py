@@ -433,7 +433,7 @@ def advance(
     if schema.limited_fields:
         commit = schema.with_sizes(commit, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
-    if made != NO_CALLS or reason is not None:
+    if made != NO_CALLS or reason is not None or live is not None:
         changed |= extra_counts(commit, counts.get)
     counts = counts.update(changed)
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
@@ -762,9 +762,6 @@ class ReleaseOrder:
     def __init__(self, topology: Topology, writes: Mapping[str, Collection[str]]) -> None:
         self._rounds = topology.rounds
         self._writes = writes
-        self._out: dict[str, list[tuple[str, bool]]] = {}
-        for edge in topology.edges:
-            self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
         self._known: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
     def first(self, waiting: Iterable[tuple[Execution, Collection[str]]]) -> Execution:
@@ -788,19 +785,10 @@ class ReleaseOrder:
         key = (position, reader, sends)
         known = self._known.get(key)
         if known is None:
-            found = set(self._writes.get(position[0], ()))
-            least: dict[str, Round] = {}
-            work = [position]
-            while work:
-                node, at = work.pop()
-                for target, conditional in self._out.get(node, ()):
-                    to = self._rounds.move(node, at, target)
-                    if self._waits((target, to), reader) and not (sends and conditional):
-                        continue
-                    if target not in least or to < least[target]:
-                        least[target] = to
-                        found.update(self._writes.get(target, ()))
-                        work.append((target, to))
+            least = self._rounds.least(
+                *position, lambda edge, at: (sends and edge.conditional) or not self._waits((edge.target, at), reader)
+            )
+            found = [field for node in (position[0], *least) for field in self._writes.get(node, ())]
             if len(self._known) >= _CACHE_SIZE:  # a loop asks for new rounds, never again for old ones
                 self._known.clear()
             known = self._known[key] = frozenset(found)
