@@ -679,16 +679,10 @@ NO_ANSWER = (None, type(None))
 """The values of `answer=` for a question that only waits for a resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Answers by key, or by execution and key (`"1:0/approve"`), given before the id of the run is known."""
-
-    answers: Mapping[str, Any]
-
-    def __call__(self, question: Question) -> Any:
-        """The answer to a question, `MISSING` if there is none."""
-        here = id_prefix(question.execution) + question.key
-        return self.answers.get(question.key, self.answers.get(here, MISSING))
+def _given(answers: Mapping[str, Any], question: Question) -> Any:
+    """The answer by key, or by execution and key (`"1:0/approve"`); `MISSING` if there is none."""
+    here = id_prefix(question.execution) + question.key
+    return answers.get(question.key, answers.get(here, MISSING))
 
 
 def answer_source(answers: Answers) -> AnswerSource:
@@ -696,7 +690,7 @@ def answer_source(answers: Answers) -> AnswerSource:
     if answers is None:
         return no_answer
     if isinstance(answers, Mapping):
-        return Given(dict(answers))
+        return partial(_given, dict(answers))
     if callable(answers):
         return answers
     raise TypeError(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, is_typeddict
+from typing import Any, TypeAlias, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ from dspyer.errors import list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import WITH_PARTS, conversation
-from dspyer.scheduler.provenance import FieldPart, FieldParts, unattributed_parts
+from dspyer.scheduler.provenance import FieldPart, unattributed_parts
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
 from dspyer.values.frozen import FrozenList
@@ -110,22 +110,6 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
         f"has {list_names(names)}, none of which is a field of the state ({list_names(schema.fields)}). What a "
         "function returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
     )
-
-
-class Changed(NamedTuple):
-    """The change of a field since a node last ran.
-
-    Attributes:
-        field: its name.
-        before: the frozen value at that time, `DELETE` for none.
-        after: the frozen value now.
-        parts: its new parts; None for a field whose parts are not tracked.
-    """
-
-    field: str
-    before: Any
-    after: Any
-    parts: FieldParts | None
 
 
 def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:

@@ -33,12 +33,13 @@ from dspyer.log.execution_records import (
     expired_text,
     has_expired,
     no_answer,
+    patches_in,
     run_usage,
     totals_at,
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run, read_runs
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
     LONGEST_NOTE,
@@ -49,7 +50,6 @@ from dspyer.log.rows import (
     OpenRow,
     ResumeRow,
     RowKind,
-    Totals,
     end_row,
     first_version,
     row_time,
@@ -60,7 +60,6 @@ from dspyer.log.time_travel import (
     open_questions,
     progress_at,
     resumes_without_progress,
-    thread_redactor,
 )
 from dspyer.nodes.attempt import check_shape, schema_of, validated
 from dspyer.record_codec import changed
@@ -191,8 +190,16 @@ class StoredThread:
         return ThreadReader(self.reader, self.name)
 
     def redactor(self) -> Redactor | None:
-        """Return what hides values of the thread where it is read; None if the graph hides none."""
-        return thread_redactor(self.reader, self.name, self.graph.redaction, lambda: self.load_head().state)
+        """Return what hides values of the thread where it is read: it knows all that its runs have written."""
+        row = None if self.graph.redaction is None else self.store.thread(self.name)
+        if self.graph.redaction is None or row is None or row.head is None:
+            return None
+        # With the state, since a pruned history has not written all that is in it.
+        redactor = Redactor(self.graph.redaction, dict(self._head_of(row).state.raw_items()))
+        for run in read_runs(self.store, [row.head], row.root):
+            for patch in patches_in(run.rows, self.reader.fetch, self.reader.decode):
+                redactor.learn_patch(patch)
+        return redactor
 
     # --- the head of the thread
 
@@ -371,8 +378,8 @@ class StoredThread:
         run_start, migration = self.compatibility.adapted_run(self.rebuild(last, records), last)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
-        running = names_of_next(run_start.run)
         if count > max_resumes:
+            running = sorted(run_start.run.running) or [group.position[0] for group in run_start.run.ready]
             raise ThreadError(
                 f"the last run of thread {self.name!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
@@ -381,7 +388,7 @@ class StoredThread:
         blobs = self.compatibility.fingerprint.blobs if changed else NO_BLOBS
         rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [records.add(*added)] if added else []
-        rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
+        rows += [ResumeRow(count).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
         if own_part or changed or run.thread != self.name or self.store.rows(run.id, seq, seq):
@@ -487,7 +494,7 @@ class StoredThread:
 
     # --- totals
 
-    def _totals_at(self, head: ThreadHead, at: Point | None) -> Totals:
+    def _totals_at(self, head: ThreadHead, at: Point | None) -> Mapping[str, Any]:
         """The totals of the thread up to a row; of its head, mostly without reading any."""
         rows = () if head.last_run is None else head.last_run.rows
         if at == head.row.head and rows and rows[-1].kind == RowKind.END:
@@ -576,11 +583,6 @@ class StoredThread:
 
 INHERITED = ("graph", "shape", "drawing", "named", "first", "live")
 """What a part of a run has in its header from the part before."""
-
-
-def names_of_next(run: RunState) -> list[str]:
-    """The executions that a rebuilt run starts first; a resume stores them, and names them in its error."""
-    return sorted(run.running) or [group.position[0] for group in run.ready]
 
 
 def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
