@@ -2,16 +2,16 @@
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
 a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
-are part of the commit that its execution makes in the end. `LiveBuffer` holds the posts.
+are part of the commit that its execution makes in the end. `LiveField` holds the posts.
 
 A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
-wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
-again, since it may bring what they wait for.
+wait goes on first, `ReleaseOrder` of the scheduler decides. After a failure or a question none goes on: a resume calls
+them again, since it may bring what they wait for.
 
 What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
 commit of a node the numbers of its posts and how far it has read.
 
-One lock per run, `Together.lock`, guards the buffer, the waiters and the choice of what begins, as in a monitor (Hoare
+One lock per run, `Together.lock`, guards the posts, the waiters and the choice of what begins, as in a monitor (Hoare
 1974). It is reentrant, since an observer that is called under it may stop the run, and it is never held while a node
 works or waits. The locks of the journal and of a time limit are taken inside of it, never around it.
 """
@@ -423,16 +423,12 @@ class LivePosts(Layer):
     def _exchange(self, output: Output) -> Exchange | None:
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
         attempt = output.call.context.delegate
-        posts = self._of_commit(attempt)
-        if not posts and attempt.live_cursor is None:
-            return None
-        with self.lock:
-            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field,
-            # the reads are those of earlier visits, since the next visit looks no further back than here.
-            reads = {} if output.targets is not None else self._cursor(attempt).reads
+        posts, cursor = self._of_commit(attempt), attempt.live_cursor
+        # What a node has read that has failed counts for nothing.
+        reads = {} if cursor is None or output.targets is not None else dict(cursor.reads)
         if not posts and not reads:
             return None
-        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
+        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, reads)
 
     def _abort(self) -> None:
         with self.lock:
