@@ -279,25 +279,18 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     # What a module gives goes to no field of the agent: only what it reads is compared with these.
     schema = Schema.of(None) if is_module or is_model else options.schema
     own = NodeOptions(CHECK, schema, check, overlay=frozenset(SEEN))
-    problems += _unknown_inputs(check, options.schema, name) if is_module or is_model else []
     built = build_finder(
         check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in (module_io(check).outputs or ()) else {}
     )
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
-    return None if built.node is None else ToolCheck(built.node, name, options.name)
-
-
-def _unknown_inputs(check: Any, schema: Schema, name: str) -> list[str]:
-    """Required inputs of a module or model that is a check, besides fields and those that it is given."""
-    if isinstance(check, dspy.Module):
-        found = module_io(check)
-        needed = [one for one in found.inputs if one not in found.optional]
-    else:
-        needed = [one for one, info in check.model_fields.items() if info.is_required()]
-    unknown = [one for one in needed if one not in SEEN and one not in schema.fields]
-    given = f"and is given {list_names(SEEN)} and fields ({list_names(schema.fields)})"
-    return [f"{name}: it reads {list_names(unknown)}, {given}"] if unknown else []
+    if built.node is None:
+        return None
+    known = (*SEEN, *built.node.optional, *options.schema.fields)
+    if unknown := [field for field in (built.node.reads or {}).values() if field not in known]:
+        given = f"and is given {list_names(SEEN)} and fields ({list_names(options.schema.fields)})"
+        problems.append(f"{name}: it reads {list_names(unknown)}, {given}")
+    return ToolCheck(built.node, name, options.name)
 
 
 # The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.

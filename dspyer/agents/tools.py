@@ -6,9 +6,9 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 import dspy
 from pydantic import TypeAdapter
@@ -124,6 +124,65 @@ def tool(
     if problems:
         raise GraphError(problems)
     return found
+
+
+AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
+Selection: TypeAlias = View | Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode of an agent: what it is told, what it may call, and which modes may follow it.
+
+    Args:
+        instructions: what is added to the instructions of the signature; `{name}` is filled with a field at each call.
+        tools: what the model may call in this mode. A tool of several modes is one node.
+        to: the modes to which the model may hand off, by its tools `to_<mode>`, and tools by `Command(goto=...)`.
+        route: a pure function of fields that is called after each turn and decides before the model: it returns the
+            name of the next mode, also instead of an end, or None to let the model decide. Without `to` it may name
+            any mode.
+        guard: a pure function of fields. If it returns a false value, handoffs to this mode are refused, and the model
+            is shown the function's docstring.
+        context: selects the messages that the mode is shown, as in `tool_loop`; by default that of the agent.
+        config: settings of the LM, over those of the agent.
+        lm: the LM of the mode; by default that of the agent.
+        desc: what other modes are told about it; by default its instructions.
+
+    Example:
+        >>> Mode("Make a plan.", to=["work"]).to
+        ('work',)
+    """
+
+    instructions: str = ""
+    tools: Iterable[AnyTool] = ()
+    _: KW_ONLY
+    to: Collection[str] = ()
+    route: Callable[..., str | None] | None = None
+    guard: Callable[..., object] | None = None
+    context: Selection = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    lm: dspy.BaseLM | None = None
+    desc: str = ""
+
+    def __post_init__(self) -> None:
+        for option, text in (("instructions", self.instructions), ("desc", self.desc)):
+            if not isinstance(text, str):
+                raise GraphError(f"Mode(..., {option}={brief(text)}): give a text")
+        given: Any = (self.to,) if isinstance(self.to, str) else self.to
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if not all(isinstance(name, str) for name in names):
+            raise GraphError(f"Mode(..., to={brief(given)}): give the names of modes, to=['work']")
+        object.__setattr__(self, "to", tuple(dict.fromkeys(names)))
+        object.__setattr__(self, "tools", _tool_list(self.tools))
+        if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
+            object.__setattr__(self, "config", dict(self.config))
+
+
+def _tool_list(tools: Any) -> tuple[Any, ...]:
+    # A set has another order in every process, and the order is part of the prompt.
+    if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
+        raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
+    return tuple(tools)
 
 
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
