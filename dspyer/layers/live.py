@@ -273,7 +273,7 @@ class LiveField:
 
 def _whole(path: tuple[str, ...]) -> tuple[str, ...]:
     """The places of an execution of which the last one may be a part."""
-    return (*path[:-1], whole_execution(path[-1]))
+    return (*path[:-1], whole_execution(path[-1])) if path[-1].endswith("]") else path
 
 
 def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:
