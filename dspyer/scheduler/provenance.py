@@ -453,8 +453,8 @@ def _parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tupl
     """The parts of a whole frozen value, as (key, part); none of `DELETE` and None."""
     if value is DELETE or value is None:
         return ()
-    if reducer is not None and reducer.parts_of_value is not None:
-        return reducer.parts_of_value(value)
+    if reducer is not None and reducer.parts is not None and reducer.kind in ("members", "messages"):
+        return reducer.parts(value)
     if isinstance(value, FrozenDict):
         return value.raw_items()
     if isinstance(value, FrozenList):
