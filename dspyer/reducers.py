@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
+from dataclasses import replace as derived
 from typing import Any, NamedTuple, get_args, get_origin
 
 from dspyer import message_list
@@ -70,9 +71,8 @@ class Reducer:
             a reducer.
         parts: the parts that an update adds, as (key, part): items of a list, keys of a mapping, the amount added to a
             sum; the key is None where parts have none. None if updates have no parts.
-        kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
-        parts_of_value: the parts of a whole value, as (key, part). None where the type of the value determines them:
-            the keys of a mapping, items without keys of anything else.
+        kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`. A whole value of
+            messages or members has the parts that it has as an update; of others, its type says what they are.
         append_only: whether nodes can neither replace nor reset the field.
         keyed: how to find values by key, where a later value replaces an earlier one with the same key: sibling
             branches that put different values under one key conflict there. None if nothing is replaced by key.
@@ -94,7 +94,6 @@ class Reducer:
     folds: bool = True
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     kind: str = "items"
-    parts_of_value: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     append_only: bool = False
     keyed: Keyed | None = None
     appends: bool = False
@@ -260,6 +259,8 @@ def _items(update: Any) -> Iterable[tuple[Any, Any]]:
     return [(None, item) for item in (update.raw_items() if isinstance(update, FrozenList) else update)]
 
 
+_LOG_HINT = "log takes one item; for several return Updates(*items)"
+
 append = Reducer(
     "append",
     _append,
@@ -270,17 +271,7 @@ append = Reducer(
     parts=_as_one_part,
     appends=True,
 )
-log = Reducer(
-    "log",
-    _append,
-    _EMPTY_LIST,
-    _any_update,
-    _item_type("log"),
-    hint="log takes one item; for several return Updates(*items)",
-    parts=_as_one_part,
-    append_only=True,
-    appends=True,
-)
+log = derived(append, name="log", append_only=True, update_type=_item_type("log"), hint=_LOG_HINT)
 extend = Reducer(
     "extend",
     _extend,
@@ -371,7 +362,6 @@ union = Reducer(
     _check_union,
     lambda annotation: set[_type_arguments(annotation, "union", set, frozenset)[0]],  # type: ignore[misc]  # as above
     parts=_members,
-    parts_of_value=_members,
     kind="members",
 )
 
@@ -393,19 +383,14 @@ add_messages = Reducer(
     message_list.assign_ids,
     parts=message_list.parts,
     kind="messages",
-    parts_of_value=message_list.parts,
     keyed=Keyed(message_list.find, message_list.make_update, message_list.without),
 )
-conversation = Reducer(
-    "conversation",
-    message_list.add_new,
-    _EMPTY_LIST,
-    message_list.check_chat,
-    _messages_type,
-    message_list.assign_ids,
-    parts=message_list.parts,
-    kind="messages",
-    parts_of_value=message_list.parts,
+conversation = derived(
+    add_messages,
+    name="conversation",
+    function=message_list.add_new,
+    check=message_list.check_chat,
+    keyed=None,
     append_only=True,
     appends=True,
 )

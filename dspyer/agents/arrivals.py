@@ -32,11 +32,11 @@ class Arrivals(NamedTuple):
 
     Attributes:
         messages: as its conversation gets them.
-        seen: how far it has then read posts; None if there is none.
+        seen: how far it has then read posts, as an update; empty if there is none.
     """
 
     messages: list[dict[str, Any]]
-    seen: dict[str, Any] | None = None
+    seen: Mapping[str, Any] = {}
 
     def shown(self, call: Call) -> Call:
         """A call whose conversation has the messages, so that the context and a shorter prompt hold for them."""
@@ -47,13 +47,6 @@ class Arrivals(NamedTuple):
         # By their ids messages are told apart where some are selected; the commit gives them ids of its own.
         new = [freeze({**message, "id": f"{NEW}{place}"}) for place, message in enumerate(self.messages)]
         return call._replace(overlay=overlay.set(MESSAGES, before.plus(new)))
-
-    def before(self, updates: Mapping[str, Any], *more: dict[str, Any]) -> Mapping[str, Any]:
-        """The updates of the turn, with the messages, and `more` after them, before its own one."""
-        if not self.messages and not more and self.seen is None:
-            return updates
-        read = {} if self.seen is None else {SEEN: self.seen}
-        return {**updates, **read, MESSAGES: [*self.messages, *more, updates[MESSAGES]]}
 
 
 def arrivals(call: Call) -> Arrivals:
@@ -71,11 +64,11 @@ def arrivals(call: Call) -> Arrivals:
         place = {"run": posts.listens[field], "number": entry.seq}
         seen[field] = place
         if place not in known:
-            reducer = posts.schema.reducer(field)
+            reducer = posts.fields[field].reducer
             name = f"{field}.{entry.key}" if reducer is not None and reducer.kind == "keys" else field
             text = f"{name}: {text_of(entry.value)}"
             new.append({"role": "user", "name": entry.author, "content": text, POSTED: place})
-    return Arrivals([*new, *unread_messages(call)], seen if found else None)
+    return Arrivals([*new, *unread_messages(call)], {SEEN: seen} if found else {})
 
 
 def unread_messages(call: Call) -> list[dict[str, Any]]:

@@ -126,14 +126,12 @@ class ApprovalRule:
 
     Attributes:
         condition: says whether to ask, with its parameters that get fields; None for always.
-        arguments: the parameters of the condition that get arguments of the call.
-        takes_all: whether it gets all arguments.
+        arguments: the parameters of the condition that get arguments of the call; None for all arguments.
         defaults: the arguments that a call may leave out, with their values.
     """
 
     condition: BoundFunction | None = None
-    arguments: tuple[str, ...] = ()
-    takes_all: bool = False
+    arguments: tuple[str, ...] | None = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
@@ -142,7 +140,7 @@ class ApprovalRule:
             return True
         # A condition on an argument that the model left out must see what the tool will get.
         known = {**self.defaults, **args}
-        given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
+        given = known if self.arguments is None else {name: known.get(name) for name in self.arguments}
         return bool(self.condition(call._replace(overlay=None), **given))
 
 
@@ -169,7 +167,7 @@ def plan_approval(
     rule = plan_function(approve, fields, name, options, problems, whole=True, hint=hint)
     problems += hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    return ApprovalRule(rule, own, signature.takes_all, defaults)
+    return ApprovalRule(rule, None if signature.takes_all else own, defaults)
 
 
 def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
@@ -279,25 +277,18 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     # What a module gives goes to no field of the agent: only what it reads is compared with these.
     schema = Schema.of(None) if is_module or is_model else options.schema
     own = NodeOptions(CHECK, schema, check, overlay=frozenset(SEEN))
-    problems += _unknown_inputs(check, options.schema, name) if is_module or is_model else []
     built = build_finder(
         check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in (module_io(check).outputs or ()) else {}
     )
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
-    return None if built.node is None else ToolCheck(built.node, name, options.name)
-
-
-def _unknown_inputs(check: Any, schema: Schema, name: str) -> list[str]:
-    """Required inputs of a module or model that is a check, besides fields and those that it is given."""
-    if isinstance(check, dspy.Module):
-        found = module_io(check)
-        needed = [one for one in found.inputs if one not in found.optional]
-    else:
-        needed = [one for one, info in check.model_fields.items() if info.is_required()]
-    unknown = [one for one in needed if one not in SEEN and one not in schema.fields]
-    given = f"and is given {list_names(SEEN)} and fields ({list_names(schema.fields)})"
-    return [f"{name}: it reads {list_names(unknown)}, {given}"] if unknown else []
+    if built.node is None:
+        return None
+    known = (*SEEN, *built.node.optional, *options.schema.fields)
+    if unknown := [field for field in (built.node.reads or {}).values() if field not in known]:
+        given = f"and is given {list_names(SEEN)} and fields ({list_names(options.schema.fields)})"
+        problems.append(f"{name}: it reads {list_names(unknown)}, {given}")
+    return ToolCheck(built.node, name, options.name)
 
 
 # The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.

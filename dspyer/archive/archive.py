@@ -28,7 +28,7 @@ OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
 NAMES = 1_000
-"""Names of threads that are searched for one like a name that no thread has."""
+"""Names of threads among which one is looked for that is like a name that no thread has."""
 
 BATCH = 256
 """Runs that are read at once where not each of them is wanted."""
@@ -211,12 +211,8 @@ class Archive:
         check_thread_name(name)
         store = self._reader.store
         if store.thread(name) is None:
-            known = store.threads(limit=NAMES + 1)
-            count = "no" if not known else len(known) if len(known) <= NAMES else f"more than {NAMES:,}"
-            if len(known) > NAMES:  # of a large store, only those that begin alike
-                known = store.threads(after=name[: len(name) // 2], limit=NAMES)
-            near = suggestion(name, known) or f" It has {count} thread{'s' * (count != 1)}."
-            raise ThreadError(f"no thread {name!r} in {store.address!r}.{near}")
+            near = suggestion(name, store.threads(after=name[: len(name) // 2], limit=NAMES))  # those that begin alike
+            raise ThreadError(f"no thread {name!r} in {store.address!r}.{near or ' archive.threads() lists them.'}")
         return ArchivedThread(self._reader, name)
 
     def close(self) -> None:

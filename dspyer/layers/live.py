@@ -2,16 +2,16 @@
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
 a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
-are part of the commit that its execution makes in the end. `LiveBuffer` holds the posts.
+are part of the commit that its execution makes in the end. `LiveField` holds the posts.
 
 A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
-wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
-again, since it may bring what they wait for.
+wait goes on first, `ReleaseOrder` of the scheduler decides. After a failure or a question none goes on: a resume calls
+them again, since it may bring what they wait for.
 
 What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
 commit of a node the numbers of its posts and how far it has read.
 
-One lock per run, `Together.lock`, guards the buffer, the waiters and the choice of what begins, as in a monitor (Hoare
+One lock per run, `Together.lock`, guards the posts, the waiters and the choice of what begins, as in a monitor (Hoare
 1974). It is reentrant, since an observer that is called under it may stop the run, and it is never held while a node
 works or waits. The locks of the journal and of a time limit are taken inside of it, never around it.
 """
@@ -39,7 +39,7 @@ from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, SharedFields
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
-from dspyer.scheduler.lineage import Log
+from dspyer.scheduler.lineage import READS
 from dspyer.scheduler.provenance import unattributed_parts
 from dspyer.scheduler.schedule import ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
@@ -153,14 +153,13 @@ class LiveField:
         name: its name in the graph to which it belongs, and `run` the run of that graph, which numbers the posts.
         level: how many graphs there are around that one.
         posts: in the order of arrival; the first is the value with which the run begins.
-        operation: how posts are folded in.
+        operation: how posts are folded in: the name of the reducer, or `"replace"`.
         keyed: the keys at which alone posts conflict; None for one key. A list that rejects conflicts is one.
     """
 
     def __init__(self, schema: Schema, name: str, state: ImmutableState, level: int = 0, run: str = "") -> None:
         self.name, self.level, self.run = name, level, run
-        self.rule, self._reducer = schema.live_fields[name].on_conflict, (reducer := schema.reducer(name))
-        self.folds = reducer is not None
+        self.rule, self.reducer = schema.live_fields[name].on_conflict, (reducer := schema.reducer(name))
         self.operation = "replace" if reducer is None else reducer.name
         is_one = reducer is None or (reducer.kind != "keys" and self.rule == "reject")
         self.keyed: Keyed | None = None if reducer is None or is_one else reducer.keyed
@@ -225,7 +224,7 @@ class LiveField:
         """Says that a post is there, and a later one of the same execution has replaced a part of it."""
         posts = self._posts_of.get(_whole(key[0]), {})
         post = posts.get(key)
-        if post is None or (self._reducer is not None and self.keyed is None):
+        if post is None or (self.reducer is not None and self.keyed is None):
             return False
         keys = set(self._keys(post.update))
         return any(one.seq > post.seq and not keys.isdisjoint(self._keys(one.update)) for one in posts.values())
@@ -236,7 +235,7 @@ class LiveField:
         Those of all its attempts; without a reducer a commit has the latest value only.
         """
         posts = list(self._posts_of.get(path, {}).values())
-        found = posts[-1:] if self._reducer is None else posts
+        found = posts[-1:] if self.reducer is None else posts
         return [(post.seq, self._merged.get(post.seq, post.update)) for post in found]
 
     def entries(self, post: PostRow) -> tuple[LiveEntry, ...]:
@@ -250,20 +249,20 @@ class LiveField:
     def _parts(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
         """The keys and values of a post."""
         update = self._merged.get(post.seq, post.update)
-        if self._reducer is None:
+        if self.reducer is None:
             value = update.value if post.seq and isinstance(update, Replace) else update
             return () if value is DELETE else ((None, value),)
         if not post.seq:  # the value with which the run began
             return [(part.key, part.value) for part in unattributed_parts(update).parts]
-        assert self._reducer.parts is not None  # else the field could not be live
-        return self._reducer.parts(update)
+        assert self.reducer.parts is not None  # else the field could not be live
+        return self.reducer.parts(update)
 
     def _keys(self, update: Any) -> Iterable[Any]:
         """The keys of the field that an update writes; none if posts to it cannot conflict."""
-        if self._reducer is None or self.keyed is None:
+        if self.reducer is None or self.keyed is None:
             return _WHOLE if self._tracked else ()
-        assert self._reducer.parts is not None  # what has keys has parts
-        return dict.fromkeys(key for key, _ in self._reducer.parts(update))
+        assert self.reducer.parts is not None  # what has keys has parts
+        return dict.fromkeys(key for key, _ in self.reducer.parts(update))
 
     def _repeats(self, key: Any, post: PostRow, update: Any) -> bool:
         """Says that an update has the same message as a post at a key, so that it loses nothing of it."""
@@ -385,7 +384,6 @@ class LivePosts(Layer):
         self.waiters = LiveWaiters(run.together.slots, run.together.parked)
         self.inside: list[LivePosts] = []
         self._run: Any = None
-        self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
 
@@ -424,16 +422,12 @@ class LivePosts(Layer):
     def _exchange(self, output: Output) -> Exchange | None:
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
         attempt = output.call.context.delegate
-        posts = self._of_commit(attempt)
-        if not posts and attempt.live_cursor is None:
-            return None
-        with self.lock:
-            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field,
-            # the reads are those of earlier visits, since the next visit looks no further back than here.
-            reads = {} if output.targets is not None else self._cursor(attempt).reads
+        posts, cursor = self._of_commit(attempt), attempt.live_cursor
+        # What a node has read that has failed counts for nothing.
+        reads = {} if cursor is None or output.targets is not None else dict(cursor.reads)
         if not posts and not reads:
             return None
-        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
+        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, reads)
 
     def _abort(self) -> None:
         with self.lock:
@@ -575,7 +569,7 @@ class LivePosts(Layer):
             while True:
                 state = author.position.state if author.position is not None else ImmutableState()
                 patch, after = posts.schema.commit(state, {at: found}, node=author.node, commit_id=commit_id)
-                found = patch[at] if live.folds else _latest(after.raw(at, DELETE))
+                found = patch[at] if live.reducer is not None else _latest(after.raw(at, DELETE))
                 if at not in posts.shared or posts.outer is None:
                     break
                 at, author, posts = posts.shared[at], posts.outer.attempt, posts.outer.posts
@@ -699,33 +693,11 @@ class LivePosts(Layer):
         cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
             branch = attempt.position
-            before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
+            before = {} if branch is None else branch.counts.get((READS, attempt.node), {})
             # Not of the attempt itself, which has the cursor: that would be a cycle.
             place = attempt.next(attempt.number)
             cursor = attempt.live_cursor = ReaderCursor((*self._places, place), before)
         return cursor
-
-    def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
-        """The entries that the visits of a node in the lineage of a commit have read."""
-        known = self._read.get(node)
-        if known is not None and known[0] == head:  # all branches of a fork have the same
-            return known[1]
-        found: dict[str, int] = {}
-        stack, seen = [head], set[int]()
-        while stack:
-            at = stack.pop()
-            if at < 0 or at in seen:
-                continue
-            seen.add(at)
-            commit = log[at].commit
-            if commit.node == node and commit.live is not None and (commit.live.reads or commit.failure is None):
-                # It has what the visits before it have read. Several visits are the last ones where branches joined.
-                for field, seq in commit.live.reads.items():
-                    found[field] = max(seq, found.get(field, 0))
-            else:
-                stack += log[at].parents
-        self._read[node] = head, found
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -546,6 +546,14 @@ class Leases:
         self.lease = lease
         self.forget()
 
+    def acquire(self, store: Store, thread: str, epoch: int, owner: Owner) -> Journal:
+        """Make an owner that of a thread, and hold its lease; the one before can write nothing more."""
+        journal = Journal(store, thread, 0, "", 0)
+        # Before the write makes the owner visible: this process would take one without a lease for dead.
+        self.hold(owner.token, journal)
+        journal.set_epoch(store.write(Change(thread, epoch, epoch + 1 if epoch else None, owner, LEASE)))
+        return journal
+
     def hold(self, token: str, journal: Journal) -> None:
         """Renew the lease of an owner until `let_go`."""
         place = id(journal.store.store), id(clock.current())

@@ -754,34 +754,10 @@ class ResumeRow(StoredRow):
 
     Attributes:
         attempt: how often the run was resumed without a commit in between; 0 for a rerun.
-        executions: what is called again.
     """
 
     KIND: ClassVar[str] = RowKind.RESUME
     attempt: int = 0
-    executions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums of what the runs of a thread have used, up to one of them.
-
-    Attributes:
-        runs: how many there are.
-        usage: by language model.
-        cost: US dollars; None if a language model has no price.
-        steps: how many commits they have, without those of graphs inside nodes.
-    """
-
-    runs: int = 0
-    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
-    cost: float | None = 0.0
-    steps: int = 0
-
-    def with_run(self, usage: Mapping[str, Mapping[str, Any]], steps: int, runs: int = 1) -> Totals:
-        """Return the totals with a run more, or with what several runs have used together."""
-        total = sum_usage((self.usage, usage))
-        return Totals(self.runs + runs, total, total_cost(total), self.steps + steps)
 
 
 @dataclass(slots=True)
@@ -795,7 +771,7 @@ class EndRow(StoredRow):
         cost: what that has cost in US dollars; None if a language model has no price.
         ended: milliseconds since the Unix epoch; None for a run that has not ended.
         steps: how many commits it has, without those of graphs inside its nodes.
-        totals: of the thread, up to and with this run.
+        totals: what the runs of the thread have used, up to and with this one.
         expires: when the first of its questions expires; None for never.
         failures: those with which it ended, with their tracebacks as text.
         failed: the attempts before these, which other attempts followed.
@@ -808,7 +784,7 @@ class EndRow(StoredRow):
     cost: float | None = 0.0
     ended: int | None = declared(default=None, metadata=AT)
     steps: int = 0
-    totals: Totals = Totals()
+    totals: Mapping[str, Mapping[str, Any]] = FrozenDict()
     expires: float | None = None
     failures: JSONValues = ()
     failed: Annotated[tuple[Failure, ...], CONTENT] = ()
@@ -820,7 +796,7 @@ def end_row(
     failures: Iterable[tuple[Failure, BaseException]],
     usage: Mapping[str, Any] = FrozenDict(),
     steps: int = 0,
-    before: Totals = Totals(),
+    before: Mapping[str, Any] = FrozenDict(),
     attempts: Iterable[Failure] = (),
     expires: float | None = None,
 ) -> DraftRow:
@@ -832,12 +808,12 @@ def end_row(
         failures: those with which it ended.
         usage: what the whole run has used.
         steps: how many commits it has.
-        before: the totals of the thread before the run.
+        before: what the runs of the thread before it have used.
         attempts: those before the failures, which other attempts followed.
         expires: when the first of its open questions expires.
     """
     failed = tuple([failure.stored_with(error) for failure, error in failures])
-    totals, now = before.with_run(usage, steps), int(time() * 1_000)
+    totals, now = sum_usage((before, usage)), int(time() * 1_000)
     end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, expires, failed, tuple(attempts))
     return end.row()
 

@@ -17,18 +17,18 @@ from typing import Any
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer, Commit, Question, Sent
 from dspyer.failure import Failure
-from dspyer.ids import Address, commit_name, full_id
-from dspyer.log.execution_records import ExecutionRecords, patches_in
+from dspyer.ids import Address, commit_name, full_id, is_within
+from dspyer.log.execution_records import ExecutionRecords
 from dspyer.log.history import (
     CommitListing,
     History,
     commit_row,
-    inner_commits,
     part_around,
     part_before,
     part_of,
     read_back,
     runs_back,
+    scoped_logs,
     writing_part,
 )
 from dspyer.log.journal import RowDigest, is_alive
@@ -53,8 +53,7 @@ from dspyer.log.rows import (
     run_label,
 )
 from dspyer.patch import DELETE
-from dspyer.redaction import Redaction, Redactor
-from dspyer.scheduler.lineage import touches
+from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.state import ImmutableState
 from dspyer.stores.base import INBOX, Point, Row, RunQuery, Store, ThreadRow
 from dspyer.values.freezing import same
@@ -302,14 +301,20 @@ class ThreadReader:
         return listed
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
-        """The commits of the graph inside of a node."""
+        """The commits of the graph inside of a node, in canonical order. Its inputs are not stored again."""
         outer = Address.parse(self.id_of(version))
-        listed = self.listed()
-        found: list[Commit] = []
+        listed, scope = self.listed(), outer.inside
+
+        def is_meant(inner: tuple[str, ...]) -> bool:
+            # One without the index of an item or the key of a call matches all of them.
+            return len(inner) == len(scope) and all(map(is_within, inner, scope))
+
+        found: list[LogEntry] = []
         for run in read_runs(self._reader.store, listed.heads, self.root):
-            if outer.run in run.labels.values():
-                found += inner_commits(self._reader, run, outer.inside)
-        return found
+            logs = scoped_logs(self._reader, run, is_meant) if outer.run in run.labels.values() else {}
+            for inner in sorted(logs, key=lambda inner: [(len(name), name) for name in inner]):  # item 2 before item 10
+                found += sorted(logs[inner], key=lambda entry: (entry.commit.step, entry.commit.branch))
+        return [entry.commit for entry in found]
 
     def id_of(self, commit: int | str) -> str:
         """The id of a commit, by its version or id."""
@@ -468,12 +473,6 @@ def status_of(store: Store, thread: str) -> str:
     return "new"
 
 
-def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
-    """The failures with which the last run ended."""
-    row = store.thread(thread)
-    return failures_in(store, None if row is None or row.head is None else last_end(store, row.head))
-
-
 def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
     """The failures in the row of the end of a run."""
     failures = () if end is None else EndRow.read(end, store.blobs).failures
@@ -483,23 +482,6 @@ def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
 def last_end(store: Store, at: Point) -> Row | None:
     """The row that says how the run up to `at` ended; None if it has not ended, or was resumed since."""
     return ending_row(row for _, row in newest_rows(store, at, 1))
-
-
-def thread_redactor(
-    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
-) -> Redactor | None:
-    """Return what hides values of a thread where it is read; it knows all that its runs have written, in nodes too.
-
-    `load` gives the state of the thread: a pruned history has not written all that is in it.
-    """
-    row = reader.store.thread(thread)
-    if redaction is None or row is None or row.head is None:
-        return None
-    redactor = Redactor(redaction, dict(load().raw_items()))
-    for run in read_runs(reader.store, [row.head], row.root):
-        for patch in patches_in(run.rows, reader.fetch, reader.decode):
-            redactor.learn_patch(patch)
-    return redactor
 
 
 def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:

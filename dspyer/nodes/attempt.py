@@ -63,10 +63,7 @@ from dspyer.log.execution_records import (
 from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
-from dspyer.nodes.field_access import (
-    chosen_plainly,
-    kind_of_parts,
-)
+from dspyer.nodes.field_access import kind_of_parts
 from dspyer.nodes.steps import OpenCalls, Script, TwoWays, arun_script, is_async, not_cancelled, run_script
 from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
@@ -84,6 +81,7 @@ from dspyer.views import (
     fitted,
     render,
     select_parts,
+    select_plain_parts,
     sum_of_amounts,
     text_of,
 )
@@ -586,13 +584,13 @@ class Attempt:
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
             cut = View(view.field, steps)
-            return render(cut, *chosen_plainly(cut, sent, parts_kind), form, field_of)
+            return render(cut, *select_plain_parts(cut, sent, parts_kind), form, field_of)
         if position is None:
             raise InputError(f"{self.who} reads {view!r}: there is no run that it could be a view of")
         read = ViewRead(self.node, name or view.field, view, position.head)
         index = views.index(view.field, position)
         if index is None:
-            parts_kind, selected = chosen_plainly(view, position.state.raw(view.field, DELETE), parts_kind)
+            parts_kind, selected = select_plain_parts(view, position.state.raw(view.field, DELETE), parts_kind)
         else:
             if parts_kind == "amount" and form in ("values", "text", "frozen"):
                 total = sum_of_amounts(view, index, self.node)
@@ -679,16 +677,10 @@ NO_ANSWER = (None, type(None))
 """The values of `answer=` for a question that only waits for a resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Answers by key, or by execution and key (`"1:0/approve"`), given before the id of the run is known."""
-
-    answers: Mapping[str, Any]
-
-    def __call__(self, question: Question) -> Any:
-        """The answer to a question, `MISSING` if there is none."""
-        here = id_prefix(question.execution) + question.key
-        return self.answers.get(question.key, self.answers.get(here, MISSING))
+def _given(answers: Mapping[str, Any], question: Question) -> Any:
+    """The answer by key, or by execution and key (`"1:0/approve"`); `MISSING` if there is none."""
+    here = id_prefix(question.execution) + question.key
+    return answers.get(question.key, answers.get(here, MISSING))
 
 
 def answer_source(answers: Answers) -> AnswerSource:
@@ -696,7 +688,7 @@ def answer_source(answers: Answers) -> AnswerSource:
     if answers is None:
         return no_answer
     if isinstance(answers, Mapping):
-        return Given(dict(answers))
+        return partial(_given, dict(answers))
     if callable(answers):
         return answers
     raise TypeError(

@@ -67,18 +67,11 @@ class Filler:
         self._allowed = allowed
         self._known: dict[str, Any] = {}
 
-    def may_fill(self, name: str) -> bool:
-        """Return whether the node may read the field or run value of this name."""
-        if name.startswith(RUN):
-            run = _run_of(self._call.context)
-            return run is not None and run_value_problem(name, run[0].topology.nodes) is None
-        return self._allowed is None or name in self._allowed
-
     def plain(self, name: str) -> Any:
         """The value as a plain copy; `_NOT_READ` if there is none."""
         found = self._known.get(name, self)
         if found is self:
-            found = self._known[name] = self._read(name) if self.may_fill(name) else _NOT_READ
+            found = self._known[name] = self._read(name)
         return found
 
     def text(self, name: str) -> str | None:
@@ -88,8 +81,12 @@ class Filler:
 
     def _read(self, name: str) -> Any:
         if name.startswith(RUN):
-            found = value_of_run(name, self._call.context)
+            run = _run_of(self._call.context)
+            known = run is not None and run_value_problem(name, run[0].topology.nodes) is None
+            found = value_of_run(name, self._call.context) if known else None
             return _NOT_READ if found is None else found
+        if self._allowed is not None and name not in self._allowed:
+            return _NOT_READ
         overlay, state = self._call.overlay, self._call.state
         if overlay is not None and name in overlay:
             return thaw(overlay.raw(name))

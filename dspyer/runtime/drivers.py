@@ -38,7 +38,7 @@ from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
-from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
+from dspyer.lm.token_stream import PredictorCall, TokenCallback
 from dspyer.lm.tracing import (
     Executing,
     append_to_trace,
@@ -532,10 +532,12 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
 def settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found: dict[str, Any] = {REQUEST: None}
-    callbacks, stream = dspy.settings.callbacks, dspy.settings.get(SEND_STREAM)
-    streams = any(isinstance(one, TokenCallback) for one in callbacks or ()) or isinstance(stream, PredictorCall)
-    if streams and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
-        found |= apart_from_tokens(callbacks or [], stream)
+    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.get(SEND_STREAM)
+    # The tokens of the run are not those of the node that has called it, unless they are asked for.
+    if (callbacks or stream is not None) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
+        others = [one for one in callbacks if not isinstance(one, TokenCallback)]
+        found |= {"callbacks": others} if len(others) < len(callbacks) else {}
+        found |= {SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else {}
     # An LM call is shown for the innermost of the runs that it is a part of.
     hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]
     if session.graph.attempts:

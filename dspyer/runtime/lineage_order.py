@@ -92,7 +92,6 @@ def unfinished_branches(run: RunState) -> dict[BranchPath, Branch]:
 class LostSteps(NamedTuple):
     """The DSPy trace of an attempt that raised: of a node, or of the item of a map with this index."""
 
-    execution: str
     item: int
     attempt: int
     steps: Steps

@@ -305,7 +305,7 @@ class Session(AttemptHost):
             return
         outcome, made = self._with_rows(execution, outcome) if self.layers.writes else (outcome, None)
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
-            lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
+            lost = LostSteps(0, outcome.failure.attempt, steps)  # an error edge leads on
             self.notes.lost.setdefault(execution.id, []).append(lost)
         elif steps:
             self.notes.traces[execution.id] = steps
@@ -488,7 +488,7 @@ class Session(AttemptHost):
             used = {id(step) for run in within for one in run.traces.values() for step in one}
             steps = tuple([step for step in steps if id(step) not in used])
         if steps:
-            lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
+            lost = LostSteps(attempt.index or 0, number, steps)
             self.notes.lost.setdefault(attempt.outer_execution, []).append(lost)
 
     def lost_steps(self) -> list[Steps]:

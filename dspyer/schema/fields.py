@@ -145,7 +145,8 @@ class Field:
         if not whole and not self.always_replaces and isinstance(update, Mapping):
             if self.unvalidated_mapping or self.validate_entries is not None:
                 return self._patched(old, update, others)
-            if self.model is not None and isinstance(old, CopyOnRead) and _names_fields(old.cls, update):
+            of_model = self.model is not None and isinstance(old, CopyOnRead)
+            if of_model and all(key in old.cls.model_fields for key in update):
                 return self._valid(merged_model(old.read(), update), others)
         return self._valid(update, others)
 
@@ -259,10 +260,6 @@ class Field:
         if self.checks_result and type(new) not in self.exact_types:
             return self._keep(new, self.validate(thaw(new), NO_OTHER_FIELDS))
         return new
-
-
-def _names_fields(model: type[BaseModel], update: Mapping[Any, Any]) -> bool:
-    return all(key in model.model_fields for key in update)
 
 
 def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:

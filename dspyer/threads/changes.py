@@ -82,7 +82,7 @@ from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
-from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, checked_note, names_of_next
+from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, checked_note
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
 from dspyer.values.json import with_valid_text
@@ -183,7 +183,7 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
     blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS
-    rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
+    rows = [ResumeRow().row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
 

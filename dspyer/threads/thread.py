@@ -14,9 +14,9 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
-from dspyer.log.execution_records import thread_usage
+from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
+from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
 from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
@@ -312,10 +312,8 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -344,10 +342,8 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
@@ -390,7 +386,9 @@ class Thread:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures with which the last run ended: also in another process, days later."""
-        return failures_of(self._stored.reader.store, self.name)
+        store = self._stored.store
+        head, _ = thread_bounds(store, self.name)
+        return failures_in(store, None if head is None else last_end(store, head))
 
     @property
     def error(self) -> Failure | None:
@@ -400,7 +398,8 @@ class Thread:
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
-        return thread_usage(self._stored.reader.store, self.name)
+        row = self._stored.store.thread(self.name)
+        return totals_at(self._stored.store, () if row is None or row.head is None else (row.head,), row and row.root)
 
     @property
     def cost(self) -> float | None:

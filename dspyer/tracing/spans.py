@@ -154,8 +154,8 @@ def span_layers() -> tuple[Layer, ...]:
     if found is None:
         return ()
     # Shared by the three layers: an event of a run must find the span of its node.
-    open_runs = _OpenRuns()
-    return NodeSpans(found, open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
+    open_runs = _OpenRuns(found)
+    return NodeSpans(open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
 
 
 def _takes_traces_whole() -> bool:
@@ -254,14 +254,12 @@ class RunSpans:
     """
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
-        thread = "" if run.log is None else run.log.journal.thread
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph
-        self._run_id = run.run_id
         self.scope: tuple[str, ...] = run.scope
         self._stored = run.log is not None and not run.scope
-        self._thread = thread
+        self._thread = "" if run.log is None else run.log.journal.thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self._hidden = Redacted()
         self._is_outermost = around is None
@@ -288,7 +286,7 @@ class RunSpans:
             SPAN_KIND: "CHAIN",
             OPERATION: INVOKE_RUN,
             GRAPH_NAME: graph.name,
-            RUN_ID: self._run_id,
+            RUN_ID: session.run_id,
             **self._common,
         }
         trace = session.records.trace if self._stored else None
@@ -606,6 +604,9 @@ def _told(event: Event, of_question: Callable[[Any], dict[str, Any]]) -> tuple[s
 class _OpenRuns(list["RunSpans"]):
     """The spans of the runs of a call that have not ended. Each operation is atomic: threads need no lock."""
 
+    def __init__(self, tracing: tuple[_OpenTelemetry, Tracer]) -> None:
+        self.tracing = tracing
+
     def last(self, scope: tuple[str, ...], execution: str = "") -> RunSpans | None:
         """The spans of a run by its scope, which is how an event names its run.
 
@@ -615,24 +616,25 @@ class _OpenRuns(list["RunSpans"]):
         return next((one for one in found if execution in one._running), found[-1] if found else None)
 
 
-class NodeSpans(Layer):
-    """Makes the span of each run, and of each execution in it."""
+class _SpansOfRun(Layer):
+    __slots__ = ("_open_runs", "_spans")
 
-    __slots__ = ("_open_runs", "_spans", "_tracing")
-    place: ClassVar[Place] = "outside"
-
-    def __init__(
-        self, tracing: tuple[_OpenTelemetry, Tracer], open_runs: _OpenRuns, spans: RunSpans | None = None
-    ) -> None:
-        self._tracing = tracing
+    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs
         self._spans = spans
 
+
+class NodeSpans(_SpansOfRun):
+    """Makes the span of each run, and of each execution in it."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "outside"
+
     def of(self, run: Any) -> NodeSpans:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
-        spans = RunSpans(*self._tracing, run, self._spans)
+        spans = RunSpans(*self._open_runs.tracing, run, self._spans)
         self._open_runs.append(spans)
-        return NodeSpans(self._tracing, self._open_runs, spans)
+        return NodeSpans(self._open_runs, spans)
 
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
@@ -660,16 +662,12 @@ class NodeSpans(Layer):
         return event
 
 
-class ItemSpans(Layer):
+class ItemSpans(_SpansOfRun):
     """Makes the spans of items of maps, and of trials of searches."""
 
-    __slots__ = ("_open_runs", "_spans")
+    __slots__ = ()
     place: ClassVar[Place] = "retry"
     around_parts: ClassVar[bool] = True
-
-    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
-        self._open_runs = open_runs
-        self._spans = spans
 
     def of(self, run: Any) -> Layer:
         """Its part in one run."""

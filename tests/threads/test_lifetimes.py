@@ -30,7 +30,7 @@ class Refund(BaseModel):
     notes: Annotated[Kept[list[str]], reducers.append] = []
     messages: Messages = []
     said: Annotated[Said, reducers.add_messages] = []
-    sessions: Annotated[dict[str, Said], reducers.each(reducers.conversation)] = {}
+    sessions: Annotated[dict[str, Said], reducers.conversations] = {}
 
 
 class Three(BaseModel):
