@@ -77,6 +77,7 @@ REMOVED: dict[str, str] = {
     "optimize.cache": "add_node(cache=True), for functions; DSPy's cache has the LM calls",
     **{f"Thread.{n}(abandon=)": f"thread.{n}(inputs, if_open='abandon')" for n in ("run", "arun", "stream", "astream")},
     "Live.__call__(show_reads=)": "program.stream(inputs, reads=True), whose events Read say who reads which fields",
+    **{f"{n}.__init__(clock=)": "with dspyer.testing.clock() as time: leases go by it" for n in ("Memory", "SQLite")},
     "reducers.each": "reducers.conversations for messages by key, or a function (current, update) -> new",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }

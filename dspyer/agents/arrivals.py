@@ -64,7 +64,7 @@ def arrivals(call: Call) -> Arrivals:
         place = {"run": posts.listens[field], "number": entry.seq}
         seen[field] = place
         if place not in known:
-            reducer = posts.schema.reducer(field)
+            reducer = posts.fields[field].reducer
             name = f"{field}.{entry.key}" if reducer is not None and reducer.kind == "keys" else field
             text = f"{name}: {text_of(entry.value)}"
             new.append({"role": "user", "name": entry.author, "content": text, POSTED: place})

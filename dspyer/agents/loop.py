@@ -43,7 +43,7 @@ from dspyer.agents.settle import (
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, build_tool, max_result_problem
-from dspyer.agents.tools import AnyTool, Mode, Selection, as_tools
+from dspyer.agents.tools import AnyTool, Mode, Selection, as_tools, model_view
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import Schema, flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
@@ -198,13 +198,8 @@ def _react(plan: AgentPlan, name: str) -> Any:
 
 
 def _handoff_tool(name: str, mode: Mode) -> Tool:
-    """The tool by which a model hands off to a mode."""
-
-    def hand_off() -> None:
-        """Never called: the node that ends the turn makes the handoff."""
-
-    desc = mode.desc or mode.instructions or f"Continue in the mode {name}."
-    return Tool(hand_off, name=f"{HAND_OFF}{name}", desc=desc)
+    """The tool by which a model hands off to a mode: the node that ends the turn makes the handoff."""
+    return model_view(f"{HAND_OFF}{name}", {}, {}, mode.desc or mode.instructions or f"Continue in the mode {name}.")
 
 
 # --- fields

@@ -182,12 +182,6 @@ def has_sessions(program: Any, reads: Collection[str]) -> bool:
     return takes_one and reducer is not None and reducer.name == "conversation" and MESSAGES not in reads
 
 
-def arguments_of(program: Any, reads: Collection[str]) -> tuple[str, ...]:
-    """The inputs that a model gives: those that are required, but for those that the fields of the caller give."""
-    graph = program.graph
-    return tuple([name for name in graph.inputs if name in graph.required and name not in reads])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramAction(BoundNode):
     """A tool that is a program.

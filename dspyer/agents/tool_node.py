@@ -126,14 +126,12 @@ class ApprovalRule:
 
     Attributes:
         condition: says whether to ask, with its parameters that get fields; None for always.
-        arguments: the parameters of the condition that get arguments of the call.
-        takes_all: whether it gets all arguments.
+        arguments: the parameters of the condition that get arguments of the call; None for all arguments.
         defaults: the arguments that a call may leave out, with their values.
     """
 
     condition: BoundFunction | None = None
-    arguments: tuple[str, ...] = ()
-    takes_all: bool = False
+    arguments: tuple[str, ...] | None = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
@@ -142,7 +140,7 @@ class ApprovalRule:
             return True
         # A condition on an argument that the model left out must see what the tool will get.
         known = {**self.defaults, **args}
-        given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
+        given = known if self.arguments is None else {name: known.get(name) for name in self.arguments}
         return bool(self.condition(call._replace(overlay=None), **given))
 
 
@@ -169,7 +167,7 @@ def plan_approval(
     rule = plan_function(approve, fields, name, options, problems, whole=True, hint=hint)
     problems += hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    return ApprovalRule(rule, own, signature.takes_all, defaults)
+    return ApprovalRule(rule, None if signature.takes_all else own, defaults)
 
 
 def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:

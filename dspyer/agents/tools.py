@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
-from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
+from dspyer.agents.tool_action import SESSION, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, max_result_problem
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.extend import (
@@ -284,7 +284,7 @@ def _describe(
     defaults = {one.name: own[one.name].default for one in shown if one.default}
     # What `**` takes, DSPy shows to the model as one argument.
     rest = [one for one in own.values() if signature.takes_all and one.kind is inspect.Parameter.VAR_KEYWORD]
-    view = _model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
+    view = model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
     return ToolSpec(name, view, target, hidden, frozenset(hints).difference(defaults), takes_key)
 
 
@@ -333,7 +333,7 @@ def _has_schema(annotation: Any) -> bool:
     return True
 
 
-def _model_view(
+def model_view(
     name: str,
     hints: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -424,7 +424,7 @@ def _describe_module(
         own = vars(type(module)).get("__doc__") if not type(module).__module__.startswith("dspy.") else None
         desc = own or (signature.instructions if signature is not None else "")
     problems += [f"tool {name!r}: {text}" for text in found.problems]
-    view = _model_view(name, hints, defaults, desc, arg_desc)
+    view = model_view(name, hints, defaults, desc, arg_desc)
     return ToolSpec(name, view, module, hidden, frozenset(hints).difference(defaults))
 
 
@@ -441,7 +441,7 @@ def _describe_program(
     who = f"tool {name!r}"
     hints: dict[str, Any] = {}
     told: dict[str, str] = {}
-    for one in arguments_of(program, reads):
+    for one in [one for one in program.graph.inputs if one in program.graph.required and one not in reads]:
         field = schema.fields.get(one)
         hints[one] = Any if field is None else field.annotation
         if field is not None and field.info.description:
@@ -459,7 +459,7 @@ def _describe_program(
     if problems:
         return ToolSpec(name, NO_TOOL, program)
     own = None if schema.model is None else vars(schema.model).get("__doc__")
-    view = _model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
+    view = model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
     return ToolSpec(name, view, program, required=required)
 
 

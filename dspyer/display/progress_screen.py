@@ -134,11 +134,15 @@ def _headline(run: RunningRun, now: float) -> Text:
         "completed": (DONE, "green"),
         "failed": (FAILED, "red"),
     }.get(run.status, (ASKS, "yellow"))
-    text = Text.assemble((f"{mark} ", style), (one_line(run.graph.name), "bold"))
     facts = [] if run.status == "running" else [run.status]
     facts += [duration_text(run.elapsed(now)), count_of(run.commits, "commit")]
     facts += [count_of(run.retries, "retry", "retries")] if run.retries else []
-    text.append(DOT + DOT.join([*facts, *_spent(run.spent)]), "dim")
+    return _with_facts(mark, style, run.graph.name, [*facts, *_spent(run.spent)])
+
+
+def _with_facts(mark: str, style: str, name: str, facts: Sequence[str]) -> Text:
+    text = Text.assemble((f"{mark} ", style), (one_line(name), "bold"))
+    text.append("".join(DOT + fact for fact in facts), "dim")
     return text
 
 
@@ -177,9 +181,8 @@ def _graph_lines(graph: RunningGraph, now: float) -> list[Line]:
         elif len(running) == 1:
             lines.append(_running(running[0], visits, now, name))
         else:
-            text = Text.assemble((f"{RUNS} ", "yellow"), (one_line(name), "bold"))
             facts = [f"{len(running):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
-            text.append(DOT + DOT.join(facts), "dim")
+            text = _with_facts(RUNS, "yellow", name, facts)
             below = [_running(node, None, now, f"branch {path_text(node.branch)}") for node in running]
             lines.append(Line(text, tuple(below)))
     return lines
@@ -202,14 +205,12 @@ def _ended(name: str, visits: EndedVisits) -> Text:
 
 def _running(node: RunningNode, visits: EndedVisits | None, now: float, name: str) -> Line:
     """An execution that runs, with the graphs inside of it."""
-    mark = ASKS if node.asks else RUNS
-    text = Text.assemble((f"{mark} ", "yellow"), (one_line(name), "bold"))
     facts = [f"branch {path_text(node.branch)}"] if node.branch and visits is not None else []
     facts += [f"visit {node.visit}"] if node.visit > 1 else []
     facts += [f"attempt {node.attempt}"] if node.attempt > 1 else []
     facts.append(duration_text(now - node.started))
     facts += ["waits for an answer"] if node.asks else []
-    text.append(DOT + DOT.join(facts), "dim")
+    text = _with_facts(ASKS if node.asks else RUNS, "yellow", name, facts)
     if node.items is not None:
         text.append_text(_items(node.items, now))
     if node.doing:

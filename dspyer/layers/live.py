@@ -153,14 +153,13 @@ class LiveField:
         name: its name in the graph to which it belongs, and `run` the run of that graph, which numbers the posts.
         level: how many graphs there are around that one.
         posts: in the order of arrival; the first is the value with which the run begins.
-        operation: how posts are folded in.
+        operation: how posts are folded in: the name of the reducer, or `"replace"`.
         keyed: the keys at which alone posts conflict; None for one key. A list that rejects conflicts is one.
     """
 
     def __init__(self, schema: Schema, name: str, state: ImmutableState, level: int = 0, run: str = "") -> None:
         self.name, self.level, self.run = name, level, run
-        self.rule, self._reducer = schema.live_fields[name].on_conflict, (reducer := schema.reducer(name))
-        self.folds = reducer is not None
+        self.rule, self.reducer = schema.live_fields[name].on_conflict, (reducer := schema.reducer(name))
         self.operation = "replace" if reducer is None else reducer.name
         is_one = reducer is None or (reducer.kind != "keys" and self.rule == "reject")
         self.keyed: Keyed | None = None if reducer is None or is_one else reducer.keyed
@@ -225,7 +224,7 @@ class LiveField:
         """Says that a post is there, and a later one of the same execution has replaced a part of it."""
         posts = self._posts_of.get(_whole(key[0]), {})
         post = posts.get(key)
-        if post is None or (self._reducer is not None and self.keyed is None):
+        if post is None or (self.reducer is not None and self.keyed is None):
             return False
         keys = set(self._keys(post.update))
         return any(one.seq > post.seq and not keys.isdisjoint(self._keys(one.update)) for one in posts.values())
@@ -236,7 +235,7 @@ class LiveField:
         Those of all its attempts; without a reducer a commit has the latest value only.
         """
         posts = list(self._posts_of.get(path, {}).values())
-        found = posts[-1:] if self._reducer is None else posts
+        found = posts[-1:] if self.reducer is None else posts
         return [(post.seq, self._merged.get(post.seq, post.update)) for post in found]
 
     def entries(self, post: PostRow) -> tuple[LiveEntry, ...]:
@@ -250,20 +249,20 @@ class LiveField:
     def _parts(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
         """The keys and values of a post."""
         update = self._merged.get(post.seq, post.update)
-        if self._reducer is None:
+        if self.reducer is None:
             value = update.value if post.seq and isinstance(update, Replace) else update
             return () if value is DELETE else ((None, value),)
         if not post.seq:  # the value with which the run began
             return [(part.key, part.value) for part in unattributed_parts(update).parts]
-        assert self._reducer.parts is not None  # else the field could not be live
-        return self._reducer.parts(update)
+        assert self.reducer.parts is not None  # else the field could not be live
+        return self.reducer.parts(update)
 
     def _keys(self, update: Any) -> Iterable[Any]:
         """The keys of the field that an update writes; none if posts to it cannot conflict."""
-        if self._reducer is None or self.keyed is None:
+        if self.reducer is None or self.keyed is None:
             return _WHOLE if self._tracked else ()
-        assert self._reducer.parts is not None  # what has keys has parts
-        return dict.fromkeys(key for key, _ in self._reducer.parts(update))
+        assert self.reducer.parts is not None  # what has keys has parts
+        return dict.fromkeys(key for key, _ in self.reducer.parts(update))
 
     def _repeats(self, key: Any, post: PostRow, update: Any) -> bool:
         """Says that an update has the same message as a post at a key, so that it loses nothing of it."""
@@ -274,7 +273,7 @@ class LiveField:
 
 def _whole(path: tuple[str, ...]) -> tuple[str, ...]:
     """The places of an execution of which the last one may be a part."""
-    return (*path[:-1], whole_execution(path[-1]))
+    return (*path[:-1], whole_execution(path[-1])) if path[-1].endswith("]") else path
 
 
 def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:
@@ -570,7 +569,7 @@ class LivePosts(Layer):
             while True:
                 state = author.position.state if author.position is not None else ImmutableState()
                 patch, after = posts.schema.commit(state, {at: found}, node=author.node, commit_id=commit_id)
-                found = patch[at] if live.folds else _latest(after.raw(at, DELETE))
+                found = patch[at] if live.reducer is not None else _latest(after.raw(at, DELETE))
                 if at not in posts.shared or posts.outer is None:
                     break
                 at, author, posts = posts.shared[at], posts.outer.attempt, posts.outer.posts

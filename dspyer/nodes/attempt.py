@@ -63,10 +63,7 @@ from dspyer.log.execution_records import (
 from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
-from dspyer.nodes.field_access import (
-    chosen_plainly,
-    kind_of_parts,
-)
+from dspyer.nodes.field_access import kind_of_parts
 from dspyer.nodes.steps import OpenCalls, Script, TwoWays, arun_script, is_async, not_cancelled, run_script
 from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
@@ -84,6 +81,7 @@ from dspyer.views import (
     fitted,
     render,
     select_parts,
+    select_plain_parts,
     sum_of_amounts,
     text_of,
 )
@@ -586,13 +584,13 @@ class Attempt:
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
             cut = View(view.field, steps)
-            return render(cut, *chosen_plainly(cut, sent, parts_kind), form, field_of)
+            return render(cut, *select_plain_parts(cut, sent, parts_kind), form, field_of)
         if position is None:
             raise InputError(f"{self.who} reads {view!r}: there is no run that it could be a view of")
         read = ViewRead(self.node, name or view.field, view, position.head)
         index = views.index(view.field, position)
         if index is None:
-            parts_kind, selected = chosen_plainly(view, position.state.raw(view.field, DELETE), parts_kind)
+            parts_kind, selected = select_plain_parts(view, position.state.raw(view.field, DELETE), parts_kind)
         else:
             if parts_kind == "amount" and form in ("values", "text", "frozen"):
                 total = sum_of_amounts(view, index, self.node)

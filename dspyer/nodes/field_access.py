@@ -19,16 +19,9 @@ from dspyer.errors import list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import WITH_PARTS, conversation
-from dspyer.scheduler.provenance import FieldPart, unattributed_parts
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
-from dspyer.values.frozen import FrozenList
-from dspyer.views import (
-    Entry,
-    View,
-    ViewForm,
-    select_plain_parts,
-)
+from dspyer.views import Entry, View, ViewForm
 
 # --- the names of `reads` and `writes`: a node's own names on the left, the fields of the state on the right
 
@@ -110,15 +103,6 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
         f"has {list_names(names)}, none of which is a field of the state ({list_names(schema.fields)}). What a "
         "function returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
     )
-
-
-def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
-    """The parts that a view selects of a value whose authors are unknown, and the kind of these parts."""
-    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last" and parts_kind != "messages":
-        # Cut the list before its parts are made: `last(3)` of a long list then costs three parts.
-        value = value[-view.steps[0].argument :]
-    parts_kind, parts = unattributed_parts(value, parts_kind)
-    return parts_kind, select_plain_parts(view, parts_kind, parts)
 
 
 # --- checks

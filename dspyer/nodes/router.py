@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from dspyer.errors import RouteError, brief, list_names, noting, suggestion
+from dspyer.errors import RouteError, annotate, brief, list_names, noting, suggestion
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_binding, plan_templates
 from dspyer.nodes.callables import gives_literals_alone, hidden_problems, literals, members, mentions, read_signature
 from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
@@ -67,8 +67,11 @@ class FunctionRouter(Router):
         """The targets that the function returns, which is sync and cheap: it is called here, in no step."""
         yield from ()
         arguments = self.binding.bind(call)
-        with noting(f"in {self.who}"):
+        try:  # no block of `noting`, which costs something without an error too
             result = self.fn(**arguments)
+        except Exception as error:
+            annotate(error, f"in {self.who}")
+            raise
         return Decision(self.resolve(result))
 
     def resolve(self, result: object) -> tuple[Goto, ...]:

@@ -128,13 +128,8 @@ def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]
         if own not in below:
             yield from (_turn(name, made[own], message, results) for message in _turn_messages(made[own]))
         for one in below.get(own, ()):
-            yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
-
-
-def _name_of(scope: Scope, node: str, prefix: str) -> tuple[str, str]:
-    """The name of the graph inside of a node, and what the names inside of it begin with."""
-    name = prefix + node + "".join([f"[{key}]" for key in Address.parse(scope[-1]).keys])
-    return name, f"{name}/"
+            inside = prefix + nodes.get(own, own) + "".join([f"[{key}]" for key in Address.parse(one[-1]).keys])
+            yield from _turns(run, one, inside, f"{inside}/")
 
 
 def takes_turn(commit: Commit) -> bool:

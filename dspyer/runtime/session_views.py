@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dspyer.errors import ThreadError
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.field_access import chosen_plainly, fields_of_then, kind_of_parts
+from dspyer.nodes.field_access import fields_of_then, kind_of_parts
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.patch import DELETE
@@ -42,7 +42,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentVector
-from dspyer.views import ViewRead, render, select_parts, tokens_of_parts
+from dspyer.views import ViewRead, render, select_parts, select_plain_parts, tokens_of_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
@@ -214,7 +214,7 @@ class TokenReads:
             kind = kind_of_parts(self._fields.schema, view.field)
             value = self._log[log_index].state.raw(view.field, DELETE)
             if index is None:
-                kind, parts = chosen_plainly(view, value, kind)
+                kind, parts = select_plain_parts(view, value, kind)
             else:
                 parts = select_parts(
                     view, kind, index, node, partial(self._fields.news, view.field, self._log, log_index, node)

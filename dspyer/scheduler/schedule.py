@@ -47,7 +47,7 @@ from dspyer.scheduler.lineage import (
     ancestry,
     extra_counts,
 )
-from dspyer.scheduler.topology import END, START, Round, Topology
+from dspyer.scheduler.topology import END, START, Edge, Round, Topology
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap, PersistentVector
@@ -785,15 +785,15 @@ class ReleaseOrder:
         key = (position, reader, sends)
         known = self._known.get(key)
         if known is None:
-            least = self._rounds.least(
-                *position, lambda edge, at: (sends and edge.conditional) or not self._waits((edge.target, at), reader)
-            )
-            found = [field for node in (position[0], *least) for field in self._writes.get(node, ())]
+
+            def passes(edge: Edge, at: Round) -> bool:
+                # The scheduler's own rule for joins: a group waits for a branch that can reach it.
+                waits = (edge.target, at) != reader and self._rounds.can_reach(*reader, edge.target, at)
+                return not waits or (sends and edge.conditional)
+
+            nodes = (position[0], *self._rounds.least(*position, passes))
+            found = [field for node in nodes for field in self._writes.get(node, ())]
             if len(self._known) >= _CACHE_SIZE:  # a loop asks for new rounds, never again for old ones
                 self._known.clear()
             known = self._known[key] = frozenset(found)
         return known
-
-    def _waits(self, position: Position, reader: Position) -> bool:
-        """Return whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
-        return position != reader and self._rounds.can_reach(reader[0], reader[1], position[0], position[1])

@@ -352,20 +352,19 @@ class StoredThread:
         """
         at, status = head.row.head, None if head.last_run is None else head.last_run.status
         answers = delivery.answers or {}
-        if answers and at is not None and not head.broken and status in DONE:
-            last = read_run(self.store, at)
-            if _Asked(self, last).were_given(answers, completed=status == "completed"):
-                return self.as_stored(last, request)
+        can_be_read = not head.broken and (head.open or answers)
+        asked = _Asked(self, read_run(self.store, at)) if at is not None and can_be_read else None
+        if asked and answers and status in DONE and asked.were_given(answers, completed=status == "completed"):
+            return self.as_stored(asked.run, request)
         if not head.open or at is None:
             found = "has no run yet" if head.last_run is None else "has finished its last run"
             raise ThreadError(
                 f"thread {self.name!r} {found}: there is nothing to resume; start a run with thread.run(...)"
             )
-        if head.broken:
+        if asked is None:
             raise head.broken_error()
-        last = read_run(self.store, at)
+        last = asked.run
         changed = self.compatibility.allows(last, allow)
-        asked = _Asked(self, last)
         given, records = asked.given(delivery), asked.records
         # An edit after the end of the run may lead to another node; and a program may know answers itself.
         as_it_ended = status == "interrupted" and last.rows[-1].kind == RowKind.END and not changed
@@ -640,7 +639,7 @@ class _Asked:
     """The questions of a run, as answers name them: found once, since a run may ask thousands."""
 
     def __init__(self, thread: StoredThread, run: RunRows) -> None:
-        self.records = thread.read_records(run)
+        self.run, self.records = run, thread.read_records(run)
         self._graph = thread.graph
         self._open = self.records.open_questions()
         self._ids = {question.id: question for question in self.records.questions.values()}
