@@ -86,7 +86,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.optimize.headroom.FieldRoom",  # as `headroom(...).fields`
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
-        "dspyer.reducers.each",  # in a module of public names
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra

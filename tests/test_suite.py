@@ -34,7 +34,6 @@ PUBLIC = {
         "policies",
         "record",
         "reducers",
-        "reducers.each",
         "search",
         "serve",
         "stores",
