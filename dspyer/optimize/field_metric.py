@@ -203,7 +203,9 @@ class FieldMetric:
             ValueError: by_field: nothing writes 'word'. Did you mean 'words'? The program writes 'words'
         """
         written = _written(program)
-        problems = [problem for key in self.metrics if written and (problem := _key_problem(key, written))]
+        # The code of a module around graphs may give the goal itself.
+        keys = [key for key in self.metrics if key != self.goal or isinstance(program, CompiledGraph) or "." in key]
+        problems = [problem for key in keys if written and (problem := _key_problem(key, written))]
         if problems:
             raise ValueError(f"by_field: {' '.join(problems)}")
         given = list(examples)
@@ -336,6 +338,7 @@ Written = Mapping[tuple[str, ...], frozenset[str] | None]
 
 def _written(program: dspy.Module) -> Written:
     found: dict[tuple[str, ...], frozenset[str] | None] = {}
+    graphs: list[tuple[str, ...]] = []
     for name, graph in program.named_sub_modules():
         if isinstance(graph, CompiledGraph):
             around, spec = tuple(name.split(".")[1:]), graph.graph
@@ -347,6 +350,11 @@ def _written(program: dspy.Module) -> Written:
             for router in spec.routers:
                 if router.module_name is not None:
                     found[*around, router.module_name] = frozenset(router.writes.values())
+            graphs.append(around)
+    for name, predictor in program.named_predictors() if found else ():  # what a module calls beside its graphs
+        at = tuple(name.split("."))
+        if not any(at[: len(around)] == around for around in graphs):
+            found[at] = frozenset(predictor.signature.output_fields)
     return found
 
 

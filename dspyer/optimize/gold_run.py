@@ -22,7 +22,7 @@ import dspy
 from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
-from dspyer.lm.tracing import original_id
+from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
@@ -191,6 +191,7 @@ class Sheet:
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
         self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
+        self._callers: dict[int, tuple[Scope, str]] = {}  # the execution whose code has begun an outermost run
         self._prefixes: list[tuple[str, ...]] = []  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
@@ -200,13 +201,17 @@ class Sheet:
         """Learns the full names of the predictors."""
         self._names = self._names or {id(one): name for name, one in program.named_predictors()}
 
-    def begin(self, graph: Any) -> int:
-        """The number of an outermost run that begins, of a graph of the program."""
+    def begin(self, graph: Any, around: int | None) -> int:
+        """The number of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
         program = (dspy.settings.get("caller_modules") or [graph])[0]
         found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
         with self._lock:
             self._prefixes.append(tuple(found.split(".")[1:]))
             self.name_predictors(program)
+            here = executing.get()
+            if around is not None and here is not None:
+                *outer, execution = here.id.split("/")
+                self._callers[len(self._prefixes) - 1] = (around, tuple(outer)), execution
             return len(self._prefixes) - 1
 
     def enter(self, number: int, call: Call) -> None:
@@ -397,19 +402,17 @@ class Sheet:
             kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
+        inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
         found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
+        found = [step for step in found if id(step[2]) not in inside]
         return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
 
     def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
+        passed = value.kind == "graph" and ended.graph.nodes[value.path[-1]].mapped is None
+        for scope, inner in self._inside(value) if value.kind != "router" else ():
+            for name in [value.output] if passed else inner.written:
+                yield from self._last(scope, inner, name)
         if value.kind == "graph":
-            node, own = ended.graph.nodes[value.path[-1]], _own_execution(value)
-            for scope, inner in self._ended.items():
-                number, around = scope
-                if not around or (number, around[:-1]) != value.scope:
-                    continue
-                if own in (around[-1], whole_execution(around[-1])):
-                    for name in inner.written if node.mapped is not None else [value.output]:
-                        yield from self._last(scope, inner, name)
             return
         sources, parents = ended.reads.of(value.commit), ended.parents[value.commit]
         at = value.commit if value.kind == "router" else parents[0]
@@ -422,6 +425,19 @@ class Sheet:
             yield from ended.labels.get(parent, ())
             for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
                 yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+
+    def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
+        """The run and the execution in which a run was called; None if that was outside of all graphs."""
+        number, around = scope
+        return ((number, around[:-1]), around[-1]) if around else self._callers.get(number)
+
+    def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
+        """The runs that were called where a value was made, as graphs of the node or by its code."""
+        own = _own_execution(value)
+        for scope, ended in self._ended.items():
+            outer, execution = self._caller(scope) or (None, "")
+            if outer == value.scope and own in (execution, whole_execution(execution)):
+                yield scope, ended
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
@@ -473,14 +489,26 @@ class Sheet:
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
-        """The values that the code around the graphs may have used: of earlier runs, and of calls of predictors."""
+        """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
+        caller = self._callers.get(runs) if value is None else None
         for one in self.values:
-            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
+            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)) and caller is None:
                 yield one
-        for number in range(runs or len(self._prefixes)) if value is not None or runs else ():
-            ended = self._ended[number, ()]
-            for name in ended.written:
-                yield from self._last((number, ()), ended, name)
+        for number in range(len(self._prefixes) if value is not None else runs):
+            if self._callers.get(number) == caller:
+                ended = self._ended[number, ()]
+                for name in ended.written:
+                    yield from self._last((number, ()), ended, name)
+        if caller is not None and caller[0] in self._ended:
+            scope, commit = caller[0], whole_execution(caller[1])
+            for name in self._ended[scope].reads.of(commit).node if commit in self._ended[scope].entries else ():
+                yield from self._read_by(scope, commit, name)
+
+    def _read_by(self, scope: Scope, commit: str, field: str) -> list[Value]:
+        """The values of a field that the node of a commit has read."""
+        ended = self._ended[scope]
+        commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
+        return self._at(scope, ended, field, commits, ended.entries[parent].state)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -499,8 +527,7 @@ class Sheet:
             name = node.mapped.over
         else:
             name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
-        commits, (parent, *_) = around_it.reads.of(commit).node.get(name, ()), around_it.parents[commit]
-        yield from self._at(outer, around_it, name, commits, around_it.entries[parent].state)
+        yield from self._read_by(outer, commit, name)
 
 
 def _own_execution(value: Value) -> str:
