@@ -26,7 +26,7 @@ from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
-from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
@@ -204,9 +204,9 @@ class Sheet:
     def begin(self, graph: Any, around: int | None) -> int:
         """The number of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
         program = (dspy.settings.get("caller_modules") or [graph])[0]
-        found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
+        path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
-            self._prefixes.append(tuple(found.split(".")[1:]))
+            self._prefixes.append(path)
             self.name_predictors(program)
             here = executing.get()
             if around is not None and here is not None:

@@ -31,7 +31,10 @@ def test_the_culprits_are_where_faults_were_planted(name: str) -> None:
             }
             program = build(steps)
             assert {*names} <= {one for one, _ in program.named_predictors()}
+            paths = {f"{one}.{field}": equals(field) for field, one in zip(FIELDS, names, strict=True)}
+            by_path = culprits(program, EXAMPLE, by_field({**paths, "answer": equals("answer")}, goal="answer"))
             found = culprits(program, EXAMPLE, METRIC)
+            assert by_path == found, "a key may be a path, as the predictors are named"
             # No gold is put in for what is called outside of graphs: what has read it is excused.
             planted = [field for field in faults if field != "b" or name != BESIDE or "a" not in faults]
             expected = {one for field, one in zip(FIELDS, names, strict=True) if field in planted}
