@@ -634,9 +634,16 @@ class _Carried:
 
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
-    read = {id(one) for value in run.values for one in value.reads}
-    wrong = [one for one in run.values if one.verdict == "wrong" and one.key in keys and one.gold is not NO_GOLD]
-    return any(id(one) in read for one in wrong)
+
+    def through(values: Iterable[Value]) -> Iterator[Value]:
+        for value in values:
+            yield value
+            if value.kind == "graph":  # it is no reader: it passes on what those inside of it have written
+                yield from through(value.reads)
+
+    read = {id(one) for value in run.values if value.kind != "graph" for one in through(value.reads)}
+    wrong = [one for one in run.values if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
+    return any(id(one) in read for one in wrong if one.key in keys)
 
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:

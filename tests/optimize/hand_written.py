@@ -1,4 +1,4 @@
-"""Modules written by hand around graphs and predictors: three steps from `q` to `a`, `b` and `answer`."""
+"""Modules written by hand around graphs and predictors: three steps from `q` to `a`, `b` and `c`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parts(dspy.Module):
 
 
 Steps = Mapping[str, dspy.Module]
-"""Predictors of `q -> a`, `a -> b` and `b -> answer`, by output."""
+"""Predictors of `q -> a`, `a -> b` and `b -> c`, by output."""
 
 
 def graph(steps: Steps, *outputs: str, name: str = "") -> CompiledGraph:
@@ -49,20 +49,20 @@ def three(self: Any, q: str) -> dspy.Prediction:
 
 
 def two_graphs(steps: Steps) -> Parts:
-    return Parts(chained, first=graph(steps, "a", "b"), last=graph(steps, "answer"))
+    return Parts(chained, first=graph(steps, "a", "b"), last=graph(steps, "c"))
 
 
 def shared(steps: Steps) -> Parts:
     """Two graphs with one predictor."""
     return Parts(
-        chained, first=graph(steps, "a", "b"), more=graph(steps, "a", "b", name="more"), last=graph(steps, "answer")
+        chained, first=graph(steps, "a", "b"), more=graph(steps, "a", "b", name="more"), last=graph(steps, "c")
     )
 
 
 def in_a_node(steps: Steps) -> CompiledGraph:
     """A graph whose node is a module that calls two graphs."""
     within = two_graphs(steps)
-    outer = Graph(name="Outer").add_node("within", within, reads=["q"], writes=["answer"])
+    outer = Graph(name="Outer").add_node("within", within, reads=["q"], writes=["c"])
     return outer.add_path(START, "within", END).compile()
 
 
@@ -77,38 +77,38 @@ def of_parts(steps: Steps) -> Parts:
 
 
 MODULES: dict[str, tuple[Callable[[Steps], dspy.Module], tuple[str, str, str]]] = {
-    "two graphs": (two_graphs, ("first.a", "first.b", "last.answer")),
+    "two graphs": (two_graphs, ("first.a", "first.b", "last.c")),
     "a predictor, a graph, a predictor": (
-        lambda steps: Parts(three, a=steps["a"], b=graph(steps, "b"), c=steps["answer"]),
+        lambda steps: Parts(three, a=steps["a"], b=graph(steps, "b"), c=steps["c"]),
         ("a", "b.b", "c"),
     ),
-    "a shared predictor": (shared, ("first.a", "first.b", "last.answer")),
+    "a shared predictor": (shared, ("first.a", "first.b", "last.c")),
     "equal names": (
-        lambda steps: Parts(chained, first=graph(steps, "a", "b", name="G"), last=graph(steps, "answer", name="G")),
-        ("first.a", "first.b", "last.answer"),
+        lambda steps: Parts(chained, first=graph(steps, "a", "b", name="G"), last=graph(steps, "c", name="G")),
+        ("first.a", "first.b", "last.c"),
     ),
     "a list": (
         lambda steps: Parts(
             lambda self, q: self.parts[1](b=self.parts[0](q=q).b),
-            parts=[graph(steps, "a", "b"), graph(steps, "answer")],
+            parts=[graph(steps, "a", "b"), graph(steps, "c")],
         ),
-        ("parts[0].a", "parts[0].b", "parts[1].answer"),
+        ("parts[0].a", "parts[0].b", "parts[1].c"),
     ),
     "a dict": (
         lambda steps: Parts(
             lambda self, q: self.parts["last"](b=self.parts["first"](q=q).b),
-            parts={"first": graph(steps, "a", "b"), "last": graph(steps, "answer")},
+            parts={"first": graph(steps, "a", "b"), "last": graph(steps, "c")},
         ),
-        ("parts['first'].a", "parts['first'].b", "parts['last'].answer"),
+        ("parts['first'].a", "parts['first'].b", "parts['last'].c"),
     ),
     "threads": (
-        lambda steps: Parts(in_threads, first=graph(steps, "a", "b"), last=graph(steps, "answer")),
-        ("first.a", "first.b", "last.answer"),
+        lambda steps: Parts(in_threads, first=graph(steps, "a", "b"), last=graph(steps, "c")),
+        ("first.a", "first.b", "last.c"),
     ),
-    "a module of modules": (of_parts, ("inner.first.a", "inner.first.b", "inner.last.answer")),
-    "a module of graphs in a node": (in_a_node, ("within.first.a", "within.first.b", "within.last.answer")),
+    "a module of modules": (of_parts, ("inner.first.a", "inner.first.b", "inner.last.c")),
+    "a module of graphs in a node": (in_a_node, ("within.first.a", "within.first.b", "within.last.c")),
     "a module around that": (
         around_another,
-        ("outer.within.first.a", "outer.within.first.b", "outer.within.last.answer"),
+        ("outer.within.first.a", "outer.within.first.b", "outer.within.last.c"),
     ),
 }

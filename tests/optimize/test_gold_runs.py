@@ -102,6 +102,9 @@ def test_what_is_wrong_and_read_by_nobody_needs_no_gold_run() -> None:
     program = path(("first", count), ("last", fake("a -> c", "x")), ("after", fake("c -> b", "2")))
     assert judge(program, "a", "c", "b").shares == {"last": 1.0}
     assert len(calls) == 3, "it was read: a gold run"
+    graph = Graph(State, inputs=["q"]).add_node("inner", path(("first", count), ("last", fake("a -> c", "x"))))
+    assert judge(graph.add_path(START, "inner", END).compile(), "a", "c").shares == {"inner.last": 1.0}
+    assert len(calls) == 4, "a graph is no reader of what is inside of it"
 
 
 def test_the_table_names_who_is_responsible_and_why() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer.optimize import by_field, culprits, equals
+from dspyer.optimize import GEPA, FewShot, by_field, culprits, equals
 from tests.optimize.hand_written import MODULES
 from tests.optimize.planted import Planting
+from tests.optimize.skills import ONE_EACH, RULES, SkillLM, examples, step
 
-FIELDS = ("a", "b", "answer")
-METRIC = by_field({field: equals(field) for field in FIELDS}, goal="answer")
+FIELDS = ("a", "b", "c")
+METRIC = by_field({field: equals(field) for field in FIELDS}, goal="c")
 BESIDE = "a predictor, a graph, a predictor"
-EXAMPLE = dspy.Example(q="?", a="ok a", b="ok b", answer="ok answer").with_inputs("q")
+EXAMPLE = dspy.Example(q="?", a="ok a", b="ok b", c="ok c").with_inputs("q")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -27,15 +28,51 @@ def test_the_culprits_are_where_faults_were_planted(name: str) -> None:
             steps: Any = {
                 "a": plant.predictor("a", "q -> a"),
                 "b": plant.predictor("b", "a -> b"),
-                "answer": plant.predictor("answer", "b -> answer"),
+                "c": plant.predictor("c", "b -> c"),
             }
             program = build(steps)
             assert {*names} <= {one for one, _ in program.named_predictors()}
             paths = {f"{one}.{field}": equals(field) for field, one in zip(FIELDS, names, strict=True)}
-            by_path = culprits(program, EXAMPLE, by_field({**paths, "answer": equals("answer")}, goal="answer"))
+            by_path = culprits(program, EXAMPLE, by_field({**paths, "c": equals("c")}, goal="c"))
             found = culprits(program, EXAMPLE, METRIC)
             assert by_path == found, "a key may be a path, as the predictors are named"
             # No gold is put in for what is called outside of graphs: what has read it is excused.
             planted = [field for field in faults if field != "b" or name != BESIDE or "a" not in faults]
             expected = {one for field, one in zip(FIELDS, names, strict=True) if field in planted}
             assert set(found.shares) == expected, f"{faults}: {found}"
+
+
+def learners() -> Any:
+    """Predictors that lack a rule each."""
+    return {output: dspy.Predict(step(given, output)) for given, output in (("q", "a"), ("a", "b"), ("b", "c"))}
+
+
+def rules(count: int) -> list[dspy.Example]:
+    """Inputs with the gold value of each field."""
+    return [dspy.Example(q=one.n, a=one.a, b=one.b, c=one.c).with_inputs("q") for one in examples(count)]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", MODULES)
+def test_gepa_tunes_each_predictor(name: str) -> None:
+    build, names = MODULES[name]
+    lm, strong = SkillLM(), SkillLM()
+    with dspy.context(lm=lm):
+        gepa = GEPA(METRIC, reflection_lm=strong, max_metric_calls=60, num_threads=1)
+        tuned = gepa.compile(build(learners()), trainset=rules(4), valset=rules(3))
+        assert [tuned(q=n).c for n in range(3)] == [one.c for one in rules(3)]
+    texts = {one: predictor.signature.instructions for one, predictor in tuned.named_predictors()}
+    assert all(texts[one].endswith(f"RULE {field}") for field, one in zip(FIELDS, names, strict=True))
+    assert name == BESIDE or len(strong.reflections) == 3, "one each, at once"
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", MODULES)
+def test_few_shot_shows_each_predictor_what_it_did_right(name: str) -> None:
+    build, names = MODULES[name]
+    with dspy.context(lm=SkillLM(hard=ONE_EACH)):
+        tuned = FewShot(METRIC, max_labeled_demos=0).compile(build(learners()), trainset=rules(9))
+    for field, given, one in zip(FIELDS, ("q", "a", "b"), names, strict=True):
+        demos = dict(tuned.named_predictors())[one].demos
+        assert demos
+        assert all(int(demo[field]) == RULES[field](int(demo[given])) for demo in demos)
