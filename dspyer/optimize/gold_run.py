@@ -71,7 +71,7 @@ class Value:
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
-            that corrects what a check has refused, `"router"`.
+            that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         part: how it is compared with a list; None for a whole value.
         item: its index in the list of a map; None for a whole value.
         key: the key of its metric; None if it has none.
@@ -143,7 +143,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.state = next((one.state for one in reversed(run.run.log) if not one.commit.branch), self.given)
+        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -263,6 +263,12 @@ class Sheet:
         if leads and not found:
             self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
+
+    def failed(self, root: str, call: Call, output: Output) -> None:
+        """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path, field = self._paths[scope, execution], next(iter(output.patch), "")
+        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
 
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
@@ -401,7 +407,7 @@ class Sheet:
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
         else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
+            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
@@ -422,11 +428,11 @@ class Sheet:
         for check in ended.graph.rejecting.values():
             found.pop(check.into, None)  # problems are no values of the program
         for field, commits in found.items():
-            yield from self._at(value.scope, ended, field, commits, ended.entries[at].state)
+            yield from self._at(value.scope, ended, field, commits, at)
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from ended.labels.get(parent, ())
             for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
-                yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+                yield from self._at(value.scope, ended, field, commits, parent)
 
     def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
         """The run and the execution in which a run was called; None if that was outside of all graphs."""
@@ -443,14 +449,15 @@ class Sheet:
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.last(field), ended.state)
+        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], state: Any) -> list[Value]:
-        """The values of a field in a state, given the commits behind it; what a reducer has folded is judged there."""
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
+        """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
         found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or field not in state:
+        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
+        state = ended.entries[at].state
         key = (scope, field, *map(id, parts))
         whole = self._wholes.get(key)
         if whole is None:
@@ -460,7 +467,7 @@ class Sheet:
                 whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
             whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
             self._judged(whole)
-            if whole.verdict == "wrong" and state is not ended.state:  # others may add to it
+            if whole.verdict == "wrong" and at != ended.last:  # others may add to it
                 rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
                 begun = is_list and all(one in rest for one in whole.value)
                 whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
@@ -510,7 +517,7 @@ class Sheet:
         """The values of a field that the node of a commit has read."""
         ended = self._ended[scope]
         commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
-        return self._at(scope, ended, field, commits, ended.entries[parent].state)
+        return self._at(scope, ended, field, commits, parent)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
