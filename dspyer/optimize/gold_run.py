@@ -336,6 +336,11 @@ class Sheet:
         value.result = metric._judge(key, example, value.value, value.state)
         return [value]
 
+    def text_of(self, value: Value) -> str:
+        """The words of the metric for a value, and what a check has found in it, in this run or its gold run."""
+        problems = self.problems.get((value.scope, value.commit))
+        return f"{value.text} A check found: {'; '.join(problems)}" if problems else value.text
+
     # --- what was read
 
     def link(self) -> Sheet:
@@ -750,7 +755,7 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         names = fault.suspects or (fault.value.name,)
         for name in names:
             shares[name] = shares.get(name, 0.0) + 1 / (len(found) * len(names))
-            texts.setdefault(name, {})[fault.value.text] = None
+            texts.setdefault(name, {})[run.text_of(fault.value)] = None
     known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
     ordered = dict(sorted(shares.items(), key=lambda part: -part[1]))
     return Culprits(

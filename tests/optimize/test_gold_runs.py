@@ -257,6 +257,14 @@ def test_a_list_of_another_length_is_judged_as_a_whole() -> None:
     assert judge(sending("1", "2", "x"), "notes").shares == {"tag": 1.0}
 
 
+def test_a_checked_node_is_judged_by_what_it_gave_first_with_what_the_check_has_found() -> None:
+    graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> a", "long"))
+    fix = FakePredict("q, previous_a, problems: list[str] -> a", lambda **inputs: "1")
+    graph.add_check("fits", lambda a: ["too long"] if len(a) > 1 else [], of="first", fix=fix, into="tags")
+    found = judge(graph.add_path(START, "first", END).compile(), "a")
+    assert str(found) == "100 % first: `a` is 'long', expected '1'. A check found: too long"
+
+
 # --- fields that several nodes write
 
 
