@@ -22,7 +22,7 @@ import dspy
 from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
-from dspyer.lm.tracing import executing, original_id
+from dspyer.lm.tracing import original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
@@ -201,16 +201,15 @@ class Sheet:
         """Learns the full names of the predictors."""
         self._names = self._names or {id(one): name for name, one in program.named_predictors()}
 
-    def begin(self, graph: Any, around: str | None) -> str:
-        """The key of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
+    def begin(self, run: Any, around: str | None) -> str:
+        """The key of an outermost run that begins, maybe by the code of a node in another one."""
+        graph = run.program
         program = (dspy.settings.get("caller_modules") or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
             self.name_predictors(program)
-            here, caller = executing.get(), None
-            if around is not None and here is not None:
-                *outer, execution = here.id.split("/")
-                caller = (around, tuple(outer)), execution
+            *outer, execution = run.ids.called_in.split("/")
+            caller = None if around is None or not execution else ((around, tuple(outer)), execution)
             # The same in another run, in which items may begin in another order.
             root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
             self._callers[root], self._prefixes[root] = caller, path
