@@ -143,7 +143,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
+        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)  # of the trunk
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -189,6 +189,7 @@ class Sheet:
         self._ended: dict[Scope, _Ended] = {}
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._called: dict[tuple[Scope, str], list[tuple[Scope, _Ended]]] = {}  # runs, by where they were called
         self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
         self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
@@ -347,6 +348,10 @@ class Sheet:
 
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
+        for scope, inner in self._ended.items():
+            outer, execution = self._caller(scope) or (OUTSIDE, "")
+            for one in {execution, whole_execution(execution)}:
+                self._called.setdefault((outer, one), []).append((scope, inner))
         self._add_outside()
         self.values.sort(key=self._order)
         for value in self.values:
@@ -358,9 +363,9 @@ class Sheet:
                     ended.labels.setdefault(value.commit, []).append(
                         value if mended else replace(value, replaced=False)
                     )
-        for scope, ended in self._ended.items():  # before what has read only the beginning of a list
-            for field in ended.written:
-                self._last(scope, ended, field)
+        for scope, inner in self._ended.items():  # before what has read only the beginning of a list
+            for field in inner.written:
+                self._last(scope, inner, field)
         for value in self.values:
             ended = self._ended.get(value.scope)
             if value.scope == OUTSIDE:
@@ -369,8 +374,8 @@ class Sheet:
                 value.steps = self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for ended in self._ended.values():
-            self._note_lost(ended, read)
+        for inner in self._ended.values():
+            self._note_lost(inner, read)
         return self
 
     def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
@@ -443,13 +448,9 @@ class Sheet:
         root, around = scope
         return ((root, around[:-1]), around[-1]) if around else self._callers.get(root)
 
-    def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
+    def _inside(self, value: Value) -> Sequence[tuple[Scope, _Ended]]:
         """The runs that were called where a value was made, as graphs of the node or by its code."""
-        own = _own_execution(value)
-        for scope, ended in self._ended.items():
-            outer, execution = self._caller(scope) or (None, "")
-            if outer == value.scope and own in (execution, whole_execution(execution)):
-                yield scope, ended
+        return self._called.get((value.scope, _own_execution(value)), ())
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
@@ -753,10 +754,10 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
     for fault in found:
         names = fault.suspects or (fault.value.name,)
         for name in names:
-            shares[name] = shares.get(name, 0.0) + 1 / (len(found) * len(names))
+            shares[name] = shares.get(name, 0.0) + 1 / len(names)
             texts.setdefault(name, {})[run.text_of(fault.value)] = None
     known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
-    ordered = dict(sorted(shares.items(), key=lambda part: -part[1]))
+    ordered = {name: share / len(found) for name, share in sorted(shares.items(), key=lambda part: -part[1])}
     return Culprits(
         ordered,
         tuple([name for name in ordered if name not in known]),
