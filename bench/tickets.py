@@ -37,7 +37,7 @@ import tune  # found by the line above
 
 TRAIN, DEV, TEST = 144, 48, 96
 """Tickets to learn from, to choose candidates by, and held out."""
-DEMOS, ROLLOUTS, BUDGET, MINIBATCH, TRIALS = 16, 8, 600, 24, 8
+DEMOS, ROLLOUTS, BUDGET, MINIBATCH, TRIALS = 16, 8, 800, 24, 8
 FIELD_OF = {"classify": "category", "judge": "urgency"}
 
 

@@ -11,17 +11,20 @@ of one call of a program have written, at any depth, and what they had read. `bl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from dataclasses import field as made
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
 from dspyer.errors import always_raised, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
@@ -29,6 +32,9 @@ from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 Scope = tuple[int, tuple[str, ...]]
 """A run: the number of the outermost one in the call of the program, and the executions around it."""
@@ -193,7 +199,7 @@ class Sheet:
 
     def begin(self, graph: Any) -> int:
         """The number of an outermost run that begins, of a graph of the program."""
-        program = (dspy.settings.get("caller_modules") or [graph])[0]
+        program = (dspy.settings.get(CALLERS) or [graph])[0]
         found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
         with self._lock:
             self._prefixes.append(tuple(found.split(".")[1:]))
@@ -208,7 +214,7 @@ class Sheet:
     def made_item(self, number: int, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
         scope = (number, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         number, around = scope
@@ -480,8 +486,8 @@ def observe(
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again = program, again
     sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
-        sheet.trace = dspy.settings.trace
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
+        sheet.trace = dspy.settings[TRACE]
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
@@ -489,6 +495,13 @@ def observe(
                 raise
             sheet.error = error
     return sheet.link()
+
+
+def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:
+    """The results of a function, in the order of the items, in DSPy's number of threads and with its settings."""
+    with ThreadPoolExecutor(threads or dspy.settings.num_threads or 1) as pool:
+        made = [pool.submit(copy_context().run, function, item) for item in items]
+        return [one.result() for one in made]
 
 
 # --- who is responsible
