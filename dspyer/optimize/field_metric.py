@@ -232,10 +232,6 @@ class FieldMetric:
         elif run is not None and field in run.state:
             value = run.state[field]
         else:
-            schema = None if run is None else run.internals.graph.topology.schema
-            if schema is not None and not schema.accepts_any_key and field not in schema.fields:
-                hint = suggestion(field, schema.fields)
-                raise ValueError(f"by_field: the state of the program has no field {field!r}.{hint}")
             return None
         state: Any = pred
         if run is not None and takes_state(self.metrics[key]):
