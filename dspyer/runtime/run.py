@@ -236,6 +236,7 @@ class Run:
         self._first = run.first
         self._graph = session.graph
         self._redactor = None if session.graph.redaction is None else redacted(session).own
+        self._begin = session.run_start.state
         self._inner = session.notes.logs
         self._failures = run.failures
         self._scope = session.ids.scope
