@@ -134,8 +134,8 @@ Made = tuple[Sheet, Mapping[str, Sheet]]
 
 def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
     def is_right(at: int, sheet: Sheet) -> bool:
-        result = None if sheet.prediction is None else metric._final(metric.goal, examples[at], sheet.prediction)
-        return result is not None and result.verdict == "right"
+        made = sheet.prediction
+        return made is not None and metric._final(metric.goal, examples[at], made)[1].verdict == "right"
 
     right = [is_right(at, run) for at, (run, _) in enumerate(found)]
     room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
