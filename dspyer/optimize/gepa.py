@@ -15,15 +15,16 @@ from threading import Lock
 from typing import Any, Final
 
 import dspy
+from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
 from dspyer.errors import always_raised, error_text, refuses_removed
 from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
-from dspyer.optimize.examples import validate_examples
+from dspyer.optimize.examples import in_threads, validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, in_threads, is_read, observe
+from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -108,8 +109,6 @@ def in_turn(state: Any, index: int, candidate: Mapping[str, str], allowed: Colle
 
     Whose turn it is stands in the state of gepa, which is saved in `log_dir`.
     """
-    from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector  # DSPy imports it late, too
-
     turn = RoundRobinReflectionComponentSelector()
     while True:
         found: list[str] = turn(state, [], [], index, dict(candidate))

@@ -11,8 +11,9 @@ import dspy
 
 from dspyer.display import ShownTable, count_of
 from dspyer.errors import error_text
+from dspyer.optimize.examples import in_threads
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, check_arguments, in_threads, is_read, observe
+from dspyer.optimize.gold_run import Sheet, check_arguments, is_read, observe
 
 
 @dataclass(slots=True)

@@ -10,9 +10,8 @@ from typing import Any
 
 import dspy
 import pytest
+from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
-from dspyer.lm import not_public
-from dspyer.optimize.gepa import in_turn
 from tests.optimize.skills import SkillLM, chain, examples, rivalling, rivals, stepwise
 
 NAMES = ["write_a", "write_b", "write_c"]
@@ -100,9 +99,9 @@ def test_a_minibatch_is_traced_by_a_list_of_each_call_and_its_trajectories_have_
 
         def forward(self, n: int) -> Any:
             made = self.add(n=n)
-            trace = dspy.settings.get(not_public.TRACE)
+            trace = dspy.settings.get("trace")
             if trace is not outer:
-                traces[id(trace[-1][2])] = dspy.settings.get(not_public.CALLERS)[0]
+                traces[id(trace[-1][2])] = dspy.settings.get("caller_modules")[0]
             return made
 
     def select(state: Any, trajectories: list[Any], scores: list[float], index: int, candidate: Any) -> list[str]:
@@ -133,7 +132,7 @@ def test_metric_calls_that_a_selector_counts_are_of_the_budget() -> None:
         asked: list[int] = []
 
         def select(state: Any, trajectories: Any, scores: Any, index: int, candidate: Any) -> list[str]:
-            getattr(state, not_public.COUNT_CALLS)(count)
+            state.increment_evals(count)
             asked.append(count)
             return ["write_a"]
 
@@ -147,16 +146,18 @@ def test_metric_calls_that_a_selector_counts_are_of_the_budget() -> None:
     assert counted >= 60 <= plain
 
 
-def test_round_robin_goes_on_in_the_state_and_in_turn_leaves_out_what_is_not_allowed() -> None:
-    chosen: list[list[str]] = []
+def test_round_robin_goes_on_with_the_turns_in_the_state() -> None:
+    """`optimize.GEPA` asks it again if it does not want the component."""
+    chosen: list[str] = []
 
     def select(state: Any, trajectories: Any, scores: Any, index: int, candidate: Any) -> list[str]:
         assert list(candidate) == NAMES
-        chosen.append(in_turn(state, index, candidate, {"write_c", "write_a"}))
-        return chosen[-1]
+        turn = RoundRobinReflectionComponentSelector()
+        chosen.extend([turn(state, [], [], index, candidate)[0] for _ in range(4)])
+        return [chosen[-1]]
 
     tune(select, Noted(), metric=never)
-    assert chosen[:4] == [["write_a"], ["write_c"], ["write_a"], ["write_c"]]
+    assert chosen[:8] == [*NAMES, *NAMES, *NAMES][:8]
 
 
 def never(example: Any, prediction: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
@@ -187,6 +188,6 @@ def test_dspy_gepa_uses_what_it_keeps_of_its_arguments() -> None:
     lm = SkillLM()
     gepa = dspy.GEPA(never, reflection_lm=lm, max_metric_calls=7, num_threads=3, gepa_kwargs={"cache_evaluation": True})
 
-    assert getattr(gepa, not_public.METRIC) is never
+    assert gepa.metric_fn is never
     assert (gepa.reflection_lm, gepa.num_threads, gepa.component_selector) == (lm, 3, "round_robin")
     assert gepa.gepa_kwargs == {"cache_evaluation": True}
