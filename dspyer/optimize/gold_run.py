@@ -22,6 +22,7 @@ import dspy
 from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
@@ -203,7 +204,7 @@ class Sheet:
 
     def begin(self, graph: Any, around: str | None) -> str:
         """The key of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
-        program = (dspy.settings.get("caller_modules") or [graph])[0]
+        program = (dspy.settings.get(CALLERS) or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
             self.name_predictors(program)
@@ -224,7 +225,7 @@ class Sheet:
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
         scope = (root, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
@@ -577,8 +578,8 @@ def observe(
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again = program, again
     sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
-        sheet.trace = dspy.settings.trace
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
+        sheet.trace = dspy.settings[TRACE]
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
