@@ -19,13 +19,13 @@ from typing import Any, Final
 import dspy
 
 from dspyer.display import count_of, table_html, table_lines
-from dspyer.errors import always_raised, error_text, refuses_removed
+from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
 from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, TRACE, FailedPrediction
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
+from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -61,6 +61,7 @@ class PredictorTuning:
     tunable: bool = True
 
 
+@shows_removed
 class GEPAStats:
     """Statistics of one call of `optimize.GEPA.compile`: a table of the predictors as text, in a notebook too.
 
