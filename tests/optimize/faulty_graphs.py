@@ -1,24 +1,22 @@
 """Random graphs in which some nodes go wrong at some of their visits, and what is known of that without dspyer.
 
-A right value begins with `ok`. A node gives one if all that it reads is right, if it should run at all, and if no fault
-is planted in this visit of it. Where only the last is not so, the node notes itself as a culprit.
+A node gives a right value if all that it reads is right, if it should run at all, and if no fault is planted in this
+visit of it. Where only the last is not so, the node notes itself as a culprit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import dspy
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Command, Failure, Graph, Send, reducers
+from dspyer import END, START, Command, CompiledGraph, Graph, Send, reducers
 from dspyer.optimize import equals
-
-BAD = "bad"
-REFUSED = "refused"
+from tests.optimize.planted import BAD, REFUSED, FakePredict, is_right
 
 
 class Block(NamedTuple):
@@ -36,33 +34,15 @@ class Plan(NamedTuple):
     faults: tuple[tuple[int, int], ...]
 
 
-class FakePredict(dspy.Predict):
-    """A predictor that calls a function, and appends its step to the trace."""
-
-    def __init__(self, inputs: Sequence[str], outputs: Mapping[str, Any], give: Callable[..., Any]) -> None:
-        fields: dict[str, Any] = {name: (Any, dspy.InputField()) for name in inputs}
-        fields |= {name: (kind, dspy.OutputField()) for name, kind in outputs.items()}
-        super().__init__(dspy.Signature(fields))  # type: ignore[arg-type, unused-ignore]
-        self.give = give
-
-    def forward(self, **inputs: Any) -> dspy.Prediction:
-        (name,) = self.signature.output_fields
-        prediction = dspy.Prediction(**{name: self.give(**inputs)})
-        dspy.settings.trace.append((self, inputs, prediction))
-        return prediction
-
-
-def is_right(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(is_right, value))
-    return not isinstance(value, str) or value.startswith("ok")
-
-
 def reading(field: str, function: Callable[[Any], Any], returns: Any = None) -> Callable[..., Any]:
     """The same function with a parameter of this name: a node or router reads the field, and nothing else."""
     named: Callable[..., Any] = eval(f"lambda {field}: function({field})", {"function": function})
     named.__annotations__.update({} if returns is None else {"return": returns})
     return named
+
+
+def signature(inputs: Sequence[str], output: str = "out") -> str:
+    return f"{', '.join(inputs)} -> {output}"
 
 
 def all_right(example: Any, **fields: Any) -> bool:
@@ -76,7 +56,8 @@ class FaultyGraph:
         program: the program.
         metrics: the metric of each field that a node with a predictor writes.
         example: the right values.
-        culprits: the nodes that went wrong although nothing before them had.
+        culprits: in the last run, the nodes that went wrong although nothing before them had; fixes in any run.
+        runs: how often the program was called.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -87,9 +68,12 @@ class FaultyGraph:
         self.nodes: list[str] = []
         self._readable = ["q"]
         self._folding: list[tuple[str, str]] = []
+        self._predictors: dict[str, str] = {}  # where they are not named as their nodes
         self._visits: Counter[str] = Counter()
         self._steps: list[Callable[[Graph], Any]] = []
-        last = START
+        self.runs = 0
+        self._do(lambda g: g.add_node("begin", self._begin, writes=[]).add_edge(START, "begin"))
+        last = "begin"
         for number, block in enumerate(plan.blocks):
             last = getattr(self, f"_{block.kind}")(f"b{number}", block, last)
         self._node_at("goal", self._readable[-1:], last)
@@ -102,15 +86,15 @@ class FaultyGraph:
         self.program = graph.compile()
         self.example = dspy.Example(q="ok", **self.gold).with_inputs("q")
 
-    def run(self) -> Any:
+    @property
+    def blamed(self) -> set[str]:
+        """The culprits, and those who have folded something into what a culprit gave: nobody can tell them apart."""
+        return self.culprits.union(*[pair for pair in self._folding if self.culprits.intersection(pair)])
+
+    def _begin(self) -> None:
+        self.runs += 1
         self._visits.clear()
-        self.culprits.clear()
-        with dspy.context(trace=[]):
-            run = self.program.run({"q": "ok"})
-        for first, second in self._folding:  # what the second one added cannot be judged alone
-            if not is_right(run.state[f"w{first}"][0]):
-                self.culprits.discard(second)
-        return run
+        self.culprits = {name for name in self.culprits if name.endswith("_fix")}
 
     # --- what a node does
 
@@ -121,11 +105,9 @@ class FaultyGraph:
         self._visits[node] += 1
         visit = visit or self._visits[node]
         if misled or not all(map(is_right, inputs)):
-            return "right" if wrong == "right" else BAD
+            return BAD if wrong == REFUSED else wrong
         if node in self.faults and self.faults[node] in (0, visit):
-            self.culprits.add(node)
-            if wrong is ValueError:
-                raise ValueError("planted")
+            self.culprits.add(self._predictors.get(node, node))
             return wrong
         return right
 
@@ -152,7 +134,7 @@ class FaultyGraph:
             return self._answer(name, list(inputs.values()), f"ok:{field}", **options)
 
         self.nodes.append(name)
-        self._do(lambda g: g.add_node(name, FakePredict([*own], {"out": str}, give), reads=own, writes={"out": field}))
+        self._do(lambda g: g.add_node(name, FakePredict(signature([*own]), give), reads=own, writes={"out": field}))
         if last is not None:
             self._edge(last, name)
         if field == f"f{name}":
@@ -184,7 +166,7 @@ class FaultyGraph:
         self._node_at(left, ["q"], None, both)
         more = self._node_at(f"{name}_more", [both], left, one)
         self._node_at(right, ["q"], None, both, misled=True)
-        meet = self._node_at(f"{name}_meet", [both, one], None)
+        meet = self._node_at(f"{name}_meet", [both], None)
         self._edge(more, meet)
         self._edge(right, meet)
         return {"left": left, "right": right}
@@ -209,7 +191,7 @@ class FaultyGraph:
             return self._answer(router, list(inputs.values()), "left", "right")
 
         self.nodes.append(router)
-        module = FakePredict([read], {"label": Literal["left", "right"]}, give)
+        module = FakePredict(signature([read], "label: Literal['left', 'right']"), give)
         self._do(lambda g: g.add_conditional_edges(name, module, targets, writes={"label": label}))
         return f"{name}_meet"
 
@@ -226,7 +208,8 @@ class FaultyGraph:
             return Command({label: out}, targets["left" if is_right(out) else "right"])
 
         self.nodes.append(name)
-        ask = FakePredict(["value"], {"out": str}, give)
+        self._predictors[name] = f"{name}.ask"
+        ask = FakePredict("value -> out", give)
         options: Any = {"reads": {"value": read}, "writes": [label], "goto": [*targets.values()]}
         self._do(lambda g: g.add_node(name, decide, modules={"ask": ask}, **options))
         self._edge(last, name)
@@ -264,7 +247,7 @@ class FaultyGraph:
             return [Send(worker, {"item": item}) for item in range(block.size)]
 
         self.nodes.append(worker)
-        module = FakePredict(["item", "value"], {"out": str}, give)
+        module = FakePredict("item: int, value -> out", give)
         reads = {"value": read}
         self._do(lambda g: g.add_conditional_edges(name, reading(read, spread, list[Send]), [worker]))
         self._do(lambda g: g.add_node(worker, module, reads=reads, writes={"out": notes}))
@@ -283,7 +266,7 @@ class FaultyGraph:
         reads, field, problems = self._reads(block), f"f{name}", f"p{name}"
         self._node_at(name, reads, last, wrong=REFUSED)
         self.fields[problems] = (list[str], [])
-        inputs = [*(f"i{at}" for at in range(len(reads))), "previous_out", "problems"]
+        inputs = [*(f"i{at}" for at in range(len(reads))), "previous_out", "problems: list[str]"]
 
         def give(**inputs: Any) -> Any:
             return self._answer(f"{name}_fix", [inputs[one] for one in inputs if one[0] == "i"], f"ok:{field}")
@@ -292,30 +275,85 @@ class FaultyGraph:
             return ["no"] if value == REFUSED else []
 
         self.nodes.append(f"{name}_fix")
-        fix = FakePredict(inputs, {"out": str}, give)
+        fix = FakePredict(signature(inputs), give)
         self._do(
             lambda g: g.add_check(f"{name}_check", reading(field, finds), of=name, max_fixes=2, fix=fix, into=problems)
         )
         return self._node_at(f"{name}_meet", [field], name)
 
-    def _error(self, name: str, block: Block, last: str) -> str:
-        """A planted fault raises, and a handler that should not run leads on."""
-        failure = f"p{name}"
-        self.fields[failure] = (Failure | None, None)
-        self._node_at(name, self._reads(block), last, wrong=ValueError)
-        handler = self._node_at(f"{name}_handler", ["q"], None, self._field(f"h{name}", default="ok"), misled=True)
-        self._do(lambda g: g.add_error_edge(name, handler, into=failure))
-        meet = self._node_at(f"{name}_meet", [f"f{name}"], name)
-        self._edge(handler, meet)
-        return meet
+    def _inner(self, name: str, given: str, right: Callable[[Any], tuple[str, int]]) -> CompiledGraph:
+        """A graph of two predictors; `right` gives the end of a right value, and the visit that it is, 0 to count."""
+        inner = Graph(name=f"Inner_{name}", inputs=[given])
+        for node, read, output in (("one", given, "x"), ("two", f"x, {given}", "out")):
+            full = f"{name}.{node}"
+
+            def give(full: str = full, output: str = output, **inputs: Any) -> Any:
+                end, visit = right(inputs[given])
+                return self._answer(full, [*inputs.values()], f"ok:{output}{end}", visit=visit)
+
+            self.nodes.append(full)
+            inner.add_node(node, FakePredict(f"{read} -> {output}", give))
+        return inner.add_path(START, "one", "two", END).compile()
+
+    def _nested(self, name: str, block: Block, last: str) -> str:
+        """A graph whose two outputs have other names outside of it."""
+        (read, *_) = self._reads(block)
+        inner = self._inner(name, "given", lambda value: (name, 0))
+        outputs = {
+            "x": self._field(f"x{name}", gold=f"ok:x{name}"),
+            "out": self._field(f"f{name}", gold=f"ok:out{name}"),
+        }
+        for output, field in outputs.items():
+            self.metrics[f"{name}.{output}"] = equals(field)
+        self._do(lambda g: g.add_node(name, inner, reads={"given": read}, writes=outputs))
+        self._edge(last, name)
+        self._readable.append(f"f{name}")
+        return name
+
+    def _split(self, name: str, block: Block, last: str) -> str:
+        """A function makes items of a value: each has its number."""
+        (read, *_), items = self._reads(block), f"s{name}"
+        self.fields[items] = (list[str], [])
+
+        def split(value: str) -> dict[str, Any]:
+            return {items: [f"{'ok' if is_right(value) else BAD}:{at}" for at in range(block.size)]}
+
+        self._do(lambda g: g.add_node(f"{name}_split", reading(read, split), writes=[items]))
+        self._edge(last, f"{name}_split")
+        return items
+
+    def _map(self, name: str, block: Block, last: str) -> str:
+        """Items of which some may have a fault."""
+        items, gold = self._split(name, block, last), [f"ok:out:{at}" for at in range(block.size)]
+        tags = self._field(f"m{name}", list[str], [], gold)
+        self.nodes.append(name)
+
+        def give(item: str) -> Any:
+            return self._answer(name, [item], f"ok:out:{item[-1]}", visit=int(item[-1]) + 1)
+
+        one = FakePredict("item -> out", give)
+        self._do(lambda g: g.add_map(name, one, over=items, item="item", into=tags))
+        self._edge(f"{name}_split", name)
+        return self._node_at(f"{name}_meet", [tags], name)
+
+    def _map_of_graphs(self, name: str, block: Block, last: str) -> str:
+        """The same with a graph for each item, of which one output is kept."""
+        items, gold = self._split(name, block, last), [f"ok:out:{at}" for at in range(block.size)]
+        tags = self._field(f"m{name}", list[str], [], gold)
+        inner = self._inner(name, "item", lambda item: (f":{item[-1]}", int(item[-1]) + 1))
+        for output in ("x", "out"):
+            self.metrics[f"{name}.{output}"] = equals(gold_of_item(output))
+        self._do(lambda g: g.add_map(name, inner, over=items, item="item", into=tags, writes=["out"]))
+        self._edge(f"{name}_split", name)
+        return self._node_at(f"{name}_meet", [tags], name)
 
 
-KINDS = [
-    name.removeprefix("_")
-    for name in (
-        "_node _fork _function_router _module_router _command _loop _sends _folded _check _error".split()  # noqa: SIM905
-    )
-]
+def gold_of_item(output: str) -> Callable[..., str]:
+    return lambda example, state: f"ok:{output}:{state['item'][-1]}"
+
+
+KINDS = ["node", "fork", "function_router", "module_router", "command", "loop", "sends", "folded", "check"]
+KINDS += ["nested", "map", "map_of_graphs"]
 BLOCKS = st.builds(
     Block, st.sampled_from(KINDS), st.lists(st.integers(0, 99), min_size=1, max_size=2).map(tuple), st.integers(2, 3)
 )
