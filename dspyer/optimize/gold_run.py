@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import RunStoppedError, brief, with_article
+from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
@@ -675,6 +675,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     return found
 
 
+@shows_removed
 class Culprits(NamedTuple):
     """The predictors that are responsible for what is wrong on an example. It prints as a table.
 
