@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import RunStoppedError, brief, with_article
+from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
@@ -205,7 +206,7 @@ class Sheet:
     def begin(self, run: Any, around: str | None) -> str:
         """The key of an outermost run that begins, maybe by the code of a node in another one."""
         graph = run.program
-        program = (dspy.settings.get("caller_modules") or [graph])[0]
+        program = (dspy.settings.get(CALLERS) or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
             self.name_predictors(program)
@@ -224,7 +225,7 @@ class Sheet:
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
         scope = (root, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
@@ -582,8 +583,8 @@ def observe(
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again = program, again
     sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
-        sheet.trace = dspy.settings.trace
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
+        sheet.trace = dspy.settings[TRACE]
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
@@ -679,6 +680,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     return found
 
 
+@shows_removed
 class Culprits(NamedTuple):
     """The predictors that are responsible for what is wrong on an example. It prints as a table.
 
