@@ -21,7 +21,7 @@ import dspy
 
 from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
-from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
@@ -210,7 +210,7 @@ class Sheet:
             self.name_predictors(program)
             here, caller = executing.get(), None
             if around is not None and here is not None:
-                *outer, execution = here.id.split("/")
+                *outer, execution = Address.parse(here.id).inside
                 caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
             root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
