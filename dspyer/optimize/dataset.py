@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 import dspy
@@ -47,8 +48,8 @@ def dataset(
 
     Returns:
         An example for each completed run, the oldest first, with `with_inputs` of what the run got. A run is left out
-        if a field has no value, if the program redacts an input or a field of it, or if its class is not known in this
-        process; a warning in the log says how many were.
+        if a field has no value, if the program redacts an input or a field of it, or if it cannot be read, also since
+        its class is not known in this process; a warning in the log says how many were.
 
     Raises:
         TypeError: if `archive` is none.
@@ -68,27 +69,27 @@ def dataset(
     if not isinstance(given, Archive):
         kind = with_article(type(given).__name__)
         raise TypeError(f"dataset takes an Archive, and got {brief(given)}, {kind}: write dspyer.Archive(store)")
-    wanted = [info.run_id for info in _listed(archive, graph=graph, since=since, until=until, status="completed")][::-1]
+    wanted = {info.run_id for info in _listed(archive, graph=graph, since=since, until=until, status="completed")}
     by_thread: dict[str, list[RunInfo]] = {}
     for info in reversed([*_listed(archive, since=since)]):  # corrections are runs, too, and may have come later
         by_thread.setdefault(info.thread, []).append(info)
-    found: dict[str, dspy.Example] = {}
+    found: list[tuple[float, dspy.Example]] = []
     left_out = 0
     for name, infos in by_thread.items():
-        for records in _with_edits(archive, name, infos, {*wanted}):
+        for records in _with_edits(archive, name, infos, wanted):
             _check(records[0], gold)
             example = _example(records, gold)
             left_out += example is None
             if example is not None and (example[CORRECTED] or not corrected):
-                found[records[0].run_id] = example
+                found.append((records[0].started, example))
     if left_out:
         logger.warning(
             "optimize.dataset: %s left out, which have no value of %s that may be used: it was not written, is "
-            "redacted as an input may be, or is of a class that is not known here",
+            "redacted as an input may be, is damaged, or is of a class that is not known here",
             "1 run is" if left_out == 1 else f"{count_of(left_out, 'run')} are",
             list_names(gold.values()),
         )
-    return [found[run] for run in wanted if run in found]
+    return [example for _, example in sorted(found, key=lambda one: one[0])]
 
 
 def _listed(archive: Archive, **chosen: Any) -> Iterator[RunInfo]:
@@ -105,16 +106,16 @@ def _with_edits(archive: Archive, name: str, infos: Sequence[RunInfo], wanted: s
     found: list[Record] = []
     with suppress(ThreadError):  # the thread was deleted meanwhile
         thread = archive.thread(name)
-        for info in infos:
-            if not found and info.run_id not in wanted:
-                continue
-            record = thread.record(info.run_id)
-            if found and record.steps[0].kind == "edit":
-                found.append(record)
-                continue
-            if found:
-                yield found
-            found = [record] if info.run_id in wanted and record.steps[0].kind != "edit" else []
+        for _, same in groupby(infos if any(info.run_id in wanted for info in infos) else (), lambda one: one.started):
+            # In one millisecond, the order of lists is any; the labels of a thread count its runs.
+            for record in sorted([thread.record(one.run_id) for one in same], key=lambda one: (len(one.id), one.id)):
+                is_edit = any(step.kind == "edit" for step in record.steps[:1])
+                if found and is_edit:
+                    found.append(record)
+                    continue
+                if found:
+                    yield found
+                found = [record] if record.run_id in wanted and not is_edit else []
     if found:
         yield found
 
@@ -123,6 +124,8 @@ def _example(records: Sequence[Record], gold: Mapping[str, str]) -> dspy.Example
     """The example of a run with its edits; None if a value is missing, or must not be used."""
     run, last = records[0], records[-1]
     settled = [step.id for step in last.steps if step.parent is None and step.commit is not None and not step.branch]
+    if not settled or any(step.status == "unreadable" for record in records for step in record.steps):
+        return None
     held = last.fields(settled[-1])
     begin = run.steps[0].wrote.items()  # `by`: an earlier run of the thread has given it
     inputs = {name: one.value for name, one in begin if name in run.graph.inputs and one.by is None}
