@@ -184,7 +184,8 @@ def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequ
         return result is not None and result.verdict == "right"
 
     def is_given(key: str, sheet: Sheet) -> bool:
-        return key == metric.goal and sheet.prediction is not None and any(one.key == key for one in sheet.values)
+        ends = key == metric.goal and sheet.prediction is not None
+        return ends and any(one.field == metric.goal.rpartition(".")[2] for one in sheet.values)
 
     right = [is_right(at, run) for at, (run, _) in enumerate(found)]
     room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
