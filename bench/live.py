@@ -1,19 +1,29 @@
 """Live fields: 50 agents, 5,000 posts, no store. `python -m bench.live` prints what one post costs.
 
-Each agent posts 100 times and reads what all others have posted, so that there are 245,000 deliveries too.
+Each agent posts 100 times and reads what all others have posted, so that there are 245,000 deliveries too. And
+messages to a thread in SQLite, alone and beside a run that works, with a row written by hand as the rival.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 import time
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, live, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, agents, live, reducers
+from dspyer.testing import ScriptedLM
 
 AGENTS, POSTS = 50, 100
+MESSAGES = 300
 
 
 class Pad(BaseModel):
@@ -66,6 +76,58 @@ def measure(listening: bool, asynchronous: bool) -> tuple[float, float]:
     return seconds, sum(took)
 
 
+@contextmanager
+def working(program: Any, works: bool) -> Iterator[None]:
+    """A block beside which another thread of the store runs an agent again and again, in this process."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            program.thread("other").run({"question": "Why?"})
+
+    thread = threading.Thread(target=work)
+    if works:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if works:
+            thread.join()
+
+
+def by_hand_in(folder: str) -> Callable[[str], object]:
+    """Writes a text as a row of its own to a file of the same kind."""
+    connection = sqlite3.connect(Path(folder) / "rows.db", isolation_level=None)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("create table rows (text)")
+    return lambda text: connection.execute("insert into rows values (?)", (text,))
+
+
+def milliseconds(act: Callable[[str], object]) -> float:
+    """The median of what one message takes."""
+    took = []
+    for number in range(MESSAGES):
+        began = time.perf_counter()
+        act(f"message {number}")
+        took.append(time.perf_counter() - began)
+    return 1000 * median(took)
+
+
+def messages() -> None:
+    """Prints what `thread.send` takes, and a row that is written by hand to the same kind of file."""
+    submit = {"next_thought": "", "tool_calls": {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}}
+    lm = ScriptedLM(lambda prompt: submit)
+    for works in (False, True):
+        with TemporaryDirectory() as folder:
+            program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=str(Path(folder) / "runs.db"))
+            program.thread("t").run({"question": "What?"})
+            with working(program, works):
+                sent, row = milliseconds(program.thread("t").send), milliseconds(by_hand_in(folder))
+        beside = "beside a run" if works else "alone"
+        print(f"  {beside:<13} send {sent:5.2f} ms, a row by hand {row:5.2f} ms ({sent / row:.1f} x)")
+
+
 def main() -> None:
     """Prints the best of three for both drivers."""
     print(f"{AGENTS} live agents, {AGENTS * POSTS:,} posts, no store; the whole run, microseconds for each post")
@@ -76,6 +138,8 @@ def main() -> None:
             each = 1e6 / (AGENTS * POSTS)
             alone = f", ctx.post itself {posting * each:.1f}" if asynchronous else ""
             print(f"  {'tasks' if asynchronous else 'threads':<8} {what:<13} {seconds * each:6.1f}{alone}")
+    print(f"{MESSAGES} messages to a thread in SQLite, the median of one")
+    messages()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 from pydantic import BaseModel
 
-from bench.simulated_lms import KINDS, Conventions, Step, chance
+from bench.simulated_lms import DESKS, KINDS, Conventions, Step, chance
 from dspyer import END, START, Graph, optimize
 
 VISITS = 3  # of the step in the loop
@@ -296,10 +296,12 @@ def rounds_known(example: Any, step: Step, inputs: Mapping[str, Any]) -> Mapping
     return items_known(example, step, inputs)
 
 
-def items_known(example: Any, step: Step, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def items_known(example: Any, step: Step, inputs: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The right values around a call in a program with a map: the item is known by its text."""
     if step.name == "note":
         return {"item": inputs["item"], "note": example.gold_notes[example["items"].index(inputs["item"])]}
+    if step.name in DESKS and example.get("gold_desk", step.name) != step.name:  # it should not have run
+        return None
     columns = {key.removeprefix("gold_"): value for key, value in example.items() if key.startswith("gold_")}
     last = example.get("gold_values")
     return {"question": example.question, **columns, **({} if last is None else {"worked": last[-1]})}

@@ -9,97 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import agents, errors, events, inspector, lms, optimize, policies, record, reducers, search, stores
-    from dspyer.archive.archive import Archive
-    from dspyer.budget import Budget
-    from dspyer.display.progress import progress
-    from dspyer.errors import DspyerError, short_error
-    from dspyer.events import Commit, MergedConflict, Question
-    from dspyer.failure import Failure
-    from dspyer.graph.builder import Graph
-    from dspyer.layers.attempts import Retry
-    from dspyer.layers.breakpoints import Breakpoints
-    from dspyer.layers.conversations import Conversations
-    from dspyer.message_list import remove
-    from dspyer.messages import Messages, from_chat, to_chat
-    from dspyer.nodes.attempt import Peer
-    from dspyer.nodes.context import Context, LiveEntry
-    from dspyer.nodes.node import Command, Send
-    from dspyer.nodes.options import Cache
-    from dspyer.patch import DELETE, Replace
-    from dspyer.policies import Conflict, prefer
-    from dspyer.reducers import Updates
-    from dspyer.runtime.program import CompiledGraph
-    from dspyer.runtime.run import Run
-    from dspyer.scheduler.topology import END, START
-    from dspyer.schema.fields import Kept, Live, live
-    from dspyer.schema.limits import limit
-    from dspyer.state import ImmutableState
-    from dspyer.templates import Fill, fill
-    from dspyer.threads.thread import Thread
-    from dspyer.values.freezing import register_value_type
-    from dspyer.views import Delta, Entry, View, view
+    from dspyer import agents as agents, errors as errors, events as events, inspector as inspector, lms as lms
+    from dspyer import optimize as optimize, policies as policies, record as record, reducers as reducers
+    from dspyer import search as search, stores as stores
+    from dspyer.archive.archive import Archive as Archive
+    from dspyer.budget import Budget as Budget
+    from dspyer.display.progress import progress as progress
+    from dspyer.errors import DspyerError as DspyerError, short_error as short_error
+    from dspyer.events import Commit as Commit, MergedConflict as MergedConflict, Question as Question
+    from dspyer.failure import Failure as Failure
+    from dspyer.graph.builder import Graph as Graph
+    from dspyer.layers.attempts import Retry as Retry
+    from dspyer.layers.breakpoints import Breakpoints as Breakpoints
+    from dspyer.layers.conversations import Conversations as Conversations
+    from dspyer.message_list import remove as remove
+    from dspyer.messages import Messages as Messages, from_chat as from_chat, to_chat as to_chat
+    from dspyer.nodes.attempt import Peer as Peer
+    from dspyer.nodes.context import Context as Context, LiveEntry as LiveEntry
+    from dspyer.nodes.node import Command as Command, Send as Send
+    from dspyer.nodes.options import Cache as Cache
+    from dspyer.patch import DELETE as DELETE, Replace as Replace
+    from dspyer.policies import Conflict as Conflict, prefer as prefer
+    from dspyer.reducers import Updates as Updates
+    from dspyer.runtime.program import CompiledGraph as CompiledGraph
+    from dspyer.runtime.run import Run as Run
+    from dspyer.scheduler.topology import END as END, START as START
+    from dspyer.schema.fields import Kept as Kept, Live as Live, live as live
+    from dspyer.schema.limits import limit as limit
+    from dspyer.state import ImmutableState as ImmutableState
+    from dspyer.templates import Fill as Fill, fill as fill
+    from dspyer.threads.thread import Thread as Thread
+    from dspyer.values.freezing import register_value_type as register_value_type
+    from dspyer.views import Delta as Delta, Entry as Entry, View as View, view as view
 
 __version__ = "0.5.0"
-
-__all__ = [
-    "DELETE",
-    "END",
-    "START",
-    "Archive",
-    "Breakpoints",
-    "Budget",
-    "Cache",
-    "Command",
-    "Commit",
-    "CompiledGraph",
-    "Conflict",
-    "Context",
-    "Conversations",
-    "Delta",
-    "DspyerError",
-    "Entry",
-    "Failure",
-    "Fill",
-    "Graph",
-    "ImmutableState",
-    "Kept",
-    "Live",
-    "LiveEntry",
-    "MergedConflict",
-    "Messages",
-    "Peer",
-    "Question",
-    "Replace",
-    "Retry",
-    "Run",
-    "Send",
-    "Thread",
-    "Updates",
-    "View",
-    "agents",
-    "errors",
-    "events",
-    "fill",
-    "from_chat",
-    "inspector",
-    "limit",
-    "live",
-    "lms",
-    "optimize",
-    "policies",
-    "prefer",
-    "progress",
-    "record",
-    "reducers",
-    "register_value_type",
-    "remove",
-    "search",
-    "short_error",
-    "stores",
-    "to_chat",
-    "view",
-]
 
 _HOMES = {
     "dspyer.archive.archive": ("Archive",),
@@ -133,6 +76,13 @@ _HOMES = {
     "dspyer.views": ("Delta", "Entry", "View", "view"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_NAMES = [*_HOME_OF, "agents", "errors", "events", "inspector", "lms", "optimize", "policies", "record", "reducers"]
+_NAMES += ["search", "stores"]
+
+# Type checkers take no list that is made: to them, what is imported `as` itself is public.
+if not TYPE_CHECKING:
+    # Constants, then classes, then functions and modules.
+    __all__ = sorted(_NAMES, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
 # PEP 562. Each name is imported when it is first asked for: a program that only reads a store imports no DSPy.
@@ -140,7 +90,7 @@ _ON_THEIR_OWN = ("migrate", "serve", "testing")  # they need more than dspyer do
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _NAMES:
         hint = f" before this line: import dspyer.{name}" if name in _ON_THEIR_OWN else ""
         raise AttributeError(f"module 'dspyer' has no attribute {name!r}{hint}")
     home = _HOME_OF.get(name)
@@ -150,4 +100,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_NAMES})

@@ -76,6 +76,9 @@ REMOVED: dict[str, str] = {
     "ArchivedThread.timeline": "thread.report(), or the page of dspyer inspect",
     "optimize.cache": "add_node(cache=True), for functions; DSPy's cache has the LM calls",
     **{f"Thread.{n}(abandon=)": f"thread.{n}(inputs, if_open='abandon')" for n in ("run", "arun", "stream", "astream")},
+    "Live.__call__(show_reads=)": "program.stream(inputs, reads=True), whose events Read say who reads which fields",
+    **{f"{n}.__init__(clock=)": "with dspyer.testing.clock() as time: leases go by it" for n in ("Memory", "SQLite")},
+    "reducers.each": "reducers.conversations for messages by key, or a function (current, update) -> new",
     "errors.CallLimitError": "Budget(node_calls=...) stops a run with a BudgetError",
 }
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
@@ -844,6 +847,30 @@ def annotate(error: BaseException, note: str) -> None:
     if note not in getattr(error, "__notes__", ()):
         with suppress(AttributeError, TypeError):
             error.add_note(note)
+
+
+class noting:  # noqa: N801 - used as a function: `with noting(...)`
+    """A block whose exceptions get a note.
+
+    Example:
+        >>> with noting("in the rule"):
+        ...     raise ValueError("odd")
+        Traceback (most recent call last):
+        ValueError: odd
+        in the rule
+    """
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: str) -> None:
+        self._note = note
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            annotate(error, self._note)
 
 
 def drop_tracebacks(error: BaseException) -> None:

@@ -765,25 +765,6 @@ class Posted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Event):
-    """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`.
-
-    `seq` is the arrival number of the post.
-    """
-
-    field: str
-    node: str
-    branch: BranchPath
-    execution: str
-    seq: int
-    author: str
-
-    def label(self) -> str:
-        """Return what happened in a few words."""
-        return f"read what {self.author} had posted to {self.field}"
-
-
-@dataclass(frozen=True, slots=True)
 class LiveConflict(Event):
     """A node has written to a live field without having read what another node had written there.
 
@@ -811,7 +792,7 @@ class LiveConflict(Event):
 
 _BUILT_IN = frozenset((
     *(RunStarted, NodeStarted, Committed, Forked, Joined, ConflictFound, NodeFailed, AttemptFailed, Asked, RunEnded),
-    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, Heard, LiveConflict, Numbered, Read),
+    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, LiveConflict, Numbered, Read),
 ))  # fmt: skip
 
 

@@ -242,16 +242,6 @@ def is_within(execution: str, outer: str) -> bool:
     return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))
 
 
-def index_of_id(commit: str) -> int:
-    """The index of a commit on its branch; of a manual commit, that of the commit before it. Of no id it raises.
-
-    Example:
-        >>> index_of_id("1.0:2"), index_of_id("trunk:3+1")
-        (2, 3)
-    """
-    return int(commit.rpartition(":")[2].partition("+")[0])
-
-
 def id_order(execution: str) -> list[tuple[int, str]]:
     """A key that sorts `trunk:2` before `trunk:10`."""
     # Every second part is a number. `isdigit` would take a superscript for one.

@@ -15,12 +15,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from dspyer import reducers
 from dspyer.message_list import COVERS, TURN, check_chat, valid_message
-from dspyer.values.frozen import thaw
+from dspyer.patch import Replace
+from dspyer.reducers import Updates
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
@@ -288,6 +290,16 @@ def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], req
     turns = [message[TURN] for message in messages if isinstance(message.get(TURN), Mapping)]
     turns = [turn for turn in turns if all(name in turn for name in required)]
     return [{name: value for name, value in turn.items() if not fields or name in fields} for turn in turns]
+
+
+def messages_in(update: Any) -> Iterator[FrozenDict[str, Any]]:
+    """The messages that an update of a conversation adds or replaces."""
+    found = update.frozen if isinstance(update, Replace) else update
+    if isinstance(found, FrozenDict):
+        yield found
+    elif isinstance(found, Updates | FrozenList):
+        for part in found.updates if isinstance(found, Updates) else found.raw_items():
+            yield from messages_in(part)
 
 
 def warning_message(warning: str) -> dict[str, Any]:

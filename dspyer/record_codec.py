@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
@@ -69,29 +69,23 @@ class _Field(NamedTuple):
     marks: tuple[Any, ...] = ()
 
 
-def encode(record: Any, *, omit_defaults: bool = False, omit: Collection[str] = ()) -> dict[str, Any]:
+def encode(record: Any) -> dict[str, Any]:
     """Return the JSON form of a record: its fields and properties.
-
-    Args:
-        record: the record.
-        omit_defaults: leave out fields that equal their default, and the properties: `decode` needs neither.
-        omit: names of more fields to leave out.
 
     Example:
         >>> from dspyer.events import FieldShape
-        >>> encode(FieldShape("n", "int", limit_kb=2.0), omit_defaults=True)
-        {'name': 'n', 'type': 'int', 'limit_kb': 2.0}
+        >>> encode(FieldShape("n", "int", limit_kb=2.0))["limit_kb"]
+        2.0
     """
     cls: Any = type(record)
-    if omit_defaults:
-        found: dict[str, Any] = short_encoder(cls, tuple(omit))(record)
-        return found
-    return {field.key: field.encode(getattr(record, field.name)) for field in fields_of(cls) if field.name not in omit}
+    return {field.key: field.encode(getattr(record, field.name)) for field in fields_of(cls)}
 
 
 @cache
 def short_encoder(cls: Any, omit: tuple[str, ...] = ()) -> Callable[[Any], dict[str, Any]]:
-    """Return the function that makes the JSON form of the records of a class without defaults, as `encode` says.
+    """Return the function that makes the short JSON form of the records of a class, which `decode` takes as well.
+
+    It has no properties, no fields that equal their default, and none of those to `omit`.
 
     It is compiled, since it runs for each step of a stored run. A value of another class than the default differs from
     it: True is not 1. A mapping of any class equals its default.

@@ -21,11 +21,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from dataclasses import replace as derived
 from typing import Any, NamedTuple, get_args, get_origin
 
 from dspyer import message_list
-from dspyer.errors import NodeOutputError, brief
+from dspyer.errors import NodeOutputError, brief, missing_in
 from dspyer.hints import signature_of, without_none
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.patch import Updates as Updates
@@ -40,7 +40,7 @@ __all__ = [
     "add_messages",
     "append",
     "conversation",
-    "each",
+    "conversations",
     "extend",
     "increment",
     "log",
@@ -71,9 +71,8 @@ class Reducer:
             a reducer.
         parts: the parts that an update adds, as (key, part): items of a list, keys of a mapping, the amount added to a
             sum; the key is None where parts have none. None if updates have no parts.
-        kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
-        parts_of_value: the parts of a whole value, as (key, part). None where the type of the value determines them:
-            the keys of a mapping, items without keys of anything else.
+        kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`. A whole value of
+            messages or members has the parts that it has as an update; of others, its type says what they are.
         append_only: whether nodes can neither replace nor reset the field.
         keyed: how to find values by key, where a later value replaces an earlier one with the same key: sibling
             branches that put different values under one key conflict there. None if nothing is replaced by key.
@@ -95,7 +94,6 @@ class Reducer:
     folds: bool = True
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     kind: str = "items"
-    parts_of_value: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     append_only: bool = False
     keyed: Keyed | None = None
     appends: bool = False
@@ -180,8 +178,6 @@ class Reducer:
         return self.fold(frozen, freeze(update))
 
     def __repr__(self) -> str:
-        if isinstance(self.function, partial) and self.function.func is _fold_each:
-            return f"reducers.each({self.function.args[0]!r})"
         return f"reducers.{self.name}" if BUILT_IN.get(self.name) is self else f"Reducer({self.name})"
 
     def __deepcopy__(self, memo: object) -> Reducer:
@@ -190,8 +186,6 @@ class Reducer:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if BUILT_IN.get(self.name) is self:
             return self.name  # pickled by reference, as a name of this module
-        if isinstance(self.function, partial) and self.function.func is _fold_each:
-            return each, self.function.args
         return Reducer, tuple(getattr(self, field.name) for field in fields(self))
 
 
@@ -265,6 +259,8 @@ def _items(update: Any) -> Iterable[tuple[Any, Any]]:
     return [(None, item) for item in (update.raw_items() if isinstance(update, FrozenList) else update)]
 
 
+_LOG_HINT = "log takes one item; for several return Updates(*items)"
+
 append = Reducer(
     "append",
     _append,
@@ -275,17 +271,7 @@ append = Reducer(
     parts=_as_one_part,
     appends=True,
 )
-log = Reducer(
-    "log",
-    _append,
-    _EMPTY_LIST,
-    _any_update,
-    _item_type("log"),
-    hint="log takes one item; for several return Updates(*items)",
-    parts=_as_one_part,
-    append_only=True,
-    appends=True,
-)
+log = derived(append, name="log", append_only=True, update_type=_item_type("log"), hint=_LOG_HINT)
 extend = Reducer(
     "extend",
     _extend,
@@ -376,7 +362,6 @@ union = Reducer(
     _check_union,
     lambda annotation: set[_type_arguments(annotation, "union", set, frozenset)[0]],  # type: ignore[misc]  # as above
     parts=_members,
-    parts_of_value=_members,
     kind="members",
 )
 
@@ -398,21 +383,48 @@ add_messages = Reducer(
     message_list.assign_ids,
     parts=message_list.parts,
     kind="messages",
-    parts_of_value=message_list.parts,
     keyed=Keyed(message_list.find, message_list.make_update, message_list.without),
 )
-conversation = Reducer(
-    "conversation",
-    message_list.add_new,
-    _EMPTY_LIST,
-    message_list.check_chat,
-    _messages_type,
-    message_list.assign_ids,
-    parts=message_list.parts,
-    kind="messages",
-    parts_of_value=message_list.parts,
+conversation = derived(
+    add_messages,
+    name="conversation",
+    function=message_list.add_new,
+    check=message_list.check_chat,
+    keyed=None,
     append_only=True,
     appends=True,
+)
+
+
+# --- conversations: a conversation under each key
+
+
+def _fold_by_key(current: FrozenDict[Any, Any], update: FrozenDict[Any, Any]) -> FrozenDict[Any, Any]:
+    for key, messages in update.raw_items():
+        current = current.set(key, conversation.fold(current.raw(key, DELETE), messages))
+    return current
+
+
+def _check_by_key(update: Any) -> None:
+    if not isinstance(update, Mapping):
+        raise _refused("conversations", "a dict of messages by key", update, 'return for example {"key": message}')
+    for messages in update.values():
+        message_list.check_chat(messages)
+
+
+def _type_by_key(annotation: Any) -> Any:
+    key, value = _type_arguments(annotation, "conversations", dict)
+    return dict[key, _messages_type(value)]  # type: ignore[misc, valid-type]  # a type made at run time
+
+
+def _assign_ids_by_key(update: Any, commit_id: str, current: Any) -> dict[Any, Any]:
+    values = current if isinstance(current, FrozenDict) else FrozenDict()
+    items = update.raw_items() if isinstance(update, FrozenDict) else update.items()
+    return {key: message_list.assign_ids(value, commit_id, values.raw(key, DELETE)) for key, value in items}
+
+
+conversations = Reducer(
+    "conversations", _fold_by_key, FrozenDict(), _check_by_key, _type_by_key, _assign_ids_by_key, append_only=True
 )
 
 
@@ -423,115 +435,15 @@ min = Reducer("min", builtins.min, DELETE, _any_update, without_none)  # noqa: A
 max = Reducer("max", builtins.max, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.max`
 
 
-# --- each: mappings whose values have a reducer
-
-
-@lru_cache(maxsize=256)
-def each(reducer: Reducer | Callable[[Any, Any], Any]) -> Reducer:
-    """A reducer of a mapping that folds each of its values with another reducer.
-
-    An update is a mapping from keys to updates of their values. A key that it does not name keeps its value. A new key
-    starts with the empty value of the other reducer; with `min`, `max` and functions the first update is the value.
-
-    Args:
-        reducer: the reducer of the values, or a function `(current, update) -> new`.
-
-    Returns:
-        The reducer of the mapping.
-
-    Raises:
-        TypeError: if it is no reducer, or one with which two branches may write different values for one place
-            (`patch`, `replace`, `update`, `add_messages`): at a join, one of the values would be lost.
-
-    Example:
-        >>> notes = each(append)
-        >>> notes({"north": ["calm"]}, {"north": "windy", "south": "rain"})["north"]
-        FrozenList(['calm', 'windy'])
-    """
-    inner = Reducer.of(reducer)
-    if not inner.folds or inner.keyed is not None:
-        advice = {
-            "replace": "reducers.update sets keys, and reports two branches that set one key differently",
-            "patch": "a field without a reducer merges mappings, and reports two branches that differ",
-            "update": "a field without a reducer merges mappings of mappings, and reports two branches that differ",
-            "add_messages": "use each(conversation), whose messages are only added",
-        }.get(inner.name, "give the values a reducer that keeps every update")
-        raise TypeError(f"each({inner.name}): {advice}")
-    return Reducer(
-        f"each({inner.name})",
-        partial(_fold_each, inner),
-        FrozenDict(),
-        partial(_check_each, inner),
-        None if inner.update_type is None else partial(_each_type, inner),
-        None if inner.assign_ids is None else partial(_assign_ids_each, inner),
-        hint=inner.hint,
-        append_only=inner.append_only,
-    )
-
-
-def _fold_each(inner: Reducer, current: FrozenDict[Any, Any], update: FrozenDict[Any, Any]) -> FrozenDict[Any, Any]:
-    for key, value in update.raw_items():
-        current = current.set(key, inner.fold(current.raw(key, DELETE), value))
-    return current
-
-
-def _check_each(inner: Reducer, update: Any) -> None:
-    if not isinstance(update, Mapping):
-        raise _refused(f"each({inner.name})", "a dict of updates by key", update, 'return for example {"key": update}')
-    for key, value in update.items():
-        if value is DELETE or isinstance(value, (Replace, Updates)):
-            raise NodeOutputError(
-                f"reducer 'each({inner.name})' takes one update for the key {key!r}, not {brief(value)}; return "
-                "Replace({...}) with the whole dict, or several updates as Updates({...}, {...})"
-            )
-        if inner.check is not None:
-            inner.check(value)
-
-
-def _each_type(inner: Reducer, annotation: Any) -> Any:
-    key, value = _type_arguments(annotation, f"each({inner.name})", dict)
-    assert inner.update_type is not None  # else there would be no type of updates
-    update = inner.update_type(value)
-    return dict[key, update]  # type: ignore[valid-type]  # a type made at run time
-
-
-def _assign_ids_each(inner: Reducer, update: Any, commit_id: str, current: Any) -> dict[Any, Any]:
-    values = current if isinstance(current, FrozenDict) else FrozenDict()
-    assign: Any = inner.assign_ids
-    items = update.raw_items() if isinstance(update, FrozenDict) else update.items()
-    return {key: assign(value, commit_id, values.raw(key, DELETE)) for key, value in items}
-
-
 BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
-    {
-        reducer.name: reducer
-        for reducer in (
-            patch,
-            replace,
-            append,
-            log,
-            extend,
-            update,
-            increment,
-            union,
-            add_messages,
-            conversation,
-            min,
-            max,
-        )
-    }
+    {reducer.name: reducer for reducer in list(vars().values()) if isinstance(reducer, Reducer)}
 )
 """The built-in reducers by name."""
 
+__getattr__ = missing_in(__name__)
+
 WITH_PARTS = ", ".join([name for name, reducer in BUILT_IN.items() if reducer.parts is not None])
 """The names of those that keep what each update has brought apart, for errors."""
-
-
-def built_in(name: str) -> Reducer | None:
-    """Return the reducer of the library with this name, such as `each(append)`; None for that of a function."""
-    # By the name that rows have: a reader may have another schema, or none.
-    inner = built_in(name[5:-1]) if name.startswith("each(") else None
-    return each(inner) if inner is not None and inner.folds and inner.keyed is None else BUILT_IN.get(name)
 
 
 # --- shared by the checks and types above

@@ -93,13 +93,6 @@ ComputedInput = Fill | RunValue
 # --- filling
 
 
-class FilledText(NamedTuple):
-    """A template with values in it, and the names that had one."""
-
-    text: str
-    used: tuple[str, ...]
-
-
 def names_in(text: str) -> tuple[str, ...]:
     """The names that a text is filled with, each once, in order.
 
@@ -115,11 +108,13 @@ def is_template(text: str) -> bool:
     return "{" in text and _PLACEHOLDER.search(text) is not None
 
 
-def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
-    """Puts values into a text, in one pass. A name for which `value_of` returns None stays as it is.
+def fill_text(text: str, value_of: Callable[[str], str | None]) -> tuple[str, tuple[str, ...]]:
+    """A text with values in it, put there in one pass, and the names that had one.
+
+    A name for which `value_of` returns None stays as it is.
 
     Example:
-        >>> fill_text("{a}, {b}, {{a}}", {"a": "{b}"}.get).text
+        >>> fill_text("{a}, {b}, {{a}}", {"a": "{b}"}.get)[0]
         '{b}, {b}, {a}'
     """
     used: dict[str, None] = {}  # a dict as an ordered set
@@ -134,7 +129,7 @@ def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
         used[name] = None
         return value
 
-    return FilledText(_PLACEHOLDER.sub(replace, text), tuple(used))
+    return _PLACEHOLDER.sub(replace, text), tuple(used)
 
 
 # --- the templates of a node

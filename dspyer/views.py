@@ -24,9 +24,9 @@ from dspyer.errors import GraphError, InputError, UnsetFieldError, brief
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
-from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new, unattributed_parts
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import is_number
 
 ViewForm = Literal["values", "text", "entries", "history", "frozen"]
@@ -208,7 +208,7 @@ class View:
         given: Any = count
         if given is not None and (not callable(given) or iscoroutinefunction(given)):
             raise GraphError(f"view(...).fit(count={given!r}): it takes a function of a text that is not async")
-        return self._with("fit", _whole_number("fit", tokens), count=count)
+        return self._with("fit", _whole_number("fit", tokens), counter=count)
 
     def turns(self, count: int) -> View:
         """Selects the last turns of a conversation: messages of assistants, each with the results of its tool calls.
@@ -255,16 +255,11 @@ class View:
             raise GraphError(f"view(...).then({fn!r}): it takes a function of a list of Entry that is not async")
         return self._with("then", fn, tuple(_further_parameters(fn).items()))
 
-    def _with(
-        self,
-        name: str,
-        argument: Any = None,
-        fields: tuple[tuple[str, bool], ...] = (),
-        count: Callable[[str], float] | None = None,
-    ) -> View:
+    def _with(self, *step: Any, **more: Any) -> View:
+        added = ViewStep(*step, **more)
         if self.last_step == "then":
-            raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{name}(...) before it")
-        return View(self.field, (*self.steps, ViewStep(name, argument, fields, count)))
+            raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{added.name}(...) before it")
+        return View(self.field, (*self.steps, added))
 
     @property
     def needs_parts(self) -> bool:
@@ -451,13 +446,17 @@ def select_parts(
     return found
 
 
-def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
-    """The parts that a view without filters selects of a value whose authors are not known."""
-    # Authors are not known here: steps by author were refused when the graph was built.
+def select_plain_parts(view: View, value: Any, kind: str) -> tuple[str, list[FieldPart]]:
+    """The parts that a view selects of a value whose authors are not known, and the kind of these parts."""
+    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last" and kind != "messages":
+        # Cut the list before its parts are made: `last(3)` of a long list then costs three parts.
+        value = value[-view.steps[0].argument :]
+    kind, parts = unattributed_parts(value, kind)
     found = list(parts)
+    # Steps by author were refused when the graph was built.
     for step in view.steps:
         found = _apply_step(step, kind, found, "", None)
-    return found
+    return kind, found
 
 
 def _apply_step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "__main__": "make_command",
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
-    "agents.arrivals": "Attempt Inbox LivePosts SENT",
+    "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
         "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
@@ -15,11 +15,12 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "SubgraphNode plan_inputs program_step selected to_json values_of values_of_prediction with_valid_text"
+        "BoundNode SubgraphNode TwoWays messages_in plan_inputs program_step selected values_of_prediction "
+        "with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
-        "problem_texts refusal_text reject_steps source_class step_count steps_since"
+        "problem_texts refusal_text reject_steps source_class step_count steps_since to_json values_of"
     ),
     "agents.tools": (
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
@@ -47,12 +48,12 @@ NOT_YET: dict[str, str] = {
     "executors.call": (
         "CallOptions Executing Inside KeptPrediction LMRecorder Outcome Request RunLink Spends append_to_trace "
         "current_gate end_of executing executing_id find_resource id_prefix layers_around may_raise "
-        "parameter_names prices_here rejected_copy result_of subscriber subscribers task_signal walk_parameters"
+        "parameter_names prices_here result_of subscriber subscribers task_signal walk_parameters"
     ),
-    "executors.pickling": "HOLDING RECORDS reduce_program",
+    "executors.pickling": "HOLDING RECORDS REJECTED reduce_program rejected_copy",
     "executors.task": (
-        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REJECTED REQUEST Request Steps "
-        "call_async executing record_lm_calls subscribing with_own_adapters"
+        "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps call_async "
+        "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",

@@ -288,8 +288,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="ids_in_sessions_collide",
         file="dspyer/reducers.py",
-        old="return {key: assign(value, commit_id, values.raw(key, DELETE)) for key, value in items}",
-        new="return {key: assign(value, commit_id, DELETE) for key, value in items}",
+        old="return {key: message_list.assign_ids(value, commit_id, values.raw(key, DELETE)) for key, value in items}",
+        new="return {key: message_list.assign_ids(value, commit_id, DELETE) for key, value in items}",
         loss="In a mapping of conversations the message of a later run gets the id of an earlier one, and is refused.",
         tests=("tests/test_reducers.py",),
     ),
@@ -360,7 +360,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="session_shared_by_tools",
         file="dspyer/agents/tool_action.py",
-        old='session = f"{self.tool}/{inputs.pop(SESSION)}"',
+        old='session = f"{self.name}/{inputs.pop(SESSION)}"',
         new='session = f"{inputs.pop(SESSION)}"',
         loss="Two sub-agents with a session of one name would continue each other's conversation.",
         tests=("tests/agents/test_subagents.py", "tests/agents"),
@@ -416,8 +416,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="key_with_other_inputs_accepted",
         file="dspyer/threads/keyed_runs.py",
-        old="if known is not None and not {*self._of_first_run}.intersection(known):",
-        new="if known is not None and not self._of_first_run:",
+        old="if known is not None and not {*self._digests}.intersection(known):",
+        new="if known is not None and not self._digests:",
         loss="an idempotency key that is used for another request silently returns the result of the first",
         tests=("tests/threads/test_keyed_runs.py", "tests/threads"),
     ),
@@ -528,10 +528,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="gepa_edits_suspects_beside_culprits",
         file="dspyer/optimize/gepa.py",
-        old="if not one.culprits and suspects and not set(suspects) & set(selected):",
-        new="if suspects and not set(suspects) & set(selected):",
-        loss="GEPA edits a node that may be right, though the culprit of the run is known",
-        tests=("tests/optimize/test_gepa_insides.py", "tests/optimize"),
+        old="if not fault.known and suspects and selected.keys().isdisjoint(suspects):",
+        new="if not fault.known and suspects:",
+        loss="GEPA edits a node that may be right, though another suspect of the same run is edited already",
+        tests=("tests/optimize/test_gepa.py", "tests/optimize"),
     ),
     Fault(
         name="moved_contents_accepted",
@@ -568,8 +568,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="post_repeated_by_a_later_attempt",
         file="dspyer/layers/live.py",
-        old="        if key in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it",
-        new="        if not key:",
+        old="                if not live.has(key):",
+        new="                if key:",
         loss="an attempt after a retry, a crash or a question posts all again, and readers get each post twice",
         tests=("tests/live/test_live_attempts.py", "tests/live"),
     ),

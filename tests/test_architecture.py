@@ -312,7 +312,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "nodes.context.EntrySource": "a run without live fields has the base class, the subclass the posts of a live one",
     "nodes.attempt.AttemptHost": "a node that is called without a run has the base class, the subclass is the run",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
-    "nodes.field_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }
 
@@ -389,12 +388,11 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",
     ("inspector.serving", "':' in host"): "an address of IPv6",
-    ("optimize.run_judge", "path.partition('.')[0].partition('[')"): "the path of a predictor in a program",
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
     ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
-    ("log.message_log", "'/' not in path"): "the path of an agent in a program",
+    ("log.time_travel", "'/' not in path"): "the path of an agent in a program",
     ("stores.postgres", "user.partition(':')"): "user:password",
     ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",
     ("testing.prompt", "'[' not in type_.removeprefix('Literal[').removeprefix('Union[Literal[')"): "a type",

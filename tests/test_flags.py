@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Graph, agents, live, migrate, serve
+from dspyer import END, START, Graph, agents, migrate, serve
 from dspyer.stores import Memory, open_store
 from tests.rows import each
 
@@ -34,7 +34,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "tool 'size': effect": lambda: agents.tool(size, effect=NO),
     "live": lambda: program().run({"text": "a"}, live=NO),
     "tokens": lambda: program().stream({"text": "a"}, tokens=NO),
-    "show_reads": lambda: live(show_reads=NO),
     "validate": lambda: migrate.from_langgraph(None, validate=NO),
     "recover": lambda: serve.router(program(":memory:"), thread=lambda request, name: name, recover=NO),
     "read_only": lambda: open_store(":memory:", read_only=NO),

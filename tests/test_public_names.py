@@ -81,11 +81,11 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.migrate.langgraph_report.LangGraphReport",  # as `explain_langgraph(graph)`
         "dspyer.migrate.langgraph_report.LMNode",  # as an item of its `lm_calls`
-        "dspyer.optimize.gepa_stats.GEPAStats",  # as `gepa.stats`
-        "dspyer.optimize.gepa_stats.NodeTuning",  # as `gepa.stats.nodes`
+        "dspyer.optimize.gepa.GEPAStats",  # as `gepa.stats`
+        "dspyer.optimize.gepa.PredictorTuning",  # as `gepa.stats.predictors`
+        "dspyer.optimize.headroom.FieldRoom",  # as `headroom(...).fields`
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
-        "dspyer.reducers.each",  # in a module of public names
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra

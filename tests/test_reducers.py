@@ -73,27 +73,12 @@ ROWS = [
     Row(reducers.patch, st.dictionaries(words, numbers), st.dictionaries(words, numbers | st.none()), {}),
     Row(reducers.replace, numbers, numbers),
     Row(
-        reducers.each(reducers.extend),
-        st.dictionaries(words, st.lists(words)),
-        st.dictionaries(words, st.lists(words)),
-        {},
-        regroups=True,
-    ),
-    Row(
-        reducers.each(reducers.conversation),
+        reducers.conversations,
         st.dictionaries(words, st.lists(said, unique_by=lambda each: each["id"])),
         st.dictionaries(words, st.lists(said)),
         {},
         regroups=True,
     ),
-    Row(
-        reducers.each(reducers.each(reducers.increment)),
-        st.dictionaries(words, st.dictionaries(words, numbers)),
-        st.dictionaries(words, st.dictionaries(words, numbers)),
-        {},
-        regroups=True,
-    ),
-    Row(reducers.each(reducers.append), st.dictionaries(words, st.lists(words)), st.dictionaries(words, words), {}),
     Row(Reducer.of(operator.add), st.lists(words), st.lists(words), [], regroups=True),
     Row(Reducer.of(lambda current, update: current * 2 + update), numbers, numbers),
 ]
@@ -141,41 +126,19 @@ def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.
     assert same(in_turn, at_once)
 
 
-@pytest.mark.parametrize("inner", [reducers.extend, reducers.append, reducers.max, reducers.conversation, operator.add])
-@given(data=st.data())
-def test_law_each_key_folds_like_a_field_of_its_own(inner: Any, data: st.DataObject) -> None:
-    one = {
-        reducers.append: words,
-        reducers.max: numbers,
-        reducers.conversation: st.lists(said),
-    }.get(inner, st.lists(words))
-    updates = data.draw(st.lists(st.dictionaries(words, one), max_size=4))
+@given(updates=st.lists(st.dictionaries(words, st.lists(said)), max_size=4))
+def test_law_each_key_folds_like_a_field_of_its_own(updates: Any) -> None:
     value: Any = DELETE
     alone: dict[str, Any] = {}
     for update in updates:
-        value = reducers.each(inner)(value, update)
-        alone |= {key: Reducer.of(inner)(alone.get(key, DELETE), part) for key, part in update.items()}
+        value = reducers.conversations(value, update)
+        alone |= {key: reducers.conversation(alone.get(key, DELETE), part) for key, part in update.items()}
     assert (value if updates else {}) == alone
 
 
-@pytest.mark.parametrize(
-    ("inner", "text"),
-    [
-        (reducers.replace, r"each\(replace\): reducers.update sets keys"),
-        (reducers.patch, r"each\(patch\): a field without a reducer merges"),
-        (reducers.update, r"each\(update\): a field without a reducer merges mappings of mappings"),
-        (reducers.add_messages, r"each\(add_messages\): use each\(conversation\)"),
-        (3, "3 is no reducer"),
-    ],
-)
-def test_each_refuses_reducers_that_would_lose_a_value_at_a_join(inner: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        reducers.each(inner)
-
-
-def test_each_in_a_graph_two_branches_write_one_key_and_new_keys() -> None:
+def test_conversations_by_key_two_branches_write_one_key_and_new_keys() -> None:
     class Pads(BaseModel):
-        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)] = {}
+        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.conversations] = {}
 
     def said_by(*names: str) -> Callable[[], dict[str, Any]]:
         return lambda: {"pads": {name: {"role": "user", "content": name} for name in names}}
@@ -196,7 +159,7 @@ def test_a_mapping_of_conversations_that_is_handed_from_run_to_run_loses_no_mess
     """The commits of both runs have the same ids."""
 
     class Pads(BaseModel):
-        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)] = {}
+        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.conversations] = {}
 
     said = {"pads": {"a": {"role": "user", "content": "hi"}}}
     graph = Graph(Pads, inputs=["pads"]).add_node("say", lambda: said, writes=["pads"])
@@ -210,8 +173,6 @@ def test_a_mapping_of_conversations_that_is_handed_from_run_to_run_loses_no_mess
     ("reducer", "update", "value"),
     [
         (reducers.append, "a", ["a"]),
-        (reducers.each(reducers.append), {"k": "a"}, {"k": ["a"]}),
-        (reducers.each(reducers.min), {"k": 3}, {"k": 3}),
         (reducers.extend, ["a"], ["a"]),
         (reducers.update, {"a": 1}, {"a": 1}),
         (reducers.increment, 2, 2),
@@ -261,13 +222,9 @@ def test_each_reducer_folds_as_documented(reducer: Reducer, current: Any, update
         (reducers.extend, None, "leave the field out to change nothing, or return DELETE to reset it"),
         (reducers.update, ["a"], "reducer 'update' takes a dict of the keys to set, not list ['a']"),
         (reducers.update, {"a": DELETE}, "Replace({...}) with the whole dict"),
-        (
-            reducers.each(reducers.append),
-            ["a"],
-            "reducer 'each(append)' takes a dict of updates by key, not list ['a']",
-        ),
-        (reducers.each(reducers.extend), {"k": "a"}, "reducer 'extend' takes a list of items, not str 'a'"),
-        (reducers.each(reducers.extend), {"k": DELETE}, "takes one update for the key 'k', not"),
+        (reducers.conversations, ["a"], "reducer 'conversations' takes a dict of messages by key, not list ['a']"),
+        (reducers.conversations, {"k": "a"}, "not str 'a'"),
+        (reducers.conversations, {"k": DELETE}, "not _Delete DELETE"),
         (reducers.increment, "5", "reducer 'increment' takes the amount to add, not str '5'"),
         (reducers.increment, True, "return a number"),
         (reducers.increment, None, "leave the field out"),
@@ -430,10 +387,9 @@ def test_objects_that_are_no_reducers_are_refused(thing: Any, text: str) -> None
         (reducers.union, frozenset[str], set[str]),
         (reducers.increment, int | None, int),
         (reducers.max, float, float),
-        (reducers.each(reducers.append), dict[str, list[int]], dict[str, int]),
-        (reducers.each(reducers.append), Any, dict[Any, Any]),
-        (reducers.each(reducers.append), list[int], TypeError),
-        (reducers.each(reducers.append), dict[str, int], TypeError),
+        (reducers.conversations, dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]),
+        (reducers.conversations, list[int], TypeError),
+        (reducers.conversations, dict[str, int], TypeError),
         (reducers.extend, str, TypeError),
         (reducers.append, dict[str, int], TypeError),
         (reducers.update, list[int], TypeError),
@@ -467,8 +423,4 @@ def test_reducers_can_be_copied_and_pickled() -> None:
         assert copy.deepcopy(reducer) is reducer
         assert pickle.loads(pickle.dumps(reducer)) is reducer
         assert repr(reducer) == f"reducers.{reducer.name}"
-    each = reducers.each(reducers.each(reducers.append))
-    assert pickle.loads(pickle.dumps(each)) is each
-    assert copy.deepcopy(each) is each
-    assert repr(each) == "reducers.each(reducers.each(reducers.append))"
     assert pickle.loads(pickle.dumps(Reducer.of(operator.add))) == Reducer.of(operator.add)

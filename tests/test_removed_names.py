@@ -12,7 +12,8 @@ from dspyer import errors, optimize
 from dspyer.archive.archived_thread import ArchivedThread
 
 CLASSES: dict[str, Any] = {name: getattr(dspyer, name) for name in dspyer.__all__}
-CLASSES |= {"ArchivedThread": ArchivedThread, "GEPA": optimize.GEPA}
+CLASSES |= {"ArchivedThread": ArchivedThread, "GEPA": optimize.GEPA, "reducers": dspyer.reducers}
+CLASSES |= {"Memory": dspyer.stores.Memory, "SQLite": dspyer.stores.SQLite}
 
 
 @pytest.mark.parametrize("row", errors.REMOVED)

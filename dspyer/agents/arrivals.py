@@ -15,11 +15,10 @@ from dspyer import Context, ImmutableState
 from dspyer.agents.conversation import MESSAGES, NEW
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import tool
-from dspyer.extend import Call, FrozenDict, FrozenList, freeze, full_id, text_of, thaw
+from dspyer.extend import Call, FrozenDict, FrozenList, freeze, text_of, thaw
 from dspyer.layers.inbox import Inbox
 from dspyer.layers.live import LivePosts
 from dspyer.messages import SENT
-from dspyer.nodes.attempt import Attempt
 
 SEEN = "seen"
 """The field that says how far an agent has read the posts to each field: the run that has the field, and the number."""
@@ -33,11 +32,11 @@ class Arrivals(NamedTuple):
 
     Attributes:
         messages: as its conversation gets them.
-        seen: how far it has then read posts; None if there is none.
+        seen: how far it has then read posts, as an update; empty if there is none.
     """
 
     messages: list[dict[str, Any]]
-    seen: dict[str, Any] | None = None
+    seen: Mapping[str, Any] = {}
 
     def shown(self, call: Call) -> Call:
         """A call whose conversation has the messages, so that the context and a shorter prompt hold for them."""
@@ -49,35 +48,27 @@ class Arrivals(NamedTuple):
         new = [freeze({**message, "id": f"{NEW}{place}"}) for place, message in enumerate(self.messages)]
         return call._replace(overlay=overlay.set(MESSAGES, before.plus(new)))
 
-    def before(self, updates: Mapping[str, Any], *more: dict[str, Any]) -> Mapping[str, Any]:
-        """The updates of the turn, with the messages, and `more` after them, before its own one."""
-        if not self.messages and not more and self.seen is None:
-            return updates
-        read = {} if self.seen is None else {SEEN: self.seen}
-        return {**updates, **read, MESSAGES: [*self.messages, *more, updates[MESSAGES]]}
-
 
 def arrivals(call: Call) -> Arrivals:
     """The messages that are new to the agent that takes a turn."""
     posts = call.layer(LivePosts)
     if posts is None:
         return Arrivals(unread_messages(call))
-    runs = _runs(call.context.delegate, posts)
-    seen = _seen(call.state, runs)
+    seen = _seen(call.state, posts.listens)
     found = posts.unread(_numbers(seen))
     # A conversation may go on in a new state, as that of a session does: it is not shown again what it has.
     messages = call.state.raw(MESSAGES).raw_items() if found and not seen else ()
     known = [message.raw(POSTED) for message in messages if POSTED in message]
     new = []
     for field, entry in found:
-        place = {"run": runs[field], "number": entry.seq}
+        place = {"run": posts.listens[field], "number": entry.seq}
         seen[field] = place
         if place not in known:
-            reducer = posts.schema.reducer(field)
+            reducer = posts.fields[field].reducer
             name = f"{field}.{entry.key}" if reducer is not None and reducer.kind == "keys" else field
             text = f"{name}: {text_of(entry.value)}"
             new.append({"role": "user", "name": entry.author, "content": text, POSTED: place})
-    return Arrivals([*new, *unread_messages(call)], seen if found else None)
+    return Arrivals([*new, *unread_messages(call)], {SEEN: seen} if found else {})
 
 
 def unread_messages(call: Call) -> list[dict[str, Any]]:
@@ -94,14 +85,8 @@ def unread_messages(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-def _runs(attempt: Attempt, posts: LivePosts) -> dict[str, str]:
-    """The runs to which the live fields belong that the agent shares with nodes around it: each numbers its posts."""
-    ids, depth = attempt.host.ids, posts.buffer.depth
-    return {field: full_id(ids.root, *ids.scope[: len(ids.scope) - depth[field]]) for field in posts.shared}
-
-
 def _seen(state: ImmutableState, runs: Mapping[str, str]) -> dict[str, Any]:
-    """The last post of each of these runs that an agent was shown, by field."""
+    """The last post of each of these runs that an agent was shown, by field: each run numbers its posts."""
     found: dict[str, Any] = thaw(state.raw(SEEN, FrozenDict()))
     return {field: place for field, place in found.items() if place["run"] == runs.get(field)}
 
@@ -127,7 +112,7 @@ def _wait_for_posts(ctx: Context) -> str:
         return NOTHING
     inbox = next((layer for layer in host.layers.of(attempt.node) if isinstance(layer, Inbox)), None)
     posts: LivePosts | None = host.together.posts
-    seen = {} if posts is None else _numbers(_seen(attempt.position.state, _runs(attempt, posts)))
+    seen = {} if posts is None else _numbers(_seen(attempt.position.state, posts.listens))
     while inbox is None or not inbox.waiting():
         if posts is None:
             return NOTHING

@@ -30,7 +30,7 @@ import dspy
 from dspy import Tool, ToolCallResults, ToolCalls
 
 from dspyer import Entry, View
-from dspyer.errors import InputError, NodeOutputError, annotate, brief
+from dspyer.errors import InputError, NodeOutputError, brief, noting
 from dspyer.extend import (
     Binding,
     Built,
@@ -376,11 +376,8 @@ class CallOfTurn(NamedTuple):
         # A render may change what it gets, and pieces are shared by all turns to come.
         args, value = copy.deepcopy((args, result.value))
         call = ShownCall(self.name, args, value, result.error, ages.get(self.id, 0), how.mode)
-        try:
+        with noting(f"in the render of the tool {self.name!r}"):
             value = how.renders[self.name](call)
-        except Exception as error:
-            annotate(error, f"in the render of the tool {self.name!r}")
-            raise
         return (value.args, value.value) if isinstance(value, ShownCall) else (call.args, value)
 
 
@@ -646,7 +643,7 @@ class Rendering:
 
     def _selected(self, selects: Callable[[Call], Any], call: Call) -> list[Mapping[str, Any]]:
         """The messages that the context selects: frozen ones of the conversation, and plain ones of a function."""
-        try:
+        with noting(f"in the context of {self.who}"):
             found = selects(call)
             if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
                 raise NodeOutputError(
@@ -657,9 +654,6 @@ class Rendering:
             messages = [item.value if isinstance(item, Entry) else item for item in found]
             # Frozen messages were checked when they were committed.
             check_chat([message for message in messages if not isinstance(message, FrozenDict)])
-        except Exception as error:
-            annotate(error, f"in the context of {self.who}")
-            raise
         return messages
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_origin
@@ -38,13 +38,12 @@ from dspyer.agents.settle import (
     FIRST_CALL,
     HAND_OFF,
     SETTLE,
-    ModeRules,
     build_begin,
     build_settle,
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, build_tool, max_result_problem
-from dspyer.agents.tools import as_tools
+from dspyer.agents.tools import AnyTool, Mode, Selection, as_tools, model_view
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import Schema, flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
@@ -63,7 +62,6 @@ OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_call
 """The names in the signature of the predictor of `dspy.ReActV2`."""
 
 
-Selection: TypeAlias = View | Callable[..., Any] | None
 Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | Literal[True] | None
 
 
@@ -139,10 +137,8 @@ def assemble(plan: AgentPlan) -> Graph:
     shown = _shown(plan, tools, predictors)
     inputs, compact = tuple(task.input_fields), given.compact
     graph.add_node(BEGIN, AgentPart(partial(build_begin, inputs, shown, compact), "add_task_to_messages"))
-    rules = {}
     for name, mode in plan.modes.items():
         own = frozenset(tool.name for tool in plan.tools[name])
-        rules[name] = ModeRules(tuple(mode.to), mode.route, mode.guard, own, shown[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         react = reacts[name]
@@ -161,8 +157,9 @@ def assemble(plan: AgentPlan) -> Graph:
         graph.add_edge(tool.name, SETTLE)
     after = END if given.check is None else CHECK
     submit = next(iter(reacts.values())).tools[SUBMIT]  # each mode has the same one
-    settle = partial(build_settle, submit, tuple(task.output_fields), rules, after, given.max_turns, compact)
-    decides = tuple([fn for rule in rules.values() for fn in (rule.route, rule.guard) if fn is not None])
+    modes = plan.modes, plan.tools, shown
+    settle = partial(build_settle, submit, tuple(task.output_fields), *modes, after, given.max_turns, compact)
+    decides = tuple([fn for mode in plan.modes.values() for fn in (mode.route, mode.guard) if fn is not None])
     graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
     if compact is not None:
         graph.add_node(
@@ -201,13 +198,8 @@ def _react(plan: AgentPlan, name: str) -> Any:
 
 
 def _handoff_tool(name: str, mode: Mode) -> Tool:
-    """The tool by which a model hands off to a mode."""
-
-    def hand_off() -> None:
-        """Never called: the node that ends the turn makes the handoff."""
-
-    desc = mode.desc or mode.instructions or f"Continue in the mode {name}."
-    return Tool(hand_off, name=f"{HAND_OFF}{name}", desc=desc)
+    """The tool by which a model hands off to a mode: the node that ends the turn makes the handoff."""
+    return model_view(f"{HAND_OFF}{name}", {}, {}, mode.desc or mode.instructions or f"Continue in the mode {name}.")
 
 
 # --- fields
@@ -343,58 +335,8 @@ def _command_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterato
                 )
 
 
-AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
-
 REACT = "react"
 """The one mode of a `tool_loop`; `dspy.ReActV2` calls its predictor so."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """One mode of an agent: what it is told, what it may call, and which modes may follow it.
-
-    Args:
-        instructions: what is added to the instructions of the signature; `{name}` is filled with a field at each call.
-        tools: what the model may call in this mode. A tool of several modes is one node.
-        to: the modes to which the model may hand off, by its tools `to_<mode>`, and tools by `Command(goto=...)`.
-        route: a pure function of fields that is called after each turn and decides before the model: it returns the
-            name of the next mode, also instead of an end, or None to let the model decide. Without `to` it may name
-            any mode.
-        guard: a pure function of fields. If it returns a false value, handoffs to this mode are refused, and the model
-            is shown the function's docstring.
-        context: selects the messages that the mode is shown, as in `tool_loop`; by default that of the agent.
-        config: settings of the LM, over those of the agent.
-        lm: the LM of the mode; by default that of the agent.
-        desc: what other modes are told about it; by default its instructions.
-
-    Example:
-        >>> Mode("Make a plan.", to=["work"]).to
-        ('work',)
-    """
-
-    instructions: str = ""
-    tools: Iterable[AnyTool] = ()
-    _: KW_ONLY
-    to: Iterable[str] = ()
-    route: Callable[..., str | None] | None = None
-    guard: Callable[..., object] | None = None
-    context: Selection = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    lm: dspy.BaseLM | None = None
-    desc: str = ""
-
-    def __post_init__(self) -> None:
-        for option, text in (("instructions", self.instructions), ("desc", self.desc)):
-            if not isinstance(text, str):
-                raise GraphError(f"Mode(..., {option}={brief(text)}): give a text")
-        given: Any = (self.to,) if isinstance(self.to, str) else self.to
-        names = tuple(given) if isinstance(given, Iterable) else (given,)
-        if not all(isinstance(name, str) for name in names):
-            raise GraphError(f"Mode(..., to={brief(given)}): give the names of modes, to=['work']")
-        object.__setattr__(self, "to", tuple(dict.fromkeys(names)))
-        object.__setattr__(self, "tools", _tool_list(self.tools))
-        if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
-            object.__setattr__(self, "config", dict(self.config))
 
 
 def tool_loop(
@@ -566,13 +508,6 @@ def _agent(
     }
     own = {name: tuple(specs[_key(tool)] for tool in mode.tools) for name, mode in modes.items()}
     return assemble(AgentPlan(dspy.ensure_signature(signature), modes, own, common, shows_mode))
-
-
-def _tool_list(tools: Any) -> tuple[Any, ...]:
-    # A set has another order in every process, and the order is part of the prompt.
-    if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
-        raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
-    return tuple(tools)
 
 
 def _check_types(signature: Any, modes: Mapping[str, Mode], common: AgentOptions) -> None:

@@ -149,7 +149,8 @@ class ModeNode(Node):
         """Take a turn. What has arrived, and a warning, come before the turn that they were shown to."""
         warning, new = warning_of(call), arrivals(call)
         reply = yield from self._turn(call, TurnPrompt(self.rendering, new.shown(call)), warning)
-        return reply._replace(updates=new.before(reply.updates, *([warning_message(warning)] if warning else ())))
+        before = [*new.messages, warning_message(warning)] if warning else new.messages
+        return reply._replace(updates={**reply.updates, **new.seen, MESSAGES: [*before, reply.updates[MESSAGES]]})
 
     def _turn(self, call: Call, prompt: TurnPrompt, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw(MESSAGES)
@@ -220,7 +221,7 @@ class ModeNode(Node):
             return tools
         value_of = Filler(call, None).text
         return [
-            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
+            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of)[0]})
             if tool.name in self.filled
             else tool
             for tool in tools

@@ -8,10 +8,10 @@ the functions of the author that it does call, are pure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspy import Tool
 from pydantic import ValidationError
@@ -37,8 +37,8 @@ from dspyer.agents.conversation import (
     tool_message,
     turns_since_task,
 )
-from dspyer.agents.tool_node import Approval, refused_by_dspy
-from dspyer.agents.tools import ask_user
+from dspyer.agents.tool_node import Approval, ToolSpec, refused_by_dspy
+from dspyer.agents.tools import Mode, ask_user
 from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
 from dspyer.events import Question
 from dspyer.extend import (
@@ -183,24 +183,6 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | N
 # --- settle
 
 
-class ModeRules(NamedTuple):
-    """The modes that may follow a mode, and what decides about it.
-
-    Attributes:
-        to: the modes to which the model and the tools may hand off.
-        route: the function that decides before the model; None for none.
-        guard: the function that says whether the mode may be entered by a handoff; None for always.
-        tools: the tools of the mode that are nodes.
-        shown: how the mode is shown results.
-    """
-
-    to: tuple[str, ...]
-    route: Callable[..., object] | None
-    guard: Callable[..., object] | None
-    tools: frozenset[str]
-    shown: Shown
-
-
 def _plan_rule(fn: Any, what: str, options: NodeOptions, problems: list[str]) -> BoundFunction | None:
     """A guard or a route, bound to the fields that it reads; what is wrong with it is added to `problems`."""
     if fn is None:
@@ -217,7 +199,9 @@ def _plan_rule(fn: Any, what: str, options: NodeOptions, problems: list[str]) ->
 def build_settle(
     submit: Tool,
     outputs: tuple[str, ...],
-    given: Mapping[str, ModeRules],
+    modes: Mapping[str, Mode],
+    tools: Mapping[str, tuple[ToolSpec, ...]],
+    shown: Mapping[str, Shown],
     after: str,
     max_turns: int,
     compact: Compact | None,
@@ -229,13 +213,14 @@ def build_settle(
     """
     problems: list[str] = []
     rules = {
-        mode: one._replace(
+        mode: replace(
+            one,
             route=_plan_rule(one.route, f"the route of mode {mode!r}", options, problems),
             guard=_plan_rule(one.guard, f"the guard of mode {mode!r}", options, problems),
         )
-        for mode, one in given.items()
+        for mode, one in modes.items()
     }
-    planned = plan_modes({mode: one.shown for mode, one in rules.items()}, options, compact)
+    planned = plan_modes(shown, options, compact)
     bound = [rule for one in rules.values() for rule in (one.route, one.guard) if isinstance(rule, BoundFunction)]
     found = [rule.reads for rule in bound if rule.reads is not None]
     names = (*planned.reads, HANDOFFS, *(field for one in found for field in one.values()))
@@ -250,6 +235,7 @@ def build_settle(
         goto=(*planned.goto, after),
         submit=submit,
         rules=rules,
+        tools=tools,
         modes=planned,
         after=after,
         max_turns=max_turns,
@@ -263,7 +249,8 @@ class SettleNode(Node):
 
     Attributes:
         submit: the tool that validates outputs.
-        rules: the modes, each with what may follow it, and with bound functions.
+        rules: the modes, whose functions are bound to fields.
+        tools: by mode, the tools that are nodes.
         modes: the modes as they are shown results, and when a summary comes before the next turn.
         after: where a branch goes when its outputs are accepted.
         max_turns: the most ordinary turns of a run.
@@ -272,7 +259,8 @@ class SettleNode(Node):
     bounded: bool = True
 
     submit: Tool
-    rules: Mapping[str, ModeRules]
+    rules: Mapping[str, Mode]
+    tools: Mapping[str, tuple[ToolSpec, ...]]
     modes: PlannedModes
     after: str
     max_turns: int
@@ -307,7 +295,7 @@ class SettleNode(Node):
                     target = to if refusal is None else target
                 results.append(_handoff_message(one, message, to, refusal))
             else:
-                known = one.name in self.rules[turn.mode].tools
+                known = one.name in [tool.name for tool in self.tools[turn.mode]]
                 # Of an unknown one dspy.ReActV2 says the same.
                 text = f"{one.name} ended without a result" if known else f"Unknown tool: {one.name}"
                 results.append(tool_message(one.id, one.name, text, True))
@@ -329,7 +317,7 @@ class SettleNode(Node):
     def _routed(self, mode: str, call: Call) -> str | None:
         """The mode that the author's function names; None to let the model decide."""
         route = self.rules[mode].route
-        found = None if route is None else route(call)
+        found: Any = None if route is None else route(call)
         if found is None:
             return None
         allowed = tuple(dict.fromkeys((mode, *(self.rules[mode].to or self.rules))))

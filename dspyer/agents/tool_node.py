@@ -31,28 +31,28 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, TypeAdap
 from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from dspyer import Fill, Retry, View, register_value_type
+from dspyer import Command, Fill, Retry, View, register_value_type
 from dspyer.agents.conversation import ARGS, HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
 from dspyer.agents.tool_action import (
-    BuiltAction,
     FunctionAction,
     ModuleAction,
     ProgramAction,
-    Recorded,
     ToolAction,
-    ToolInvocation,
     ToolOutcome,
+    by_dspy,
     plan_subagent,
+    recorded,
     storable,
 )
 from dspyer.errors import (
     InputError,
     NodeOutputError,
     NodeTimeoutError,
+    RouteError,
     always_raised,
-    annotate,
     brief,
     list_names,
+    noting,
     short_error,
 )
 from dspyer.events import AskedCall
@@ -84,9 +84,10 @@ from dspyer.lm.tracing import reject_steps, step_count, steps_since
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import asks_module, build_finder, found_problems, problem_texts
-from dspyer.nodes.function import NodeModules, permitted
+from dspyer.nodes.function import NodeModules, permitted, values_of
 from dspyer.nodes.options import OfGraph
 from dspyer.schema.fields import refusal_text
+from dspyer.values.json import to_json
 
 # The approval of a tool call: who asks, the question, and the answer.
 
@@ -125,14 +126,12 @@ class ApprovalRule:
 
     Attributes:
         condition: says whether to ask, with its parameters that get fields; None for always.
-        arguments: the parameters of the condition that get arguments of the call.
-        takes_all: whether it gets all arguments.
+        arguments: the parameters of the condition that get arguments of the call; None for all arguments.
         defaults: the arguments that a call may leave out, with their values.
     """
 
     condition: BoundFunction | None = None
-    arguments: tuple[str, ...] = ()
-    takes_all: bool = False
+    arguments: tuple[str, ...] | None = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def asks(self, call: Call, args: Mapping[str, Any]) -> bool:
@@ -141,7 +140,7 @@ class ApprovalRule:
             return True
         # A condition on an argument that the model left out must see what the tool will get.
         known = {**self.defaults, **args}
-        given = known if self.takes_all else {name: known.get(name) for name in self.arguments}
+        given = known if self.arguments is None else {name: known.get(name) for name in self.arguments}
         return bool(self.condition(call._replace(overlay=None), **given))
 
 
@@ -168,7 +167,7 @@ def plan_approval(
     rule = plan_function(approve, fields, name, options, problems, whole=True, hint=hint)
     problems += hidden_problems(approve, name, "decide by arguments and fields, and ask a model in a `check`")
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    return ApprovalRule(rule, own, signature.takes_all, defaults)
+    return ApprovalRule(rule, None if signature.takes_all else own, defaults)
 
 
 def answer_type(validate: Callable[[Mapping[str, Any]], object]) -> Any:
@@ -240,7 +239,7 @@ class ToolCheck:
         def find(_key: str) -> Script[list[Any]]:
             return list(self._verdict((yield from self.finder.script(inner)), inner, validate))
 
-        return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
+        return Verdict(*(yield recorded(f"{CHECK} of the call", find, call)))
 
     def _verdict(self, reply: Reply, call: Call, validate: Validate | None) -> Verdict:
         """The findings in the reply of the finder."""
@@ -278,25 +277,18 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     # What a module gives goes to no field of the agent: only what it reads is compared with these.
     schema = Schema.of(None) if is_module or is_model else options.schema
     own = NodeOptions(CHECK, schema, check, overlay=frozenset(SEEN))
-    problems += _unknown_inputs(check, options.schema, name) if is_module or is_model else []
     built = build_finder(
         check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in (module_io(check).outputs or ()) else {}
     )
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
-    return None if built.node is None else ToolCheck(built.node, name, options.name)
-
-
-def _unknown_inputs(check: Any, schema: Schema, name: str) -> list[str]:
-    """Required inputs of a module or model that is a check, besides fields and those that it is given."""
-    if isinstance(check, dspy.Module):
-        found = module_io(check)
-        needed = [one for one in found.inputs if one not in found.optional]
-    else:
-        needed = [one for one, info in check.model_fields.items() if info.is_required()]
-    unknown = [one for one in needed if one not in SEEN and one not in schema.fields]
-    given = f"and is given {list_names(SEEN)} and fields ({list_names(schema.fields)})"
-    return [f"{name}: it reads {list_names(unknown)}, {given}"] if unknown else []
+    if built.node is None:
+        return None
+    known = (*SEEN, *built.node.optional, *options.schema.fields)
+    if unknown := [field for field in (built.node.reads or {}).values() if field not in known]:
+        given = f"and is given {list_names(SEEN)} and fields ({list_names(options.schema.fields)})"
+        problems.append(f"{name}: it reads {list_names(unknown)}, {given}")
+    return ToolCheck(built.node, name, options.name)
 
 
 # The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.
@@ -424,11 +416,11 @@ def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
     """The node of a tool."""
     who = f"tool {options.name!r}"
     built = build_action(spec, options, who)
-    problems = list(built.problems)
+    action, problems = cast("ToolAction", built.node), [*built.problems, *built.unknown]
     approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
     check = plan_tool_check(spec.check, options, who, problems)
-    fields = (options.writes or {}) if built.fields is None else built.fields
-    reads, optional = dict(built.reads), built.optional
+    fields, templates = action.writes or {}, action.templates
+    reads, optional = dict(action.reads or {}), action.optional
     further = [] if check is None else [(check.finder.reads, check.finder.optional)]
     if approval is not None and approval.condition is not None:
         further.insert(0, approval.condition.binding.reading())
@@ -443,17 +435,17 @@ def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
     node = ToolNode(
         name=options.name,
         takes=frozenset([CALL]),
-        reads=built.templates.all_reads(reads),
-        optional=built.templates.optional_fields(reads, optional),
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, optional),
         writes={**fields, **own},
-        resources=built.resources,
-        templates=built.templates,
+        resources=action.resources,
+        templates=templates,
         reports_in=(MESSAGES,),
-        programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
+        programs=action.path[1:] if isinstance(action, ProgramAction) else (),  # with a check as well
         lasting=tuple([option for option, is_set in lasting.items() if is_set]),
         spec=spec,
         parsers=argument_parsers(spec.tool),
-        action=built.action,
+        action=action,
         approval=approval,
         check=check,
         readable=frozenset((options.reads or {}).values()),
@@ -520,10 +512,9 @@ class ToolNode(Node):
         found = Flaws(self.who, signature.problems)
         binding = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), found)
         taken = None if signature.takes_all or self.spec.tool.has_kwargs else frozenset(shown)
-        action = FunctionAction(fn, binding, is_async(fn), taken)
-        resources = {one.name: one.kind for one in binding.resources if not one.default}
+        action = FunctionAction(**binding.facts(), fn=fn, asynchronous=is_async(fn), taken=taken)
         spec = replace(self.spec, takes_key=False)
-        node = replace(self, action=action, resources=resources, programs=(), spec=spec)
+        node = replace(self, action=action, resources=action.resources, programs=(), spec=spec)
         found.without_sends()
         return found.built(node)
 
@@ -552,11 +543,8 @@ class ToolNode(Node):
         if self.check is None or isinstance(made, str) or made.error:
             return made, Verdict([])
         steps, edited = steps_since(before), call.context.delegate.edited
-        try:
+        with noting(f"in the {self.check.who}"):  # see `error_reply`
             verdict = yield from self.check.script(call, args if edited is None else edited, made.value, validate)
-        except Exception as error:
-            annotate(error, f"in the {self.check.who}")  # see `error_reply`
-            raise
         if verdict.problems:
             # What gave the refused result is no example for an optimizer.
             reject_steps(steps)
@@ -576,12 +564,46 @@ class ToolNode(Node):
         # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time. The run
         # of a program has records of its own.
         records = (self.spec.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
-        recorded = EFFECT if records else None
-        schema = call.program.graph.topology.schema
-        made = ToolInvocation(
-            self.spec.tool, self.who, self.action, parsed, schema, self.fields, recorded, self.spec.takes_key
-        )
-        return (yield from made.script(call))
+        call = call._replace(overlay=None)  # what a turn sends must not hide a field
+
+        def outcome(key: Mapping[str, str]) -> Script[ToolOutcome]:
+            # DSPy's callbacks do not see the key of the effect.
+            made = by_dspy(self.spec.tool, lambda **given: self.action.made(call, {**given, **key}), parsed)
+            return self._outcome((yield made, call), call, records)
+
+        def effect(key: str) -> Script[list[Any]]:
+            return list((yield from outcome({"key": key} if self.spec.takes_key else {})))
+
+        if not records:
+            return (yield from outcome({}))
+        return ToolOutcome(*(yield recorded(EFFECT, effect, call)))
+
+    def _outcome(self, returned: object, call: Call, records: bool) -> ToolOutcome:
+        """The outcome of what the tool returned. If that cannot be kept, no other call is made for a result.
+
+        Without a record, a `Command` that is none fails the node: nothing is lost, and the author mends it.
+        """
+        # What is known so far: if a later step fails, the update is kept, since the call has been made.
+        found = ToolOutcome(None, {})
+        try:
+            result = self.action.command(returned) if isinstance(self.action, ModuleAction) else returned
+            # A bare result is a command that writes nothing.
+            command = result if isinstance(result, Command) else Command(result=result)
+            update, whole = values_of(command.update, self.who, call.program.graph.topology.schema, self.fields)
+            if command.goto is not None and not isinstance(command.goto, str):
+                text = f"{self.who} returned Command(goto={command.goto!r}): a tool hands off to one mode, by its name"
+                raise RouteError(text)
+            if records:
+                to_json(freeze(dict(update)))  # an update that no store can hold could not be recorded
+            found = ToolOutcome(None, update, whole)
+            value = storable(command.result)
+            freeze(value)
+        except Exception as error:
+            if not records and isinstance(error, (NodeOutputError, RouteError)):
+                raise
+            action = "the call was made, and only its result is lost: find out what it did before you make it again"
+            return found._replace(value=short_error(error, step=self.name, action=action), error=True)
+        return found._replace(value=value, goto=command.goto)
 
     def _repeated(
         self, call: Call, args: Mapping[str, Any], first: ToolOutcome, found: Verdict
@@ -693,7 +715,7 @@ def _call_of(call: Call) -> dict[str, Any]:
 # --- building
 
 
-def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
+def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> Built:
     """The target of a tool."""
     # With a module as its check, what the program holds for the tool has two parts.
     path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
@@ -707,19 +729,21 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         return built._replace(problems=(*built.problems, problem))
     found = Flaws(who)
     binding = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), found)
-    reads, optional = binding.reading()
-    resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}
+    writes, facts = options.writes or {}, binding.facts()
     if not isinstance(spec.target, dspy.Module):
         fix = "make the module itself a tool, agents.tool({name}, name='...')"
-        found.without_sends().extend(hidden_problems(spec.target, who, fix))
-        action: ToolAction = FunctionAction(spec.target, binding, is_async(spec.target))
-        return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(found.problems))
+        found.problems += hidden_problems(spec.target, who, fix)
+        fn = spec.target
+        return found.built(FunctionAction(**facts, writes=writes, fn=fn, asynchronous=is_async(fn)))
     outputs = module_io(spec.target).outputs
-    templates = plan_templates([spec.target], options, reads or {}, found)
-    writes = () if spec.writes is None else tuple(options.writes or ())
-    action = ModuleAction(path, who, None if outputs is None else tuple(outputs), writes, binding, templates)
-    problems = tuple(found.without_sends())
-    return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, problems)
+    facts["templates"] = plan_templates([spec.target], options, facts["reads"], found)
+    action = ModuleAction(
+        **facts,
+        writes={} if spec.writes is None else writes,
+        path=path,
+        outputs=None if outputs is None else tuple(outputs),
+    )
+    return found.built(action, spec.target)
 
 
 MODULE = "module"

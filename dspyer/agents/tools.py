@@ -6,16 +6,16 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 import dspy
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
-from dspyer.agents.tool_action import SESSION, arguments_of, has_sessions
+from dspyer.agents.tool_action import SESSION, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, max_result_problem
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.extend import (
@@ -126,6 +126,65 @@ def tool(
     return found
 
 
+AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
+Selection: TypeAlias = View | Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode of an agent: what it is told, what it may call, and which modes may follow it.
+
+    Args:
+        instructions: what is added to the instructions of the signature; `{name}` is filled with a field at each call.
+        tools: what the model may call in this mode. A tool of several modes is one node.
+        to: the modes to which the model may hand off, by its tools `to_<mode>`, and tools by `Command(goto=...)`.
+        route: a pure function of fields that is called after each turn and decides before the model: it returns the
+            name of the next mode, also instead of an end, or None to let the model decide. Without `to` it may name
+            any mode.
+        guard: a pure function of fields. If it returns a false value, handoffs to this mode are refused, and the model
+            is shown the function's docstring.
+        context: selects the messages that the mode is shown, as in `tool_loop`; by default that of the agent.
+        config: settings of the LM, over those of the agent.
+        lm: the LM of the mode; by default that of the agent.
+        desc: what other modes are told about it; by default its instructions.
+
+    Example:
+        >>> Mode("Make a plan.", to=["work"]).to
+        ('work',)
+    """
+
+    instructions: str = ""
+    tools: Iterable[AnyTool] = ()
+    _: KW_ONLY
+    to: Collection[str] = ()
+    route: Callable[..., str | None] | None = None
+    guard: Callable[..., object] | None = None
+    context: Selection = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    lm: dspy.BaseLM | None = None
+    desc: str = ""
+
+    def __post_init__(self) -> None:
+        for option, text in (("instructions", self.instructions), ("desc", self.desc)):
+            if not isinstance(text, str):
+                raise GraphError(f"Mode(..., {option}={brief(text)}): give a text")
+        given: Any = (self.to,) if isinstance(self.to, str) else self.to
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if not all(isinstance(name, str) for name in names):
+            raise GraphError(f"Mode(..., to={brief(given)}): give the names of modes, to=['work']")
+        object.__setattr__(self, "to", tuple(dict.fromkeys(names)))
+        object.__setattr__(self, "tools", _tool_list(self.tools))
+        if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
+            object.__setattr__(self, "config", dict(self.config))
+
+
+def _tool_list(tools: Any) -> tuple[Any, ...]:
+    # A set has another order in every process, and the order is part of the prompt.
+    if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
+        raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
+    return tuple(tools)
+
+
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
     """The tools of an agent, from functions, `dspy.Tool`s, modules, programs, and what `tool` made of them.
 
@@ -225,7 +284,7 @@ def _describe(
     defaults = {one.name: own[one.name].default for one in shown if one.default}
     # What `**` takes, DSPy shows to the model as one argument.
     rest = [one for one in own.values() if signature.takes_all and one.kind is inspect.Parameter.VAR_KEYWORD]
-    view = _model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
+    view = model_view(name, hints, defaults, _doc_of(target) if desc is None else desc, rest=rest)
     return ToolSpec(name, view, target, hidden, frozenset(hints).difference(defaults), takes_key)
 
 
@@ -274,7 +333,7 @@ def _has_schema(annotation: Any) -> bool:
     return True
 
 
-def _model_view(
+def model_view(
     name: str,
     hints: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -365,7 +424,7 @@ def _describe_module(
         own = vars(type(module)).get("__doc__") if not type(module).__module__.startswith("dspy.") else None
         desc = own or (signature.instructions if signature is not None else "")
     problems += [f"tool {name!r}: {text}" for text in found.problems]
-    view = _model_view(name, hints, defaults, desc, arg_desc)
+    view = model_view(name, hints, defaults, desc, arg_desc)
     return ToolSpec(name, view, module, hidden, frozenset(hints).difference(defaults))
 
 
@@ -382,7 +441,7 @@ def _describe_program(
     who = f"tool {name!r}"
     hints: dict[str, Any] = {}
     told: dict[str, str] = {}
-    for one in arguments_of(program, reads):
+    for one in [one for one in program.graph.inputs if one in program.graph.required and one not in reads]:
         field = schema.fields.get(one)
         hints[one] = Any if field is None else field.annotation
         if field is not None and field.info.description:
@@ -400,7 +459,7 @@ def _describe_program(
     if problems:
         return ToolSpec(name, NO_TOOL, program)
     own = None if schema.model is None else vars(schema.model).get("__doc__")
-    view = _model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
+    view = model_view(name, hints, {SESSION: ""}, (own or "") if desc is None else desc, told)
     return ToolSpec(name, view, program, required=required)
 
 

@@ -28,7 +28,7 @@ OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
 NAMES = 1_000
-"""Names of threads that are searched for one like a name that no thread has."""
+"""Names of threads among which one is looked for that is like a name that no thread has."""
 
 BATCH = 256
 """Runs that are read at once where not each of them is wanted."""
@@ -187,10 +187,7 @@ class Archive:
             >>> Archive(store).due(), Archive(store).due(at=datetime.now() + timedelta(hours=2))
             ([], ['t-42'])
         """
-        if limit is not None and (isinstance(limit, bool) or int(limit) != limit or limit < 1):
-            raise ValueError(f"limit={limit!r}: give the most names, 1 or more, or None for all")
-        if not isinstance(graph, str | None):
-            raise TypeError(f"graph={graph!r}: give a name")
+        _check(1 if limit is None else limit, graph=graph)
         return due_threads(self._reader.store, graph, _seconds("at", at))[:limit]
 
     def thread(self, name: str) -> ArchivedThread:
@@ -214,12 +211,8 @@ class Archive:
         check_thread_name(name)
         store = self._reader.store
         if store.thread(name) is None:
-            known = store.threads(limit=NAMES + 1)
-            count = "no" if not known else len(known) if len(known) <= NAMES else f"more than {NAMES:,}"
-            if len(known) > NAMES:  # of a large store, only those that begin alike
-                known = store.threads(after=name[: len(name) // 2], limit=NAMES)
-            near = suggestion(name, known) or f" It has {count} thread{'s' * (count != 1)}."
-            raise ThreadError(f"no thread {name!r} in {store.address!r}.{near}")
+            near = suggestion(name, store.threads(after=name[: len(name) // 2], limit=NAMES))  # those that begin alike
+            raise ThreadError(f"no thread {name!r} in {store.address!r}.{near or ' archive.threads() lists them.'}")
         return ArchivedThread(self._reader, name)
 
     def close(self) -> None:
@@ -246,11 +239,7 @@ class Archive:
             raise ValueError(
                 f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
             )
-        if int(query.limit) != query.limit or query.limit < 1:
-            raise ValueError(f"limit={query.limit!r}: a page has at least one run")
-        for option, name in (("graph", query.graph), ("thread", query.thread)):
-            if not isinstance(name, str | None):
-                raise TypeError(f"{option}={name!r}: give a name")
+        _check(query.limit, graph=query.graph, thread=query.thread)
         # No store holds more runs than an index of SQLite or PostgreSQL can count.
         query = query._replace(limit=min(query.limit, 2**31))
         found: list[tuple[RunPlace, RunInfo]] = []
@@ -290,6 +279,15 @@ class Archive:
         except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
             failures = (unreadable(error),)
         return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
+
+
+def _check(limit: int, **names: str | None) -> None:
+    """Raise for a number of runs that is none, and for names that are no texts."""
+    if isinstance(limit, bool) or int(limit) != limit or limit < 1:
+        raise ValueError(f"limit={limit!r}: give a whole number, 1 or more")
+    for option, name in names.items():
+        if not isinstance(name, str | None):
+            raise TypeError(f"{option}={name!r}: give a name")
 
 
 def _seconds(option: str, time: datetime | None) -> float | None:

@@ -11,7 +11,6 @@ from functools import cache, wraps
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from dspyer import __version__
@@ -47,42 +46,19 @@ REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportErro
 Function = Callable[..., str | None]
 """A command. If it made a run, it returns how that ended: the name of an `ExitCode`."""
 
-COMMANDS: dict[str, tuple[Function, ...]] = {
-    "Look at stored runs": (
-        commands.runs,
-        commands.threads,
-        commands.due,
-        commands.show,
-        commands.log,
-        commands.diff,
-        commands.blame,
-        commands.stats,
-        commands.graph,
-        commands.inspect,
-    ),
-    "Run a program": (commands.run, commands.resume, commands.rerun, commands.stop),
-    "Change threads": (commands.copy, commands.prune, commands.export, commands.load),
-}
-
-
-class CommandsByUse(TyperGroup):
-    """The group of all commands, whose help lists them by what they are for."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as in the base class
-        """Write the sections of commands; called by the help."""
-        width = max(map(len, self.commands))
-        for title, functions in COMMANDS.items():
-            with formatter.section(title):
-                names = [function.__name__ for function in functions]
-                rows = [(name.ljust(width), self.commands[name].get_short_help_str(200)) for name in names]
-                formatter.write_dl(rows)
+COMMANDS: tuple[Function, ...] = (
+    *(commands.runs, commands.threads, commands.due, commands.show, commands.log, commands.diff, commands.blame),
+    *(commands.stats, commands.graph, commands.inspect),
+    *(commands.run, commands.resume, commands.rerun, commands.stop),
+    *(commands.copy, commands.prune, commands.export, commands.load),
+)
+"""In the order of the help: what looks at stored runs, what runs a program, what changes threads."""
 
 
 def make_app() -> typer.Typer:
     """The app with all commands."""
     app = typer.Typer(
         name="dspyer",
-        cls=CommandsByUse,
         help="Run dspyer programs, and look at the runs that a store keeps.",
         epilog=EXIT_CODES,
         no_args_is_help=True,
@@ -91,9 +67,8 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=app.info.help)(_options)
-    for functions in COMMANDS.values():
-        for function in functions:
-            app.command(function.__name__)(_guarded(with_groups(function)))
+    for function in COMMANDS:
+        app.command(function.__name__)(_guarded(with_groups(function)))
     return app
 
 

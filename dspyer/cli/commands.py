@@ -36,7 +36,6 @@ from dspyer.cli.summaries import (
     print_execution,
     print_messages,
     print_names,
-    print_result,
     print_run,
     print_runs,
     print_values,
@@ -144,15 +143,14 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import failed_calls, items_and_answers, json_of, messages_of
+    from dspyer.cli.store_access import facts_of, failed_calls, json_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
             _show_step(t, commit, run, prompts, common)
             return
-        info, (items, answers) = t.info(run).to_dict(), items_and_answers(t, run)
-        messages = messages_of(t, run)
+        info, items, answers, messages = facts_of(t, run)
         if common.as_json:
             info |= {"items": [one.to_dict() for one in items], "answers": answers, "messages": messages}
             write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
@@ -185,15 +183,15 @@ def log(
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first; otherwise the newest.")] = False,
 ) -> None:
     """List the commits of a thread, the newest first."""
-    from dspyer.cli.store_access import commits_of, unreadable_in
+    from dspyer.cli.store_access import commits_of
 
     with common.archive() as archive:
-        found, more = commits_of(archive.thread(thread), run, inside, first, count, newest=not oldest)
+        found, more, problem = commits_of(archive.thread(thread), run, inside, first, count, newest=not oldest)
         common.show_all(found, print_commits, "no commits")
         if more is not None:
             note(f"there are more: --first {more}")
         # At the end: what can be read was printed, and the exit code tells that something cannot.
-        if problem := next(filter(None, map(unreadable_in, found)), None):
+        if problem is not None:
             raise StoreError(problem)
 
 
@@ -284,10 +282,32 @@ def inspect(
 
         loaded = program_on(program, common)
     with common.archive(loaded) as archive, suppress(KeyboardInterrupt):
-        serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say, warn=note)
+        serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say)
 
 
 # --- run a program
+
+
+class ThreadRunOptions(NamedTuple):
+    """The options of a run on a thread, with the names that `Thread.run` has for them."""
+
+    if_open: Annotated[
+        Literal["refuse", "amend", "abandon"],
+        typer.Option("--if-open", help="What to do with an open run: refuse the inputs, add them to it, or leave it."),
+    ] = "refuse"
+    take_over: TakeOverOption = False
+    on_conflict: Annotated[
+        Literal["raise", "wait"], typer.Option("--on-conflict", help="What to do while another run owns the thread.")
+    ] = "raise"
+    lock_timeout: Annotated[
+        float, typer.Option("--lock-timeout", metavar="SECONDS", help="Most seconds to wait for the thread.")
+    ] = 60.0
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="ID", help="The id of the request: given again, it resumes or shows the run it began."
+        ),
+    ] = None
 
 
 def run(
@@ -295,6 +315,7 @@ def run(
         str, typer.Argument(metavar="MODULE:NAME", help="The program; the current folder is importable.")
     ],
     spending: BudgetOptions,
+    on_thread: ThreadRunOptions,
     common: CommonOptions,
     inputs: Annotated[
         str | None,
@@ -303,23 +324,6 @@ def run(
     thread: Annotated[
         str | None, typer.Option("--thread", metavar="NAME", help="Run on this thread; otherwise nothing is stored.")
     ] = None,
-    if_open: Annotated[
-        Literal["refuse", "amend", "abandon"],
-        typer.Option("--if-open", help="What to do with an open run: refuse the inputs, add them to it, or leave it."),
-    ] = "refuse",
-    take_over: TakeOverOption = False,
-    on_conflict: Annotated[
-        Literal["raise", "wait"], typer.Option("--on-conflict", help="What to do while another run owns the thread.")
-    ] = "raise",
-    lock_timeout: Annotated[
-        float, typer.Option("--lock-timeout", metavar="SECONDS", help="Most seconds to wait for the thread.")
-    ] = 60.0,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="ID", help="The id of the request: given again, it resumes or shows the run it began."
-        ),
-    ] = None,
 ) -> str:
     """Run a program, on a thread or without a store."""
     given = parse_object("--input", inputs)  # refused before the import below, which takes a second
@@ -327,33 +331,15 @@ def run(
     from dspyer.cli.programs import budget_of, load_program, play, program_on
 
     budget = budget_of(spending)
-    options = {
-        "--if-open": if_open != "refuse",
-        "--take-over": take_over,
-        "--on-conflict": on_conflict != "raise",
-        "--key": key is not None,
-    }
     if thread is None:
-        if wrong := next((name for name, is_given in options.items() if is_given), None):
-            raise UsageError(f"{wrong} is about a thread: give --thread")
+        wrong = [name for name, one in on_thread._asdict().items() if one != on_thread._field_defaults[name]]
+        if wrong:
+            raise UsageError(f"--{wrong[0].replace('_', '-')} is about a thread: give --thread")
         loaded = load_program(program)
-        return print_result(play(lambda: loaded.run(given, budget=budget), loaded), common)
+        return play(lambda: loaded.run(given, budget=budget), common, loaded)
     loaded = program_on(program, common, create=True)
     t = loaded.thread(thread)
-    played = play(
-        lambda: t.run(
-            given,
-            key=key,
-            budget=budget,
-            if_open=if_open,
-            take_over=take_over,
-            on_conflict=on_conflict,
-            lock_timeout=lock_timeout,
-        ),
-        loaded,
-        t,
-    )
-    return print_result(played, common)
+    return play(lambda: t.run(given, budget=budget, **on_thread._asdict()), common, loaded, t)
 
 
 def resume(
@@ -400,7 +386,7 @@ def resume(
         max_resumes=max_resumes,
         allow_changed_graph=allow_changed_graph,
     )
-    return print_result(play(again, loaded, t), common)
+    return play(again, common, loaded, t)
 
 
 def rerun(
@@ -417,7 +403,7 @@ def rerun(
     budget = budget_of(spending)
     loaded, t = thread_of(program, thread, common)
     again = lambda: t.rerun(version_of(commit), budget=budget, take_over=take_over)  # noqa: E731
-    return print_result(play(again, loaded, t), common)
+    return play(again, common, loaded, t)
 
 
 def stop(thread: ThreadArgument, program: ProgramOption, common: CommonOptions) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
-from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
+from dspyer.cli.store_access import NO_STORE, open_to_write
+from dspyer.cli.summaries import print_result
 from dspyer.cli.terminal import note
 from dspyer.display import RunInfo
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
@@ -28,7 +29,7 @@ FORM = "a program is named as module:name, for example app:program"
 
 def program_on(name: str, common: CommonOptions, create: bool = False) -> CompiledGraph:
     """The program at `module:name`, on the store of a command, or else on the store that it was compiled with."""
-    store = None if common.store is None else (open_or_create if create else open_existing)(common)
+    store = None if common.store is None else open_to_write(common, create)
     program = load_program(name, store)
     if program._store is None:
         raise UsageError(NO_STORE)
@@ -43,8 +44,14 @@ def load_program(name: str, store: Store | None = None) -> CompiledGraph:
     """
     found = _found(name)
     if not isinstance(found, CompiledGraph | Graph) and callable(found) and not isinstance(found, type):
-        with stdout_apart():
-            found = _called(name, found)
+        try:
+            with stdout_apart():
+                found = found()
+        except (Exception, SystemExit) as error:
+            raise _failed(name, error) from error
+        if isinstance(found, Coroutine):
+            found.close()
+            raise UsageError(f"{name!r} is an async function: name a function that returns the program without await")
     if isinstance(found, Graph):
         return found.compile(store=store)
     if isinstance(found, CompiledGraph):
@@ -78,17 +85,6 @@ def _found(name: str) -> Any:
             near = suggestion(part, [other for other in vars(found) if not other.startswith("_")])
             raise UsageError(f"module {module_name!r} has no {path!r}.{near}")
         found = getattr(found, part)
-    return found
-
-
-def _called(name: str, function: Any) -> Any:
-    try:
-        found = function()
-    except (Exception, SystemExit) as error:
-        raise _failed(name, error) from error
-    if isinstance(found, Coroutine):
-        found.close()
-        raise UsageError(f"{name!r} is an async function: name a function that returns the program without await")
     return found
 
 
@@ -144,22 +140,11 @@ def budget_of(spending: BudgetOptions) -> Budget | None:
     return None if spending == BudgetOptions() else Budget(**spending._asdict())
 
 
-class Played(NamedTuple):
-    """A run that a command has made.
+def play(start: Callable[[], Run], common: CommonOptions, program: CompiledGraph, thread: Thread | None = None) -> str:
+    """Make a run, with its progress on a terminal, and show it with its outputs; return how it ended.
 
-    Attributes:
-        record: the JSON form of its `RunInfo`, and of its outputs; these are None if it is not completed.
-        status: how it ended, `"stopped"` if a signal or `sys.exit()` has stopped it.
-    """
-
-    record: dict[str, Any]
-    status: str
-
-
-def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None = None) -> Played:
-    """The run that `start` makes, with its progress on a terminal.
-
-    stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does.
+    stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does, and so does
+    `sys.exit()`.
     """
     # Schedulers and containers end a process by SIGTERM: its run stops like at Ctrl-C, and a resume continues it.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -189,4 +174,5 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
     outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
-    return Played({**info, "outputs": outputs}, status)
+    common.show({**info, "outputs": outputs}, print_result)
+    return status

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.display import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Answer, Commit
+from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
@@ -59,15 +59,14 @@ def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
     return calls
 
 
-def items_and_answers(t: ArchivedThread, run: str | None) -> tuple[list[Items], list[dict[str, Any]]]:
-    """The items of the maps that a run has reached, and the answers to its questions."""
-    record = t.record(run)
-    return maps_of(record), [one.to_dict() for one in record.answers()]
+Dicts = list[dict[str, Any]]
 
 
-def messages_of(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
-    """The messages that the turns of a run have taken, each with its commit, and those that no turn has taken."""
-    return [*t.record(run).messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
+    """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
+    info, record = t.info(run).to_dict(), t.record(run)
+    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+    return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:
@@ -94,48 +93,33 @@ def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[s
     raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
 
 
-UNREADABLE = "unreadable"
-
-
 def commits_of(
     t: ArchivedThread, run: str | None, inside: str | None, first: int | None, count: int, *, newest: bool
-) -> tuple[list[dict[str, Any]], int | None]:
-    """The JSON form of a page of commits, and the version with which the next page begins; None for the last page."""
-    if inside is not None:
-        found = t.history(version_of(inside), run=run)
+) -> tuple[list[dict[str, Any]], int | None, str | None]:
+    """The JSON form of a page of commits, each with the answers that its node got.
+
+    Also the version with which the next page begins, None for the last page; and why one of them cannot be read.
+    """
+    if inside is None:
+        found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
+    else:  # these have no pages
+        found = t.history(version_of(inside), run=run)[:: -1 if newest else 1]
         if not found:
             t.at(version_of(inside))  # raises if there is no such commit
-        return _commit_dicts(t, reversed(found) if newest else found), None
-    found = t.history(run=run, first=first, count=count + 1, newest=newest)  # one more tells whether there is one
-    more = found[count].version if len(found) > count else None
-    return _commit_dicts(t, found[:count]), more
-
-
-def _commit_dicts(t: ArchivedThread, commits: Iterable[Commit]) -> list[dict[str, Any]]:
-    """The JSON form of commits, each with the answers that its node got."""
+        count = len(found)
     given: dict[str, list[Answer]] = {}
     for answer in t.answers:
         executions = Address.parse(answer.question.execution).inside
         for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
             name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
             given.setdefault(name, []).append(answer)
-    return [
-        {**_commit_dict(commit), "answers": [one.to_dict() for one in given.get(commit.id, ())]} for commit in commits
-    ]
-
-
-def _commit_dict(commit: Commit) -> dict[str, Any]:
-    """The JSON form of a commit; if its patch cannot be read, with the reason as its patch."""
-    found = commit.to_dict()
-    if isinstance(commit.patch, UnreadablePatch):
-        found["patch"] = {"$type": UNREADABLE, "value": commit.patch.error}
-    return found
-
-
-def unreadable_in(commit: Mapping[str, Any]) -> str | None:
-    """The reason why the patch of a commit cannot be read; None if it can."""
-    patch = commit["patch"]
-    return patch["value"] if isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE else None
+    shown, problem = [], None
+    for commit in found[:count]:
+        shown.append({**commit.to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]})
+        if isinstance(commit.patch, UnreadablePatch):
+            shown[-1]["patch"] = {"$type": "unreadable", "value": commit.patch.error}
+            problem = problem or commit.patch.error
+    return shown, found[count].version if len(found) > count else None, problem
 
 
 def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,31 +127,22 @@ def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encode_update(update) for name, update in patch.items()}
 
 
-def open_existing(common: CommonOptions) -> Store:
-    """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
+def open_to_write(common: CommonOptions, create: bool = False) -> Store:
+    """A store for writing, which exists or may be created; encrypted if it is, or has no runs and there is a key."""
     address, key_file = _address_of(common), common.key_file
-    # First read only: a name that is mistyped must not make a file.
-    with _opened(address, read_only=True) as reading:
-        checked = CheckedStore(reading)
-        is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
+    try:
+        # First read only: a name that is mistyped must not make a file.
+        with _opened(address, read_only=True) as reading:
+            checked = CheckedStore(reading)
+            is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
+    except StoreError:
+        if not create or Path(address.removeprefix(SQLITE)).exists():
+            raise
+        is_empty, encrypted = True, False
     if key_file is not None and not is_empty and not encrypted:
         raise StoreError(f"the store {reading.address!r} is not encrypted: leave out --key-file")
-    return _opened(address, key_file, encrypted or (is_empty and _has_key(key_file)))
-
-
-def open_or_create(common: CommonOptions) -> Store:
-    """A store for writing, which is created if there is none; then it is encrypted if there is a key."""
-    try:
-        return open_existing(common)
-    except StoreError:
-        address, key_file = _address_of(common), common.key_file
-        if Path(address.removeprefix(SQLITE)).exists():
-            raise
-    return _opened(address, key_file, _has_key(key_file))
-
-
-def _has_key(key_file: str | None) -> bool:
-    return key_file is not None or bool(os.environ.get(KEY_VARIABLE))
+    has_key = key_file is not None or bool(os.environ.get(KEY_VARIABLE))
+    return _opened(address, key_file, encrypted or (is_empty and has_key))
 
 
 def _opened(address: str, key_file: str | None = None, encrypted: bool = False, read_only: bool = False) -> Store:
@@ -212,7 +187,7 @@ def _keys_in(file: str) -> list[str | bytes]:
 
 def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
     """Write a thread to a file, with everything that it holds; return the digest."""
-    with open_existing(common) as store:
+    with open_to_write(common) as store:
         checked = CheckedStore(store)
         row = checked.thread(thread)
         if row is None:
@@ -222,5 +197,5 @@ def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
 
 def load_thread(common: CommonOptions, thread: str, file: Path) -> None:
     """Make a thread from an exported file, in a store that is created if there is none."""
-    with open_or_create(common) as store:
+    with open_to_write(common, create=True) as store:
         load(CheckedStore(store), thread, file)

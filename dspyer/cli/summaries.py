@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dspyer.cli.arguments import CommonOptions, Record
+from dspyer.cli.arguments import Record
 from dspyer.cli.terminal import (
     Cell,
     Column,
@@ -22,10 +22,6 @@ from dspyer.cli.terminal import (
 )
 from dspyer.display import cost_text, count_of, duration_text
 from dspyer.extend import path_text
-
-if TYPE_CHECKING:
-    from dspyer.cli.programs import Played
-
 
 STATUS_STYLES = {
     "completed": "green",
@@ -154,13 +150,8 @@ def print_messages(messages: Sequence[Record]) -> None:
         write_wrapped(f"message {one['number']} {time_text(one['at'])}{by}, {taken}: {one['text']}")
 
 
-def print_result(played: Played, common: CommonOptions) -> str:
-    """A run that a command has made, with its outputs; return how it ended."""
-    common.show(played.record, _print_with_outputs)
-    return played.status
-
-
-def _print_with_outputs(record: Record) -> None:
+def print_result(record: Record) -> None:
+    """Print a run that a command has made, with its outputs if it is completed."""
     print_run(record)
     if record["outputs"] is not None:
         print_values("outputs", record["outputs"])

@@ -200,13 +200,11 @@ def note(text: str) -> None:
         _write_line("\n".join(visible(line) for line in text.splitlines()), sys.stderr)
 
 
-def paint(cell: Cell, text: str | None = None) -> str:
+def paint(cell: Styled, text: str | None = None) -> str:
     """A cell as stdout shows it, in its style if there are colours; `text` is what is shown of it."""
-    plain = cell if isinstance(cell, str) else cell.text
+    shown = cell.text if text is None else text
     # Asked for each cell, and not kept: stdout is another stream while a run prints.
-    shown = plain if text is None else text
-    style = "" if isinstance(cell, str) else cell.style
-    return f"\x1b[{STYLES[style]}m{shown}\x1b[0m" if style and shows_colours(sys.stdout) else shown
+    return f"\x1b[{STYLES[cell.style]}m{shown}\x1b[0m" if cell.style and shows_colours(sys.stdout) else shown
 
 
 # --- JSON lines
@@ -244,34 +242,29 @@ def write_table(columns: Sequence[Column], records: Sequence[Any], remark: Calla
             if number:
                 write("")
             for column, cell in zip(columns, row, strict=True):
-                if _text(cell):
+                if cell.text:
                     write(f"{column.title.lower()}: {paint(cell)}")
             if below:
                 write(below)
 
 
-def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Cell]], room: int) -> list[int] | None:
+def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Styled]], room: int) -> list[int] | None:
     """The widths of the columns, of which the widest ones are cut first; None if they do not fit."""
     titles = [width_of(column.title) for column in columns]
-    widths = [max([title, *(width_of(_text(row[at])) for row in body)]) for at, title in enumerate(titles)]
-    excess = sum(widths) + 2 * (len(columns) - 1) - room
-    while excess > 0:  # from the widest one on, until it is as wide as the next one
+    # None is wider than the terminal, so that the loop is short.
+    widths = [min(room, max([title, *(width_of(row[at].text) for row in body)])) for at, title in enumerate(titles)]
+    while sum(widths) + 2 * (len(columns) - 1) > room:
         able = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
         if not able:
             return None
-        widest = max(able, key=lambda at: widths[at])
-        others = [widths[at] for at in able if at != widest]
-        step = min(excess, max(1, widths[widest] - max([columns[widest].least, *others])))
-        step = min(step, widths[widest] - columns[widest].least)
-        widths[widest] -= step
-        excess -= step
+        widths[max(able, key=widths.__getitem__)] -= 1
     return widths
 
 
-def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[Styled], columns: Sequence[Column], widths: Sequence[int]) -> str:
     found = []
     for at, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
-        shown = cut(_text(cell), width)
+        shown = cut(cell.text, width)
         space = " " * (width - width_of(shown))
         last = at == len(columns) - 1
         found.append(f"{space}{paint(cell, shown)}" if column.right else f"{paint(cell, shown)}{'' if last else space}")
@@ -286,7 +279,7 @@ def write_fields(fields: Iterable[tuple[str, Cell]], indent: int = 0) -> None:
     for name, value in pairs:
         label = cut(name, widest)
         space = " " * (widest - width_of(label) + 2)
-        shown = cut(_text(value), room - widest - 2)
+        shown = cut(value.text, room - widest - 2)
         write(f"{' ' * indent}{label}{space}{paint(value, shown)}".rstrip())
 
 
@@ -300,17 +293,14 @@ def write_wrapped(cell: Cell, indent: int = 0, one_line: bool = False) -> None:
     """Write a text in as many lines as it takes; with `one_line`, only as much as one line holds."""
     safe = _visible_cell(cell)
     room = max(10, columns_of_terminal() - indent)
-    lines = [cut(_text(safe), room)] if one_line else wrap(_text(safe), room, subsequent_indent="  ") or [""]
+    lines = [cut(safe.text, room)] if one_line else wrap(safe.text, room, subsequent_indent="  ") or [""]
     for line in lines:
         write(f"{' ' * indent}{paint(safe, line)}")
 
 
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
-
-
-def _visible_cell(cell: Cell) -> Cell:
-    return visible(cell) if isinstance(cell, str) else Styled(visible(cell.text), cell.style)
+def _visible_cell(cell: Cell) -> Styled:
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Styled(visible(text), style)
 
 
 # --- values and times

@@ -9,16 +9,17 @@ if TYPE_CHECKING:
     from dspyer.display.cut_values import cut_within, part_of
     from dspyer.display.graph_picture import draw_mermaid
     from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_svg, drawing_of
-    from dspyer.display.report import ErrorText, describe_run
-    from dspyer.display.run_file import PAGE, RECORD
+    from dspyer.display.report import describe_run
+    from dspyer.display.run_file import PAGE, RECORD, json_bytes
     from dspyer.display.run_page import RunAnswers, RunInfo, maps_of, write_page
     from dspyer.display.stats import Stats, count_stats
     from dspyer.display.tables import table_html, table_lines
     from dspyer.display.tokens import Tokens, count_tokens
 
-__all__ = ["PAGE", "RECORD", "ErrorText", "GraphDrawing", "RunAnswers", "RunInfo", "RunPath", "Stats", "Tokens"]
-__all__ += ["cost_text", "count_of", "count_stats", "count_tokens", "cut_within", "describe_run", "draw_mermaid"]
-__all__ += ["draw_svg", "drawing_of", "duration_text", "maps_of", "part_of", "table_html", "table_lines", "write_page"]
+__all__ = ["PAGE", "RECORD", "GraphDrawing", "RunAnswers", "RunInfo", "RunPath", "Stats", "Tokens", "cost_text"]
+__all__ += ["count_of", "count_stats", "count_tokens", "cut_within", "describe_run", "draw_mermaid", "draw_svg"]
+__all__ += ["drawing_of", "duration_text", "json_bytes", "maps_of", "part_of", "table_html", "table_lines"]
+__all__ += ["write_page"]
 
 # By module. A program that draws nothing loads no drawings.
 _HOMES = {
@@ -26,8 +27,8 @@ _HOMES = {
     "cut_values": "cut_within part_of",
     "graph_picture": "draw_mermaid",
     "graph_svg": "GraphDrawing RunPath draw_svg drawing_of",
-    "report": "ErrorText describe_run",
-    "run_file": "PAGE RECORD",
+    "report": "describe_run",
+    "run_file": "PAGE RECORD json_bytes",
     "run_page": "RunAnswers RunInfo maps_of write_page",
     "stats": "Stats count_stats",
     "tables": "table_html table_lines",

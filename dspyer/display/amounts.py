@@ -36,23 +36,6 @@ def duration_text(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def elapsed_text(elapsed: float) -> str:
-    """A time since a begin, given in seconds, to be read on an axis or while it counts up.
-
-    Example:
-        >>> elapsed_text(0.25), elapsed_text(7.5), elapsed_text(75), elapsed_text(3 * 3600 + 60), elapsed_text(90000)
-        ('250 ms', '7.5 s', '1:15', '3:01:00', '1 d 1:00:00')
-    """
-    if not elapsed:
-        return "0"
-    if elapsed < 59.95:
-        return duration_text(elapsed).replace(".0 s", " s")
-    whole = round(elapsed)
-    minutes, hours, days = whole // 60 % 60, whole // 3600 % 24, whole // 86400
-    text = f"{hours}:{minutes:02}:{whole % 60:02}" if whole >= 3600 else f"{minutes}:{whole % 60:02}"
-    return f"{days} d {text}" if days else text
-
-
 def cost_text(cost: float | None) -> str:
     """US dollars to the digits that matter, never as a power of ten; "" if the cost is not known.
 

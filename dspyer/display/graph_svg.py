@@ -36,22 +36,22 @@ class DrawnNode(NamedTuple):
         shape: as in `GraphPicture`.
         word: the word below its name; "" for none.
         label: the name as it is shown: on one line, and shortened.
-        box: its rectangle.
         head: whether a round of a loop begins here.
+        x: of the middle of its box, in pixels, as all lengths are.
+        y: the same.
+        w: width of the box.
+        h: height of the box.
     """
 
     name: str
     shape: str
     word: str
     label: str
-    box: NodeBox
     head: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; `x` and `y` are the middle of the box."""
-        found = self._asdict()
-        x, y, w, h = map(_tenths, found.pop("box"))
-        return {**found, "x": x, "y": y, "w": w, "h": h}
+    x: float
+    y: float
+    w: float
+    h: float
 
 
 class DrawnEdge(NamedTuple):
@@ -64,33 +64,29 @@ class DrawnEdge(NamedTuple):
         start: where it begins: the place of the mark of a conditional edge.
         label: the label as it is shown; empty for none.
         whole: the whole label.
-        at: the position of the label; None for none.
         conditional: whether a router or an error decides if it is taken.
         back: whether it starts the next round of a loop.
         on_error: whether it is taken after a failure.
+        x: of the label; None without one.
+        y: the same.
+        anchor: the part of the label that is at `x`, as in SVG.
     """
 
     source: str
     target: str
     path: str
-    start: Coordinates
+    start: list[float]
     label: str
     whole: str
-    at: LabelPosition | None
     conditional: bool
     back: bool
     on_error: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; `x`, `y` and `anchor` are the position of the label, `start` that of the mark."""
-        found = self._asdict()
-        x, y, anchor = found.pop("at") or (None, None, None)
-        label = {"x": x and _tenths(x), "y": y and _tenths(y), "anchor": anchor}
-        return {**found, "start": list(map(_tenths, self.start)), **label}
+    x: float | None
+    y: float | None
+    anchor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphDrawing:
+class GraphDrawing(NamedTuple):
     """A graph with the positions of its parts: what the SVG picture and the inspector's page show.
 
     Attributes:
@@ -108,10 +104,9 @@ class GraphDrawing:
     edges: tuple[DrawnEdge, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, with lengths in pixels."""
-        size = {"name": self.name, "width": _tenths(self.width), "height": _tenths(self.height)}
-        parts = {"nodes": [node.to_dict() for node in self.nodes], "edges": [edge.to_dict() for edge in self.edges]}
-        return size | parts
+        """Return the JSON form."""
+        nodes, edges = ([one._asdict() for one in parts] for parts in (self.nodes, self.edges))
+        return {**self._asdict(), "nodes": nodes, "edges": edges}
 
 
 def _tenths(length: float) -> float:
@@ -133,27 +128,26 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
     sizes = {node: _size(picture, node) for node in picture.nodes}
     # The width of what is shown, not of the whole label: labels take part in the layout of the rows.
     widths = {key: _label_width(label) for key, label in labels.items()}
-    layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
+    layout = Layout(arrange(picture.nodes, ahead), sizes, back, widths)
     nodes = [
-        DrawnNode(name, *picture.look(name), shorten(name, NAME_LIMIT), layout.boxes[name], name in picture.heads)
+        DrawnNode(
+            name,
+            *picture.look(name),
+            shorten(name, NAME_LIMIT),
+            name in picture.heads,
+            *map(_tenths, layout.boxes[name]),
+        )
         for name in picture.nodes
     ]
-    edges = [
-        DrawnEdge(
-            *key,
-            path=layout.paths[key],
-            start=layout.starts[key],
-            label=labels.get(key, ""),
-            whole=whole.get(key, ""),
-            at=layout.labels.get(key),
-            conditional=edge.conditional,
-            back=picture.goes_back(edge),
-            on_error=edge.on_error,
-        )
-        for edge in picture.edges
-        for key in [edge[:2]]
-    ]
-    return GraphDrawing(graph.name, layout.width, layout.height, tuple(nodes), tuple(edges))
+    edges = []
+    for edge in picture.edges:
+        key = edge[:2]
+        start, (x, y, anchor) = list(map(_tenths, layout.starts[key])), layout.labels.get(key, (None, None, None))
+        texts = labels.get(key, ""), whole.get(key, "")
+        kinds = edge.conditional, picture.goes_back(edge), edge.on_error
+        at = x and _tenths(x), y and _tenths(y)
+        edges.append(DrawnEdge(*key, layout.paths[key], start, *texts, *kinds, *at, anchor))
+    return GraphDrawing(graph.name, _tenths(layout.width), _tenths(layout.height), tuple(nodes), tuple(edges))
 
 
 class RunPath(NamedTuple):
@@ -197,8 +191,7 @@ def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     # Later parts cover earlier ones: labels lie on edges, nodes on both, and the marks of choices on the nodes.
     parts = [_edge(edge, path) for edge in drawing.edges]
     for edge in drawing.edges:
-        if edge.at is not None:
-            parts += _label(edge.at, edge.label, edge.whole)
+        parts += _label(edge)
     parts += [_node(node, path) for node in drawing.nodes]
     parts += [_choice(edge) for edge in drawing.edges if edge.conditional]
     title = f"graph {drawing.name}" if path is None else f"run {path.status}"
@@ -233,15 +226,17 @@ def _edge(edge: DrawnEdge, path: RunPath | None) -> str:
     return f'<path d="{edge.path}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
-def _label(at: LabelPosition, label: str, whole: str) -> list[str]:
-    """A label, on a patch in the background colour that interrupts the edge."""
+def _label(edge: DrawnEdge) -> list[str]:
+    """The label of an edge, on a patch in the background colour that interrupts the edge; nothing without one."""
+    if edge.x is None or edge.y is None or edge.anchor is None:
+        return []
     parts = []
-    if at.anchor == "middle":
-        width = _label_width(label)
-        x, y = fmt(at.x - width / 2), fmt(at.y - 8)
+    if edge.anchor == "middle":
+        width = _label_width(edge.label)
+        x, y = fmt(edge.x - width / 2), fmt(edge.y - 8)
         parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
-    words = draw_text(at.x, at.y, label, "quiet", at.anchor)
-    return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
+    words = draw_text(edge.x, edge.y, edge.label, "quiet", edge.anchor)
+    return [*parts, f"<g><title>{escape(edge.whole)}</title>{words}</g>"]
 
 
 def _choice(edge: DrawnEdge) -> str:
@@ -257,7 +252,7 @@ _COLOURS = {"failed": "failed", "waits for an answer": "interrupt"}
 
 def _node(node: DrawnNode, path: RunPath | None) -> str:
     """One node: its shape, its colour and a word show its kind; on a path also how often it ran and why it ended."""
-    box, shape = node.box, node.shape
+    box, shape = NodeBox(node.x, node.y, node.w, node.h), node.shape
     visits, outcome = (1, "") if path is None else (path.visits.get(node.name, 0), path.ended.get(node.name, ""))
     hue = _COLOURS.get(outcome, shape)
     facts = [node.name] if shape == "end" else [f"{node.name}: {node.word or shape}"]
@@ -359,10 +354,6 @@ class Grid:
     rows: tuple[tuple[Cell, ...], ...]
     above: Mapping[Cell, Sequence[Cell]]
     below: Mapping[Cell, Sequence[Cell]]
-
-    def row_of(self, node: str) -> int:
-        """The number of the row that holds a node."""
-        return next(number for number, row in enumerate(self.rows) if node in row)
 
 
 def arrange(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> Grid:
@@ -553,26 +544,6 @@ PORT = 16.0  # between the ends of edges at one node
 MARGIN = 22.0
 
 
-class LabelPosition(NamedTuple):
-    """The position of a label."""
-
-    x: float
-    y: float
-    anchor: str
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The layout of a graph: the box of each node; the path, start and label position of each edge; the whole size."""
-
-    boxes: Mapping[str, NodeBox]
-    paths: dict[EdgeKey, str]
-    starts: dict[EdgeKey, Coordinates]
-    labels: dict[EdgeKey, LabelPosition]
-    width: float
-    height: float
-
-
 @dataclass(slots=True)
 class Lane:
     """The course of an edge that goes back: out of its source, along a lane at one side, into its target.
@@ -592,208 +563,192 @@ class Lane:
     ends: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
-def lay_out(
-    grid: Grid, sizes: Mapping[str, Coordinates], back: Sequence[EdgeKey], labels: Mapping[EdgeKey, float]
-) -> Layout:
-    """Computes all positions: of nodes and forward edges by their rows, then of the edges that go back.
+class Layout:
+    """All positions: of nodes and forward edges by their rows, then of the edges that go back.
 
-    `sizes` has width and height of each node, `labels` the width of each edge's label.
+    Args:
+        grid: the graph in rows.
+        sizes: width and height of each node.
+        back: the edges that go back.
+        labelled: the width of the label of each edge that has one.
+
+    Attributes:
+        boxes: the box of each node.
+        paths: the course of each edge.
+        starts: where each edge begins.
+        labels: the position of each label, and the part of it that is there.
+        width: of the whole, in pixels.
+        height: of the whole.
     """
-    widths: dict[Cell, float] = {node: width for node, (width, _) in sizes.items()}
-    widths |= {cell: labels[source, target] for (source, target), cell in _label_cells(grid, labels).items()}
-    x = across(grid, widths)
-    lanes = _lanes(grid, x, widths, back, labels)
-    edges = [
-        extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
-    ]
-    edges += [lane.x + lane.side * _room(labels.get(lane.key)) for lane in lanes]
-    # The leftmost part may be a node, a label or a lane: all is moved by what keeps the margin free of it.
-    shift = MARGIN - min(edges)
-    x = {cell: at + shift for cell, at in x.items()}
-    for lane in lanes:
-        lane.x += shift
-    tops, heights, height = _down(grid, sizes, lanes, labels)
-    boxes = {
-        node: NodeBox(x[node], tops[row] + heights[row] / 2, *sizes[node])
-        for row, cells in enumerate(grid.rows)
-        for node in cells
-        if isinstance(node, str)
-    }
-    _settle_ends(grid, boxes, tops, heights, lanes)
-    layout = Layout(boxes, {}, {}, {}, max(edges) + shift + MARGIN, height)
-    _add_curves(layout, grid, x, tops, heights, labels)
-    _add_lanes(layout, lanes, labels)
-    return layout
 
+    def __init__(
+        self,
+        grid: Grid,
+        sizes: Mapping[str, Coordinates],
+        back: Sequence[EdgeKey],
+        labelled: Mapping[EdgeKey, float],
+    ) -> None:
+        self._rows, self._sizes, self._labelled = grid.rows, sizes, labelled
+        self._row = {cell: number for number, row in enumerate(grid.rows) for cell in row}
+        # The cell of the label of each labelled forward edge: the first one, close to its source.
+        self._named: dict[EdgeKey, Cell] = {}
+        for cell in self._row:
+            if not isinstance(cell, str) and cell[:2] in labelled:
+                self._named.setdefault(cell[:2], cell)
+        self._widths: dict[Cell, float] = {node: width for node, (width, _) in sizes.items()}
+        self._widths |= {cell: labelled[key] for key, cell in self._named.items()}
+        self._x = across(grid, self._widths)
+        lanes = self._lanes(back)
+        edges = [at + side * self._half(cell) for cell, at in self._x.items() for side in (-1, 1)]
+        edges += [lane.x + lane.side * self._room(lane.key) for lane in lanes]
+        # The leftmost part may be a node, a label or a lane: all is moved by what keeps the margin free of it.
+        shift = MARGIN - min(edges)
+        self._x = {cell: at + shift for cell, at in self._x.items()}
+        for lane in lanes:
+            lane.x += shift
+        self.width = max(edges) + shift + MARGIN
+        self._tops, self._heights, self.height = self._down(lanes)
+        self.boxes = {
+            node: NodeBox(self._x[node], self._tops[row] + self._heights[row] / 2, *sizes[node])
+            for node, row in self._row.items()
+            if isinstance(node, str)
+        }
+        self.paths: dict[EdgeKey, str] = {}
+        self.starts: dict[EdgeKey, Coordinates] = {}
+        self.labels: dict[EdgeKey, tuple[float, float, str]] = {}
+        self._settle_ends(lanes)
+        self._add_curves()
+        self._add_lanes(lanes)
 
-def _label_cells(grid: Grid, labels: Mapping[EdgeKey, float]) -> dict[EdgeKey, Cell]:
-    """The cell of the label of each labelled forward edge: the first one, close to its source."""
-    found: dict[EdgeKey, Cell] = {}
-    for cells in grid.rows:
-        for cell in cells:
-            if not isinstance(cell, str) and cell[:2] in labels:
-                found.setdefault(cell[:2], cell)
-    return found
+    def _half(self, cell: Cell) -> float:
+        return self._widths.get(cell, 0.0) / 2
 
+    def _room(self, key: EdgeKey) -> float:
+        return self._labelled[key] + 8 if key in self._labelled else 0.0
 
-def _room(label: float | None) -> float:
-    return 0.0 if label is None else label + 8
-
-
-def _lanes(
-    grid: Grid,
-    x: Mapping[Cell, float],
-    widths: Mapping[Cell, float],
-    back: Sequence[EdgeKey],
-    labels: Mapping[EdgeKey, float],
-) -> list[Lane]:
-    """A lane for each edge that goes back: short ones inside, each on the side where it is shorter."""
-    rows = {node: grid.row_of(node) for key in back for node in key}
-    reach = {}
-    for side in (1, -1):
-        reach[side] = [max(side * x[cell] + widths.get(cell, 0) / 2 for cell in row) for row in grid.rows]
-    lanes = []
-    for key in sorted(back, key=lambda key: abs(rows[key[0]] - rows[key[1]])):
-        source, target = key
-        top, bottom = sorted((rows[source], rows[target]))  # in a loop with several heads, one may be below its source
-        span = range(top, bottom + 1)
-        choices = []
+    def _lanes(self, back: Sequence[EdgeKey]) -> list[Lane]:
+        """A lane for each edge that goes back: short ones inside, each on the side where it is shorter."""
+        rows, x, reach = self._row, self._x, {}
         for side in (1, -1):
-            at_side = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in key)
-            out = max(reach[side][row] for row in span) + LANE_GAP
-            if source == target:
-                out = side * x[source] + widths[source] / 2 + LANE_GAP
-                at_side = (True, True)
-            # 60: a way through a gap looks worse than one that is longer by so much.
-            cost = sum(out - side * x[node] - widths[node] / 2 for node in key) + 60 * at_side.count(False)
-            choices.append((cost, -side, out, side, (at_side[0], at_side[1])))
-        _, _, out, side, sides = min(choices)
-        lanes.append(Lane(key, side, side * out, sides))
-        for row in span:
-            reach[side][row] = max(reach[side][row], out + _room(labels.get(key)))
-    return lanes
+            reach[side] = [max(side * x[cell] + self._half(cell) for cell in row) for row in self._rows]
+        lanes = []
+        for key in sorted(back, key=lambda key: abs(rows[key[0]] - rows[key[1]])):
+            source, target = key
+            top, bottom = sorted((rows[source], rows[target]))  # in a loop with several heads, one may be below it
+            span = range(top, bottom + 1)
+            choices = []
+            for side in (1, -1):
+                at_side = self._is_outermost(source, side), self._is_outermost(target, side)
+                out = max(reach[side][row] for row in span) + LANE_GAP
+                if source == target:
+                    out, at_side = side * x[source] + self._half(source) + LANE_GAP, (True, True)
+                # 60: a way through a gap looks worse than one that is longer by so much.
+                cost = sum(out - side * x[node] - self._half(node) for node in key) + 60 * at_side.count(False)
+                choices.append((cost, -side, out, side, at_side))
+            _, _, out, side, at_side = min(choices)
+            lanes.append(Lane(key, side, side * out, at_side))
+            for row in span:
+                reach[side][row] = max(reach[side][row], out + self._room(key))
+        return lanes
 
+    def _is_outermost(self, node: str, side: int) -> bool:
+        row = self._rows[self._row[node]]
+        beyond = row[row.index(node) + 1 :] if side > 0 else row[: row.index(node)]
+        return not any(isinstance(cell, str) for cell in beyond)
 
-def _is_outermost(row: Sequence[Cell], node: str, side: int) -> bool:
-    beyond = row[row.index(node) + 1 :] if side > 0 else row[: row.index(node)]
-    return not any(isinstance(cell, str) for cell in beyond)
+    def _down(self, lanes: Sequence[Lane]) -> tuple[list[float], list[float], float]:
+        """The top and height of each row, and the height of all. Gaps are higher where edges go back through them."""
+        channels = [0] * (len(self._rows) + 1)
+        for lane in lanes:
+            channels[self._row[lane.key[0]] + 1] += not lane.at_side[0]
+            channels[self._row[lane.key[1]]] += not lane.at_side[1]
+        labels = set(self._named.values())
+        tops, heights, at = [], [], MARGIN
+        for number, row in enumerate(self._rows):
+            at += ROW_GAP * bool(number) + CHANNEL * channels[number]
+            tops.append(at)
+            tall = [self._sizes[cell][1] if isinstance(cell, str) else LABEL_HEIGHT * (cell in labels) for cell in row]
+            heights.append(max(tall))
+            at += heights[-1]
+        return tops, heights, at + CHANNEL * channels[-1] + MARGIN
 
-
-def _down(
-    grid: Grid, sizes: Mapping[str, Coordinates], lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]
-) -> tuple[list[float], list[float], float]:
-    """The top and height of each row, and the height of all. Gaps are higher where edges go back through them."""
-    labelled = set(_label_cells(grid, labels).values())
-    channels = [0] * (len(grid.rows) + 1)
-    for lane in lanes:
-        source, target = (grid.row_of(node) for node in lane.key)
-        channels[source + 1] += not lane.at_side[0]
-        channels[target] += not lane.at_side[1]
-    tops, heights, at = [], [], MARGIN
-    for number, row in enumerate(grid.rows):
-        if number:
-            at += ROW_GAP
-        at += CHANNEL * channels[number]
-        tops.append(at)
-        tall = [sizes[cell][1] if isinstance(cell, str) else LABEL_HEIGHT * (cell in labelled) for cell in row]
-        heights.append(max(tall))
-        at += heights[-1]
-    return tops, heights, at + CHANNEL * channels[-1] + MARGIN
-
-
-def _settle_ends(
-    grid: Grid, boxes: Mapping[str, NodeBox], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
-) -> None:
-    """Sets the y of the ends of lanes: in the gaps, or at the side of a node, ordered so that no two cross."""
-    at_side: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
-    used: dict[int, int] = {}
-    for lane in lanes:
-        for end, node in enumerate(lane.key):
-            row = grid.row_of(node)
-            if lane.at_side[end]:
-                out = lane.side * lane.x
-                self_loop = lane.key[0] == lane.key[1]
-                # From the top: what leaves, loops to itself, what enters: outer lanes enclose inner ones.
-                rank = (1, -end) if self_loop else (0, out) if end == 0 else (2, -out)
-                at_side.setdefault((node, lane.side), []).append((rank, lane, end))
-            else:
-                gap = row + 1 if end == 0 else row
-                used[gap] = used.get(gap, 0) + 1
-                if end == 0:
-                    lane.ends[end] = tops[row] + heights[row] + CHANNEL * used[gap]
+    def _settle_ends(self, lanes: Sequence[Lane]) -> None:
+        """Sets the y of the ends of lanes: in the gaps, or at the side of a node, ordered so that no two cross."""
+        at_side: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
+        used = Counter[int]()
+        for lane in lanes:
+            for end, node in enumerate(lane.key):
+                row = self._row[node]
+                if lane.at_side[end]:
+                    out = lane.side * lane.x
+                    self_loop = lane.key[0] == lane.key[1]
+                    # From the top: what leaves, loops to itself, what enters: outer lanes enclose inner ones.
+                    rank = (1, -end) if self_loop else (0, out) if end == 0 else (2, -out)
+                    at_side.setdefault((node, lane.side), []).append((rank, lane, end))
+                elif end == 0:
+                    used[row + 1] += 1
+                    lane.ends[end] = self._tops[row] + self._heights[row] + CHANNEL * used[row + 1]
                 else:
-                    lane.ends[end] = tops[row] - CHANNEL * used[gap] - 4
-    for (node, _), ends in at_side.items():
-        step = min(14.0, (boxes[node].height - 12) / max(len(ends) - 1, 1))
-        for i, (_, lane, end) in enumerate(sorted(ends, key=lambda item: item[0])):
-            lane.ends[end] = boxes[node].y + step * (i - (len(ends) - 1) / 2)
+                    used[row] += 1
+                    lane.ends[end] = self._tops[row] - CHANNEL * used[row] - 4
+        for (node, _), ends in at_side.items():
+            step = min(14.0, (self.boxes[node].height - 12) / max(len(ends) - 1, 1))
+            for i, (_, lane, end) in enumerate(sorted(ends, key=lambda item: item[0])):
+                lane.ends[end] = self.boxes[node].y + step * (i - (len(ends) - 1) / 2)
 
-
-def _add_curves(
-    layout: Layout,
-    grid: Grid,
-    x: Mapping[Cell, float],
-    tops: Sequence[float],
-    heights: Sequence[float],
-    labels: Mapping[EdgeKey, float],
-) -> None:
-    """Adds the forward edges."""
-    chains: dict[EdgeKey, list[tuple[Cell, int]]] = {}
-    for row, cells in enumerate(grid.rows):
-        for cell in cells:
+    def _add_curves(self) -> None:
+        """Adds the forward edges."""
+        chains: dict[EdgeKey, list[Cell]] = {}
+        for cell in self._row:
             if not isinstance(cell, str):
-                chains.setdefault(cell[:2], []).append((cell, row))
-    named = _label_cells(grid, labels)
-    for key, end in _ports(layout.boxes, chains, x).items():
-        source = layout.boxes[key[0]]
-        points = [(source.x, source.bottom)]
-        upright = [True]
-        for cell, row in chains[key]:
-            if row % 2 == 0:
-                points += [(x[cell], tops[row]), (x[cell], tops[row] + heights[row])]
-                upright += [True, True]
-            elif heights[row]:
-                points.append((x[cell], tops[row] + heights[row] / 2))
-                upright.append(False)
-            if cell == named.get(key):
-                layout.labels[key] = LabelPosition(*points[-1], "middle")
-        layout.starts[key] = points[0]
-        layout.paths[key] = curve([*points, end], [*upright, True])
+                chains.setdefault(cell[:2], []).append(cell)
+        for key, end in self._ports(chains).items():
+            source = self.boxes[key[0]]
+            points, upright = [(source.x, source.bottom)], [True]
+            for cell in chains[key]:
+                row, x = self._row[cell], self._x[cell]
+                top, height = self._tops[row], self._heights[row]
+                if row % 2 == 0:
+                    points += [(x, top), (x, top + height)]
+                    upright += [True, True]
+                elif height:
+                    points.append((x, top + height / 2))
+                    upright.append(False)
+                if cell == self._named.get(key):
+                    self.labels[key] = (*points[-1], "middle")
+            self.starts[key] = points[0]
+            self.paths[key] = curve([*points, end], [*upright, True])
 
+    def _ports(self, chains: Mapping[EdgeKey, Sequence[Cell]]) -> dict[EdgeKey, Coordinates]:
+        """The end of each forward edge at its target: side by side, in the order in which they arrive."""
+        coming: dict[str, list[tuple[float, EdgeKey]]] = {}
+        for key, cells in chains.items():
+            coming.setdefault(key[1], []).append((self._x[cells[-1]], key))
+        ports = {}
+        for node, keys in coming.items():
+            box = self.boxes[node]
+            step = min(PORT, (box.width - 24) / max(len(keys) - 1, 1))
+            for i, (_, key) in enumerate(sorted(keys, key=lambda item: item[0])):
+                ports[key] = (box.x + step * (i - (len(keys) - 1) / 2), box.top)
+        return ports
 
-def _ports(
-    boxes: Mapping[str, NodeBox], chains: Mapping[EdgeKey, list[tuple[Cell, int]]], x: Mapping[Cell, float]
-) -> dict[EdgeKey, Coordinates]:
-    """The end of each forward edge at its target: side by side, in the order in which they arrive."""
-    coming: dict[str, list[tuple[float, EdgeKey]]] = {}
-    for key, cells in chains.items():
-        coming.setdefault(key[1], []).append((x[cells[-1][0]], key))
-    ports = {}
-    for node, keys in coming.items():
-        box = boxes[node]
-        step = min(PORT, (box.width - 24) / max(len(keys) - 1, 1))
-        for i, (_, key) in enumerate(sorted(keys, key=lambda item: item[0])):
-            ports[key] = (box.x + step * (i - (len(keys) - 1) / 2), box.top)
-    return ports
-
-
-def _add_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> None:
-    """Adds the edges that go back."""
-    for lane in lanes:
-        source, target = (layout.boxes[node] for node in lane.key)
-        leave, enter = lane.ends
-        points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
-        if lane.at_side[0]:
-            points.insert(0, (source.x + lane.side * source.width / 2, leave))
-        else:
-            points[:0] = [(source.x, source.bottom), (source.x, leave)]
-        if lane.at_side[1]:
-            points.append((target.x + lane.side * target.width / 2, enter))
-        else:
-            at = target.x + lane.side * (target.width / 2 - 12)
-            points += [(at, enter), (at, target.top)]
-        layout.paths[lane.key] = angular(points)
-        layout.starts[lane.key] = points[0]
-        if lane.key in labels:
-            anchor = "start" if lane.side > 0 else "end"
-            layout.labels[lane.key] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+    def _add_lanes(self, lanes: Sequence[Lane]) -> None:
+        """Adds the edges that go back."""
+        for lane in lanes:
+            source, target = (self.boxes[node] for node in lane.key)
+            leave, enter = lane.ends
+            points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
+            if lane.at_side[0]:
+                points.insert(0, (source.x + lane.side * source.width / 2, leave))
+            else:
+                points[:0] = [(source.x, source.bottom), (source.x, leave)]
+            if lane.at_side[1]:
+                points.append((target.x + lane.side * target.width / 2, enter))
+            else:
+                at = target.x + lane.side * (target.width / 2 - 12)
+                points += [(at, enter), (at, target.top)]
+            self.paths[lane.key] = angular(points)
+            self.starts[lane.key] = points[0]
+            if lane.key in self._labelled:
+                anchor = "start" if lane.side > 0 else "end"
+                self.labels[lane.key] = (lane.x + 7 * lane.side, (leave + enter) / 2, anchor)

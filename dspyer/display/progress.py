@@ -34,7 +34,6 @@ from dspyer.events import (
     Doing,
     Emitted,
     Forked,
-    Heard,
     ItemFinished,
     ItemStarted,
     Joined,
@@ -177,8 +176,7 @@ class RunningGraph:
 
     def begin(self, event: NodeStarted, at: float) -> None:
         """Notes that a node has started."""
-        if event.node not in self.ended:
-            self.ended[event.node] = EndedVisits()
+        self.ended.setdefault(event.node, EndedVisits())
         self.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
 
     def commit(self, commit: Commit) -> None:
@@ -282,8 +280,12 @@ class RunningRuns:
 def _note(run: RunningRun, graph: RunningGraph, at: float, event: Event) -> None:
     """Counts an event that is rarer than starts and commits of nodes."""
     match event:
-        case RunEnded() | RunStarted():
-            _open_or_close(run, event)
+        case RunStarted():  # inside of a node; a repeated attempt begins it again
+            graph.name, graph.ended, graph.running = event.graph, {}, {}
+        case RunEnded() if (around := _graph_at(run, event.scope[:-1])) is not None:
+            node, key = _place(around, event.scope[-1])
+            if node is not None:
+                node.inside.pop(key, None)
         case NodeFailed():
             graph.running.pop(event.execution, None)
             graph.ended.setdefault(event.node, EndedVisits()).failed += 1
@@ -345,22 +347,10 @@ def _place(graph: RunningGraph, execution: str) -> tuple[RunningNode | None, str
     return graph.running.get(whole_execution(execution)), Address.parse(execution).part
 
 
-def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
-    """A graph inside of a node has started or ended."""
-    around = _graph_at(run, event.scope[:-1])
-    assert around is not None  # since the caller has found the graph inside of it
-    node, key = _place(around, event.scope[-1])
-    assert node is not None
-    if isinstance(event, RunStarted):
-        node.inside[key] = RunningGraph(event.graph)
-    else:
-        node.inside.pop(key, None)
-
-
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
-_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined, Numbered, Read))
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, LiveConflict, Forked, Joined, Numbered, Read))
 
 
 @contextmanager

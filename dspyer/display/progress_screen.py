@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text, one_line
+from dspyer.display.amounts import cost_text, count_of, duration_text, one_line
 from dspyer.display.progress import (
     EndedVisits,
     MapProgress,
@@ -112,9 +112,9 @@ def _summary(runs: RunningRuns, now: float) -> Text:
     if ended.total() and elapsed > 0:
         rate = ended.total() / elapsed
         facts.append(f"{rate:,.1f} runs/s" if rate >= 1 else f"{rate * 60:,.1f} runs/min")
-    facts += [*_spent(runs.spent), elapsed_text(elapsed)]
+    facts += [*_spent(runs.spent), duration_text(elapsed)]
     if not runs.count:
-        return Text(f"no run yet{DOT}{elapsed_text(elapsed)}", "dim")
+        return Text(f"no run yet{DOT}{duration_text(elapsed)}", "dim")
     text = Text("Runs: ", "bold")
     text.append(DOT.join(facts), "red" if ended["failed"] else "not bold")
     return text
@@ -134,11 +134,15 @@ def _headline(run: RunningRun, now: float) -> Text:
         "completed": (DONE, "green"),
         "failed": (FAILED, "red"),
     }.get(run.status, (ASKS, "yellow"))
-    text = Text.assemble((f"{mark} ", style), (one_line(run.graph.name), "bold"))
     facts = [] if run.status == "running" else [run.status]
-    facts += [elapsed_text(run.elapsed(now)), count_of(run.commits, "commit")]
+    facts += [duration_text(run.elapsed(now)), count_of(run.commits, "commit")]
     facts += [count_of(run.retries, "retry", "retries")] if run.retries else []
-    text.append(DOT + DOT.join([*facts, *_spent(run.spent)]), "dim")
+    return _with_facts(mark, style, run.graph.name, [*facts, *_spent(run.spent)])
+
+
+def _with_facts(mark: str, style: str, name: str, facts: Sequence[str]) -> Text:
+    text = Text.assemble((f"{mark} ", style), (one_line(name), "bold"))
+    text.append("".join(DOT + fact for fact in facts), "dim")
     return text
 
 
@@ -152,7 +156,7 @@ def _short(run: RunningRun, now: float) -> Text:
 
 
 def _failed(run: RunningRun, now: float) -> Text:
-    name = f"{FAILED} {one_line(run.graph.name)} failed after {elapsed_text(run.elapsed(now))}: "
+    name = f"{FAILED} {one_line(run.graph.name)} failed after {duration_text(run.elapsed(now))}: "
     return Text(name + one_line(run.error), "red")
 
 
@@ -177,9 +181,8 @@ def _graph_lines(graph: RunningGraph, now: float) -> list[Line]:
         elif len(running) == 1:
             lines.append(_running(running[0], visits, now, name))
         else:
-            text = Text.assemble((f"{RUNS} ", "yellow"), (one_line(name), "bold"))
             facts = [f"{len(running):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
-            text.append(DOT + DOT.join(facts), "dim")
+            text = _with_facts(RUNS, "yellow", name, facts)
             below = [_running(node, None, now, f"branch {path_text(node.branch)}") for node in running]
             lines.append(Line(text, tuple(below)))
     return lines
@@ -202,14 +205,12 @@ def _ended(name: str, visits: EndedVisits) -> Text:
 
 def _running(node: RunningNode, visits: EndedVisits | None, now: float, name: str) -> Line:
     """An execution that runs, with the graphs inside of it."""
-    mark = ASKS if node.asks else RUNS
-    text = Text.assemble((f"{mark} ", "yellow"), (one_line(name), "bold"))
     facts = [f"branch {path_text(node.branch)}"] if node.branch and visits is not None else []
     facts += [f"visit {node.visit}"] if node.visit > 1 else []
     facts += [f"attempt {node.attempt}"] if node.attempt > 1 else []
-    facts.append(elapsed_text(now - node.started))
+    facts.append(duration_text(now - node.started))
     facts += ["waits for an answer"] if node.asks else []
-    text.append(DOT + DOT.join(facts), "dim")
+    text = _with_facts(ASKS if node.asks else RUNS, "yellow", name, facts)
     if node.items is not None:
         text.append_text(_items(node.items, now))
     if node.doing:
@@ -244,7 +245,7 @@ def _items(items: MapProgress, now: float) -> Text:
     facts += [count_of(items.retries, "retry", "retries")] if items.retries else []
     remaining = items.remaining(now)
     # Not more exact than an estimate can be.
-    facts += [f"{elapsed_text(float(max(1, round(remaining))))} left"] if remaining is not None else []
+    facts += [f"{duration_text(max(1, round(remaining))).replace('.0', '')} left"] if remaining is not None else []
     text.append(DOT.join(facts))
     return text
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from datetime import datetime
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
@@ -43,23 +43,7 @@ def outcome(step: RecordStep) -> str:
     return "was stopped" if begun else OUTCOMES.get(step.status, step.status)
 
 
-class ErrorText(NamedTuple):
-    """The lines that show an exception: of a stored run there is no other trace of it."""
-
-    type: str
-    message: str
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, error: BaseException) -> ErrorText:
-        """The text of an exception."""
-        return cls(type(error).__name__, error_text(error), tuple(map(str, getattr(error, "__notes__", ()))))
-
-    def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
-
-
-def describe_run(record: Record, error: ErrorText | None = None, events: Iterable[Event] = ()) -> str:
+def describe_run(record: Record, error: BaseException | None = None, events: Iterable[Event] = ()) -> str:
     """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error.
 
     `error` is why it is not completed, if more is known than the failures that ended it; of `events`, those of classes
@@ -84,9 +68,8 @@ def describe_run(record: Record, error: ErrorText | None = None, events: Iterabl
             active.update((path, lanes[path]) for path in row.forks or (row.branch,))
     if of_users := _told(events):
         lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in of_users]]
-    if (error := error or _error_of(record.failures)) is not None:
-        texts = _error_lines(error)
-        lines += ["", *(line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  "))]
+    if texts := _failure_lines(record.failures) if error is None else _error_lines(error):
+        lines += ["", *(line for text in texts for line in wrap(one_line(text), WIDTH, subsequent_indent="  "))]
     return "\n".join(lines)
 
 
@@ -127,16 +110,25 @@ def _told(events: Iterable[Event]) -> list[str]:
     return [*lines[:TOLD], *([f"... {more} more: run.events has them all"] if more else [])]
 
 
-def _error_of(failures: Sequence[Failure]) -> ErrorText | None:
-    """The first failure, with the others in its notes, as in `Run.error`."""
+def _error_lines(error: BaseException) -> list[str]:
+    """An error on one line, and one line for each of its notes."""
+    return [_error_line(type(error).__name__, error_text(error)), *map(str, getattr(error, "__notes__", ()))]
+
+
+def _error_line(kind: str, message: str) -> str:
+    return f"{kind}: {_clip(one_line(message), 600)}" if one_line(message) else kind
+
+
+def _failure_lines(failures: Sequence[Failure]) -> list[str]:
+    """The first failure, with the others in its notes, as in `Run.error`: of a stored run there is no other trace."""
     if not failures:
-        return None
+        return []
     first, *others = failures
-    notes = [note for note in _around_text(first)[1].split("\n") if note]
+    lines = [_error_line(first.type, first.message), *filter(None, _around_text(first)[1].split("\n"))]
     for other in others:
         text = f"{_around_text(other)[0]}{other.type}: {other.message}".partition("\n")[0]
-        notes.append(f"also failed: {other.node!r} (branch {path_text(other.branch)}): {text}")
-    return ErrorText(first.type, first.message, tuple(notes))
+        lines.append(f"also failed: {other.node!r} (branch {path_text(other.branch)}): {text}")
+    return lines
 
 
 def _around_text(failure: Failure) -> tuple[str, str]:
@@ -263,10 +255,7 @@ def _headline(row: RecordStep, bars: str, details: str) -> str:
 
 def _grouped(route: Iterable[str]) -> list[str]:
     """The names of a route; a node that several branches go to is named once, with their number."""
-    counts: dict[str, int] = {}
-    for node in route:
-        counts[node] = counts.get(node, 0) + 1
-    return [node if count == 1 else f"{node} × {count}" for node, count in counts.items()]
+    return [node if count == 1 else f"{node} × {count}" for node, count in Counter(route).items()]
 
 
 def _details(row: RecordStep) -> str:
@@ -303,12 +292,6 @@ def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
     if row.reason:
         facts.append(f"because: {_clip(one_line(row.reason), 240)}")
     return facts
-
-
-def _error_lines(error: ErrorText) -> list[str]:
-    """The error on one line, and one line for each of its notes."""
-    text = _clip(one_line(error.message), 600)
-    return [f"{error.type}{': ' if text else ''}{text}", *map(one_line, error.notes)]
 
 
 def _clip(text: str, limit: int) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +153,16 @@ def escape_json(data: Any) -> str:
         >>> escape_json({"text": "</script>"})
         '{"text":"\\\\u003c/script\\\\u003e"}'
     """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json_bytes(data).decode().translate(_ESCAPES)
+
+
+def json_bytes(data: Any) -> bytes:
+    """The JSON of a value without spaces: in UTF-8, or in ASCII where it has a lone surrogate."""
+    write = partial(json.dumps, data, allow_nan=False, separators=(",", ":"))
     try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate: only its escape can be written
-        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.translate(_ESCAPES)
+        return write(ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # only the escape of the surrogate can be written
+        return write().encode()
 
 
 def _hash(text: str) -> str:

@@ -23,7 +23,7 @@ from dspyer.layers.run_limits import Spends
 from dspyer.lm.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.lm.parameters import parameter_names, walk_parameters
 from dspyer.lm.tap import LMRecorder, current_gate, prices_here, subscriber, subscribers
-from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id, rejected_copy
+from dspyer.lm.tracing import Executing, append_to_trace, executing, executing_id
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import CallOptions, Inside, Request
 from dspyer.runtime.run import KeptPrediction, RunLink
@@ -245,11 +245,8 @@ class ExecutorCall:
                 kind = with_article(type(future).__name__)
                 raise TypeError(f"submit of {type(self._executor).__name__} returned {kind}, and no Future")
         except Exception as error:
-            raise self._lost(error) from error
+            raise lost(self._who, error) from error
         return cast(Future[bytes], future)
-
-    def _lost(self, error: BaseException) -> ExecutorLost:
-        return lost(self._who, error)
 
     # --- what has become of it
 
@@ -262,21 +259,20 @@ class ExecutorCall:
                 return None, asyncio.CancelledError()
             failed = error
         if failed is None:
-            parts = _Returning(self._parts)
             try:
-                returned = decode(future.result(), parts)
+                returned = decode(future.result(), self._parts)
                 if returned.id != self._id:
                     raise RuntimeError("it returned the result of another call")
-                return self._accept(returned, parts)
+                return self._accept(returned)
             except Exception as error:  # noqa: BLE001 - whatever a class of the user raises when it is loaded
                 failed = error
-        loss = self._lost(failed)
+        loss = lost(self._who, failed)
         loss.__cause__ = failed
         return None, loss
 
-    def _accept(self, returned: Returned, parts: Parts) -> Outcome:
+    def _accept(self, returned: Returned) -> Outcome:
         """Passes on what a call has given, to where a call in this process would have put it."""
-        request, prediction, link = self._request, returned.prediction, _link(self._who, returned, parts)
+        request, prediction, link = self._request, returned.prediction, _link(self._who, returned, self._parts)
         error = returned.error
         if link is not None and (request.options.keeps_events or request.inside is not None):
             request.outcome.returned = link.run(prediction)
@@ -310,9 +306,7 @@ def _link(who: str, returned: Returned, parts: Parts) -> RunLink | None:
     known = {**parts, **result_parts(returned)}
 
     def make(prediction: dspy.Prediction | None) -> Run:
-        names = _Returning(known)
-        if prediction is not None:
-            names["prediction"] = KeptPrediction(prediction)
+        names = known if prediction is None else {**known, "prediction": KeptPrediction(prediction)}
         try:
             run: Run = decode(data, names)
         except Exception as error:
@@ -320,15 +314,6 @@ def _link(who: str, returned: Returned, parts: Parts) -> RunLink | None:
         return run
 
     return RunLink(make)
-
-
-class _Returning(dict[Any, Any]):
-    """The parts of a program, and the copies of its predictors whose outputs a check has refused."""
-
-    def __missing__(self, name: Any) -> Any:
-        _, origin, _ = name
-        twin = self[name] = rejected_copy(self[origin])
-        return twin
 
 
 def _add_usage(returned: Returned) -> None:

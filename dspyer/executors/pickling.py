@@ -30,6 +30,7 @@ from pydantic_core import PydanticUndefined
 from dspyer.errors import error_text
 from dspyer.lm.parameters import HOLDING, RECORDS
 from dspyer.lm.source import reduce_program
+from dspyer.lm.tracing import REJECTED, rejected_copy
 
 LARGE = 1000
 """Characters or bytes of an input from which on it comes back as a name."""
@@ -111,9 +112,15 @@ class _NamingPickler(_Pickler):
         super().__init__(file, returning=True)
         # By identity: an equal object of the worker is its own, and comes back as bytes.
         self._names = {id(part): name for name, part in parts.items()}
+        self._parts = parts
 
     def persistent_id(self, value: object) -> Hashable:
         return self._names.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        # What marks the copy of a predictor whose output was refused is the id of that predictor.
+        name = self._names.get(vars(value).get(REJECTED)) if isinstance(value, dspy.Predict) else None
+        return super().reducer_override(value) if name is None else (rejected_copy, (self._parts[name],))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -7,13 +7,10 @@ for the loss of the call.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from contextvars import Context
-from functools import partial
-from hashlib import blake2b
-from threading import Lock
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import dspy
@@ -26,7 +23,7 @@ from dspyer.extend import Call, Layer, using
 from dspyer.lm.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.lm.requests import with_own_adapters
 from dspyer.lm.tap import PRICES, LMRetryNotes, Prices, record_lm_calls, subscribing
-from dspyer.lm.tracing import REJECTED, Executing, Steps, executing
+from dspyer.lm.tracing import Executing, Steps, executing
 from dspyer.nodes.steps import call_async
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Request
 from dspyer.waiting import DaemonLoop
@@ -135,27 +132,12 @@ def _not_done(what: str, error: BaseException) -> RuntimeError:
     return RuntimeError(f"a worker {what}: {type(error).__qualname__}: {error_text(error)}{hint}")
 
 
-# --- programs that were sent before
-
-_programs: OrderedDict[bytes, tuple[SentProgram, Parts]] = OrderedDict()
-_programs_lock = Lock()  # a worker of Dask makes several calls at once
-
-
+@lru_cache(KEPT_PROGRAMS)  # a caller sends one program again and again
 def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
-    """The program of some bytes, with its parts; the last ones are kept, by digest."""
-    digest = blake2b(data, digest_size=16).digest()
-    with _programs_lock:
-        found = _programs.get(digest)
-        if found is not None:
-            _programs.move_to_end(digest)
-            return found
+    """The program of some bytes, with its parts."""
     sent: SentProgram = decode(data)
     sent.program._resources = sent.resources
-    with _programs_lock:
-        found = _programs.setdefault(digest, (sent, parts_of(sent.program)))
-        while len(_programs) > KEPT_PROGRAMS:
-            _programs.popitem(last=False)
-    return found
+    return sent, parts_of(sent.program)
 
 
 # --- the call
@@ -251,14 +233,12 @@ _loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs k
 
 
 def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes:
-    names = {**parts, **_rejected([step for steps in (returned.steps, *returned.lost) for step in steps], parts)}
-    if run is None:
-        return encode_returned(returned, names)
-    known = result_parts(returned)
-    if run._prediction is not None:
-        known["prediction"] = run._prediction
-    names.update(_rejected([(step.predictor, step.inputs, step.outputs) for step in run.trace_steps], parts))
-    return encode_returned(returned._replace(run=encode_returned(run, {**known, **names})), names)
+    if run is not None:
+        known = result_parts(returned)
+        if run._prediction is not None:
+            known["prediction"] = run._prediction
+        returned = returned._replace(run=encode_returned(run, {**known, **parts}))
+    return encode_returned(returned, parts)
 
 
 def result_parts(returned: Returned) -> Parts:
@@ -268,15 +248,4 @@ def result_parts(returned: Returned) -> Parts:
         found[index, "inputs"], found[index, "outputs"] = inputs, outputs
     if returned.error is not None:
         found["error"] = unwrap_stop_iteration(returned.error)
-    return found
-
-
-def _rejected(steps: Any, parts: Parts) -> Parts:
-    """The copies of predictors whose output a check has refused, each under the name of its predictor and a number."""
-    names = {id(part): name for name, part in parts.items()}
-    found: Parts = {}
-    for predictor, _, _ in steps:
-        origin = names.get(vars(predictor).get(REJECTED, 0))
-        if origin is not None:
-            found[REJECTED, origin, id(predictor)] = predictor
     return found

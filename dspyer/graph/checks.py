@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import dspy
 
@@ -211,21 +211,13 @@ def signature_of_module(module: Any) -> type[dspy.Signature] | None:
     return signature if isinstance(signature, type) and issubclass(signature, dspy.Signature) else None
 
 
-class PlannedCheck(NamedTuple):
-    """The names of a check: of the node that it checks, of itself, and of its fix; None without a fix."""
-
-    of: str
-    name: str
-    fix: str | None
-
-
-def build_checks(parts: GraphParts) -> list[PlannedCheck]:
-    """Build the checks and their fixes, whose options come after those of the check; returns those that follow a node.
+def build_checks(parts: GraphParts) -> None:
+    """Build the checks and their fixes, whose options come after those of the check.
 
     A check that cannot follow a node is no node of the graph, but its own mistakes are found.
     """
     given, parts.options = {one.name: one for one in parts.options}, []
-    planned: dict[str, PlannedCheck] = {}
+    known: dict[str, str] = {}  # the check of each node
     for options in given.values():
         if not isinstance(options.node, CheckOptions):
             parts.options.append(options)
@@ -234,12 +226,11 @@ def build_checks(parts: GraphParts) -> list[PlannedCheck]:
         parts.problems += _option_problems(check, options, who)
         built = check.build(options)
         parts.add(options.name, built._replace(node=None))
-        fixes: Any = check.max_fixes
-        fix = fix_name(check.of) if is_whole_number(fixes) and fixes > 0 else None
-        if reason := _no_place(check, fix, given, planned):
+        fix = _fix_of(check)
+        if reason := _no_place(check, fix, given, known):
             parts.problems.append(f"{who}: {reason}")
             continue
-        planned[check.of] = PlannedCheck(check.of, options.name, fix)
+        known[check.of] = options.name
         parts.options.append(options)
         # The node may be missing, since it has problems of its own: the check keeps its name and edges all the same.
         of, node = given[check.of], parts.nodes.get(check.of)
@@ -270,7 +261,12 @@ def build_checks(parts: GraphParts) -> list[PlannedCheck]:
         )
     # In the order of declaration, in which pictures and texts show the nodes.
     parts.nodes = {name: parts.nodes[name] for name in parts.names if name in parts.nodes}
-    return list(planned.values())
+
+
+def _fix_of(check: CheckOptions) -> str | None:
+    """The name of the node that corrects what a check refuses; None if it allows no correction."""
+    fixes: Any = check.max_fixes
+    return fix_name(check.of) if is_whole_number(fixes) and fixes > 0 else None
 
 
 def _build_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str, parts: GraphParts) -> None:
@@ -294,15 +290,13 @@ def _option_problems(check: CheckOptions, options: NodeOptions, who: str) -> Ite
     yield from into_problems(check.into, options)
 
 
-def _no_place(
-    check: CheckOptions, fix: str | None, given: Mapping[str, NodeOptions], planned: Mapping[str, PlannedCheck]
-) -> str:
+def _no_place(check: CheckOptions, fix: str | None, given: Mapping[str, NodeOptions], others: Mapping[str, str]) -> str:
     """The reason why a check cannot follow the node that it names; "" if it can."""
     if check.of not in given:
         known = [name for name, one in given.items() if not isinstance(one.node, CheckOptions)]
         return f"of={check.of!r} is no node.{suggestion(check.of, known)} Nodes: {list_names(known)}"
-    if check.of in planned:
-        return f"{check.of!r} has the check {planned[check.of].name!r} already: let one check find all problems"
+    if check.of in others:
+        return f"{check.of!r} has the check {others[check.of]!r} already: let one check find all problems"
     if fix in given:
         return (
             f"the node that corrects {check.of!r} is called {fix!r}, and there is a node of this name: give that one "
@@ -314,13 +308,14 @@ def _no_place(
 # --- edges
 
 
-def follow_checks(checks: Iterable[PlannedCheck], parts: GraphParts) -> None:
+def follow_checks(parts: GraphParts) -> None:
     """Let the edges and routers of checked nodes begin at their checks."""
     exits, nodes, problems = parts.exits, parts.nodes, parts.problems
     # Before any exit is changed: below, edges to checks and fixes are made that no user has declared.
     declared = [(source, target) for source, ways in exits.items() for way in ways for target in _targets(way)]
     lost = [router.source for router in parts.lost]
-    for of, name, fix in checks:
+    checks = [(one.name, one.node) for one in parts.options if isinstance(one.node, CheckOptions)]
+    for name, of, fix in [(name, check.of, _fix_of(check)) for name, check in checks]:
         for part in (name, fix):
             if part is not None and exits.get(part):
                 problems.append(
@@ -364,12 +359,9 @@ def _targets(way: Exit) -> tuple[str, ...]:
 # --- error edges: their declaration, and the checks of `compile()`
 
 
-def error_edges(source: object, target: object, on: object, into: object) -> list[ErrorEdge]:
+def error_edges(source: Any, target: Any, on: Any, into: Any) -> list[ErrorEdge]:
     """The edges of one call of `add_error_edge`, one for each source; a wrong form is a `GraphError`."""
-    given: Any = source
-    sources = checked_edge_ends(given)
-    wanted: Any = target
-    targets = checked_edge_ends(wanted)
+    sources, targets = checked_edge_ends(source), checked_edge_ends(target)
     if len(targets) != 1:
         raise GraphError(
             f"an error edge leads to one handler, and {list_names(targets)} are {len(targets)}: fork after the handler"
@@ -386,14 +378,13 @@ def error_edges(source: object, target: object, on: object, into: object) -> lis
         raise GraphError(str(error)) from None
     if into is not None and not isinstance(into, str):
         raise GraphError(f"add_error_edge(into={into!r}): give the name of the field that gets the failure, or None")
-    accepted: Any = on
     for kind in on if isinstance(on, tuple) else (on,):
         if isinstance(kind, type) and is_always_raised(kind):
             raise GraphError(
                 f"the error edge {sources[0]!r} -> {targets[0]!r} on {kind.__name__} is never taken: this error passes "
                 "every error edge, since no step of the graph can mend it. Handle it where the program is run"
             )
-    return [ErrorEdge(name, targets[0], accepted, into) for name in sources]
+    return [ErrorEdge(name, targets[0], on, into) for name in sources]
 
 
 def error_edge_problems(

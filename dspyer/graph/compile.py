@@ -19,6 +19,7 @@ from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import (
     build_checks,
     error_edge_problems,
+    fix_name,
     follow_checks,
     handler_problems,
     unfilled_problems,
@@ -32,6 +33,7 @@ from dspyer.graph.spec import (
     GraphOptions,
     GraphSpec,
     attribute_problems,
+    flaws_of,
 )
 from dspyer.layers.attempts import NodeLM, Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
@@ -42,7 +44,7 @@ from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
-from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, shorten_demos
+from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, predictors_in, shorten_demos
 from dspyer.lm.source import Show, graph_text
 from dspyer.log.execution_records import no_answer
 from dspyer.nodes.build import build_node
@@ -126,12 +128,11 @@ def compile_graph(
             'a module node writes=[..., "messages"], or show it {run.remaining}'
         )
     problems += _executor_problems(parts.modules)
+    problems += _lm_problems(declared.nodes, parts)
     # Before the problems are raised: a function without a key for its cache is one of them.
     given = _given_layers(parts, retry, layers)
     if problems:
         raise GraphError(problems)
-    for text in parts.warnings:
-        warnings.warn(f"graph {options.name!r}: {text}", stacklevel=4)  # the line of the user that calls `compile`
     optional, exits = _optional_inputs(parts), {source: tuple(ways) for source, ways in parts.exits.items()}
     listeners = _listeners(parts)
     spec = GraphSpec(
@@ -160,6 +161,8 @@ def compile_graph(
         inner={name: module.graph for name, module in parts.modules.items() if is_program(module)},
         **settings,
     )
+    for text in (*parts.warnings, *flaws_of(spec)):
+        warnings.warn(f"graph {options.name!r}: {text}", stacklevel=4)  # the line of the user that calls `compile`
     return spec, parts.modules
 
 
@@ -301,7 +304,7 @@ def _build_parts(declared: Declarations) -> GraphParts:
         if not isinstance(options.node, CheckOptions):
             parts.add(options.name, build_node(options))
     # Checks come last: a check needs the node that it checks, wherever that was declared.
-    checks = build_checks(parts)
+    build_checks(parts)
     parts.exits = {name: [] for name in (START, *parts.names)}
     for edge in edges:
         if isinstance(edge, EdgeDeclaration):
@@ -309,7 +312,7 @@ def _build_parts(declared: Declarations) -> GraphParts:
                 parts.exits.setdefault(source, []).extend(edge.targets)
         elif isinstance(edge, RouterOptions):
             _build_router(edge, parts)
-    follow_checks(checks, parts)  # when all exits are known: those of a checked node become those of its check
+    follow_checks(parts)  # when all exits are known: those of a checked node become those of its check
     _build_condensers(parts)
     return parts
 
@@ -530,6 +533,20 @@ def _executor_problems(modules: Mapping[str, dspy.Module]) -> Iterator[str]:
                 )
 
 
+def _lm_problems(given: Iterable[NodeOptions], parts: GraphParts) -> Iterator[str]:
+    """Functions with a language model that no predictor of theirs, of their fixes or of their condensers could use."""
+    for node in given:
+        if node.lm is None or isinstance(node.node, dspy.Module) or node.name not in parts.nodes:
+            continue
+        names = (node.name, fix_name(node.name), *(one.name for one in parts.condensers.get(node.name, {}).values()))
+        held = [parts.modules[name] for name in names if name in parts.modules]
+        if not any(True for module in held for _ in predictors_in(module, graphs=True)):
+            yield (
+                f"{node.who}: lm= is for predictors, and it has none: bind what it calls, add_node({node.name!r}, ..., "
+                "modules={'predict': dspy.Predict(...)}), or leave lm= out"
+            )
+
+
 def _asked_in(program: dspy.Module, path: str) -> list[str]:
     """The nodes of a program that are known to ask, each with the path of the program."""
     if not is_program(program) or cast("Any", program).graph.answer is not no_answer:
@@ -665,7 +682,7 @@ def _optional_inputs(parts: GraphParts) -> frozenset[str] | None:
     """
     options = parts.graph
     if options.inputs is not None or not options.schema.accepts_any_key:
-        return options.also.union(options.schema.live_fields)  # a graph around may have them in common with this one
+        return options.also
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers)]
     # Such a node may read any key, and which one shows only when it runs.
     if any(part.reads is None for part in readers):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import keyword
-import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -236,45 +235,34 @@ def check_limits(**limits: object) -> None:
 _OF_PREDICTIONS = frozenset(dir(dspy.Prediction))
 
 
-def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
-    """Warn of outputs that methods of `dspy.Prediction` hide. To be called by `Graph.compile` itself."""
-    shadowed = sorted(_OF_PREDICTIONS.intersection(outputs))
-    if shadowed:
-        warnings.warn(
-            f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "
-            f"prediction[{shadowed[0]!r}], or rename the fields",
-            stacklevel=4,  # the line of the user that calls `compile`, which looks for removed options first
+def flaws_of(graph: GraphSpec) -> Iterator[str]:
+    """Warnings about a graph that can run, for its author."""
+    if shadowed := sorted(_OF_PREDICTIONS.intersection(graph.outputs or ())):
+        yield (
+            f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs as "
+            f"prediction[{shadowed[0]!r}], or rename the fields"
         )
-
-
-def warn_of_lasting_answers(graph: GraphSpec) -> None:
-    """Warn of answers that the next run of a thread would begin with. To be called by `Graph.compile` itself."""
     for name, node in graph.nodes.items():
-        for into in (node.writes or ()) if isinstance(node, InterruptNode) else ():
-            if not graph.lasts(into):
-                continue
-            warnings.warn(
-                f"add_interrupt({name!r}, into={into!r}) of graph {graph.name!r}: the field lasts over the runs "
-                "of a thread, so each run begins with the answer to the question of an earlier one. Take a field that "
-                "lives for one run",
-                stacklevel=4,  # as above
+        for into in filter(graph.lasts, node.writes or ()) if isinstance(node, InterruptNode) else ():
+            yield (
+                f"add_interrupt({name!r}, into={into!r}): the field lasts over the runs of a thread, so each run "
+                "begins with the answer to the question of an earlier one. Take a field that lives for one run"
             )
-
-
-def warn_of_own_live_fields(graph: GraphSpec) -> None:
-    """Warn of live fields of graphs inside that nothing outside sees. To be called by `Graph.compile` itself."""
-    for name, node in graph.nodes.items():
         inside = node.inner or node
         if not isinstance(inside, SubgraphNode):
             continue
-        known = {} if inside.shared is None else inside.shared.names
-        for own in graph.inner[name].topology.schema.live_fields:
-            if own in graph.topology.schema.live_fields and own not in known:
-                warnings.warn(
-                    f"the graph of node {name!r} has a live field {own!r} of its own: the one of graph "
-                    f"{graph.name!r} is another, since the node neither reads nor writes it, or its program has an "
-                    f"executor. Name it, add_node({name!r}, ..., reads=[...], writes=[...]), or rename one",
-                    stacklevel=4,  # as above
+        inner, shared = graph.inner[name], {} if inside.shared is None else inside.shared.names
+        if "wait_for_posts" in inner.nodes and not (inside.shared and inside.shared.reads):
+            yield (
+                f"node {name!r} reads no live field, so that `wait_for_posts` of its agent returns at once: "
+                f"add_node({name!r}, ..., reads=[...])"
+            )
+        for own in inner.topology.schema.live_fields:
+            if own in graph.topology.schema.live_fields and own not in shared:
+                yield (
+                    f"the graph of node {name!r} has a live field {own!r} of its own: the one of this graph is "
+                    "another, since the node neither reads nor writes it, or its program has an executor. Name it, "
+                    f"add_node({name!r}, ..., reads=[...], writes=[...]), or rename one"
                 )
 
 
@@ -566,6 +554,11 @@ class GraphSpec:
         """Return whether a field has the value of the run before when a run of a thread begins."""
         return self.keep is None or field in self.keep
 
+    @property
+    def of_around(self) -> frozenset[str]:
+        """The fields that a graph around it may give besides its inputs: both may have live fields in common."""
+        return self.also.union(self.topology.schema.live_fields)
+
     def lm_call_log(self) -> LMCallLog | None:
         """The log of the LM calls of a stored run; None if they are not recorded."""
         recorded = self.record_lm_calls
@@ -696,14 +689,18 @@ RUN_OPTIONS: Final = ("budget", "resources", "answers")
 
 
 def check_inputs(
-    graph: GraphSpec, inputs: Collection[str], kept: Collection[str] = (), before: Collection[str] = ()
+    graph: GraphSpec,
+    inputs: Collection[str],
+    kept: Collection[str] = (),
+    before: Collection[str] = (),
+    inside: bool = False,
 ) -> None:
-    """Refuse unknown and missing inputs of a run.
+    """Refuse unknown and missing inputs of a run, which may be `inside` of a node.
 
     `kept` fields have a value from earlier runs of the thread; `before` are all that the last one had.
     """
     known = graph.inputs
-    allowed = {*known, *graph.also}
+    allowed = {*known, *(graph.of_around if inside else graph.also)}
     # Most inputs are right: this is the only work of the straight path, and the rest words a mistake.
     if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
         return

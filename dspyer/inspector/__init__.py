@@ -7,7 +7,6 @@ of is in `dspyer/display/page`. Nothing here is imported by a program that only 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "inspect"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-
-
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a command's message to the person who runs it
 
 
 def _say(line: str) -> None:
@@ -78,7 +73,6 @@ def inspect(
     port: int = 0,
     browser: bool = True,
     say: Callable[[str], object] = _say,
-    warn: Callable[[str], object] = _warn,
 ) -> None:
     """Serves the inspector until Ctrl-C; what `dspyer inspect` runs.
 
@@ -93,7 +87,6 @@ def inspect(
         port: its port; 0 for one that is free.
         browser: whether to open the page in a browser.
         say: gets one line, the address of the page with its token, once the server listens.
-        warn: gets warnings, line by line; they go to stderr by default.
 
     Raises:
         ImportError: if a package is missing: `pip install starlette uvicorn`.
@@ -110,14 +103,7 @@ def inspect(
     except ImportError as error:
         raise _missing() from error
 
-    serve(
-        lambda token, hosts: app(store, program, token=token, hosts=hosts),
-        host=host,
-        port=port,
-        browser=browser,
-        say=say,
-        warn=warn,
-    )
+    serve(store, program, host=host, port=port, browser=browser, say=say)
 
 
 def _missing() -> ImportError:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from dspyer.display import json_bytes
 from dspyer.errors import ConcurrentRunError, DspyerError, StoreError, ThreadError, error_text
 
 logger = logging.getLogger("dspyer")
@@ -32,13 +33,10 @@ class JSONAnswer(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        write = partial(json.dumps, allow_nan=False, separators=(",", ":"))
         try:
-            return write(content, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # a lone surrogate in a name: only its escape can be written
-            return write(content).encode()
+            return json_bytes(content)
         except ValueError:  # a figure that is no number, such as the cost of an LM with odd prices
-            return write(_finite(content)).encode()
+            return json_bytes(_finite(content))
 
 
 def _finite(value: Any) -> Any:
@@ -70,22 +68,23 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = ((ThreadError, 409), (StoreE
 """The statuses of errors that are foreseen, the first class that fits."""
 
 
-def refusal_of(error: Exception) -> RefusedError | None:
-    """The answer to a request that raised an error; None for an error that was not foreseen."""
+def error_response(error: Exception) -> Response:
+    """The answer to a request that raised an error; one that was not foreseen is logged, and not told."""
     if isinstance(error, RefusedError):
-        return error
+        return error.response()
     if isinstance(error, HTTPException):
-        return RefusedError(error.status_code, error.detail)
+        return RefusedError(error.status_code, error.detail).response()
     if isinstance(error, ClientDisconnect):  # in the middle of its request: this answer is sent to no one
-        return RefusedError(400, "the request ended before its body did")
+        return RefusedError(400, "the request ended before its body did").response()
     # A LookupError is raised on purpose; a KeyError is a mistake of ours.
-    known = (
-        [(LookupError, 404)] if type(error) is LookupError else [one for one in STATUSES if isinstance(error, one[0])]
-    )
-    if not known:
-        return None
+    known = 404 if type(error) is LookupError else next((one for of, one in STATUSES if isinstance(error, of)), 500)
+    if known == 500:
+        logger.error("the inspector failed to answer a request", exc_info=error)
+        return RefusedError(
+            500, "the inspector failed to answer; its log has the error", kind="InternalError"
+        ).response()
     text = f"{error_text(error)}. {ADVICE}" if isinstance(error, ConcurrentRunError) else error_text(error)
-    return RefusedError(known[0][1], text, kind=type(error).__name__)
+    return RefusedError(known, text, kind=type(error).__name__).response()
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -112,15 +111,6 @@ def read_in_thread(read: Callable[[Request], Any]) -> Endpoint:
         return await run_sync(lambda: JSONAnswer(read(request)))
 
     return answered(make)
-
-
-def error_response(error: Exception) -> Response:
-    """The answer to a request that raised."""
-    refusal = refusal_of(error)
-    if refusal is None:
-        logger.error("the inspector failed to answer a request", exc_info=error)
-        refusal = RefusedError(500, "the inspector failed to answer; its log has the error", kind="InternalError")
-    return refusal.response()
 
 
 async def body_of(

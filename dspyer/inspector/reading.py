@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -66,10 +67,11 @@ class Reading:
 
     def routes(self) -> list[Route]:
         """The endpoints. The answers of some hold values, which are cut; `value` gives the rest of these."""
-        plain = {
-            "about": self._about,
-            "runs": self._runs,
-            "threads": self._threads,
+        about = {"store": self._archive.address, "version": self._version, "program": self._program}
+        plain: dict[str, Callable[[Request], Any]] = {
+            "about": lambda _: {**about, "acts": self._program is not None},
+            "runs": partial(self._listed, self._archive.runs),
+            "threads": partial(self._listed, self._archive.threads),
             "commits": self._commits,
             "stats": self._stats,
             "value": self._value,
@@ -77,25 +79,9 @@ class Reading:
         reads = plain | {name: _cutting(read) for name, read in self._valued.items()}
         return [Route(f"/{name}", read_in_thread(read)) for name, read in reads.items()]
 
-    def _about(self, request: Request) -> dict[str, Any]:
-        del request
-        program = self._program
-        return {
-            "store": self._archive.address,
-            "version": self._version,
-            "program": program,
-            "acts": program is not None,
-        }
-
     # --- lists
 
-    def _runs(self, request: Request) -> dict[str, Any]:
-        return self._listed(request, self._archive.runs)
-
-    def _threads(self, request: Request) -> dict[str, Any]:
-        return self._listed(request, self._archive.threads)
-
-    def _listed(self, request: Request, listing: Callable[..., Any]) -> dict[str, Any]:
+    def _listed(self, listing: Callable[..., Any], request: Request) -> dict[str, Any]:
         query = request.query_params
         filters = {name: query[name] for name in ("status", "graph", "thread", "text", "after") if query.get(name)}
         times = {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing, suppress
-from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
 
+from dspyer.display import count_of
 from dspyer.inspector import LOOPBACK
-from dspyer.inspector.web_app import UNSPECIFIED
+from dspyer.inspector.web_app import UNSPECIFIED, address_of, make_app
+
+if TYPE_CHECKING:
+    from dspyer import CompiledGraph
+
+logger = logging.getLogger("dspyer")
 
 PATIENCE = 2
 """Seconds for which requests may take after Ctrl-C."""
@@ -24,19 +31,12 @@ PATIENCE = 2
 class InspectorServer(uvicorn.Server):
     """Ends with its streams of events and its runs, at Ctrl-C and at SIGTERM, which ends the process after it."""
 
-    def __init__(self, app: Starlette, listening: Callable[[], None], warn: Callable[[str], object]) -> None:
+    def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE
         )
         super().__init__(config)
         self._app = app
-        self._listening = listening
-        self._warn = warn
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        self._listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, which never end by themselves, then the server, then the runs that it has begun."""
@@ -46,8 +46,7 @@ class InspectorServer(uvicorn.Server):
         count = 0 if actions is None else len(actions.workers)
         if not count:
             return
-        runs = "1 run" if count == 1 else f"{count} runs"
-        self._warn(f"stopping {runs}: the nodes that work are finished first, and committed")
+        logger.warning("stopping %s: the nodes that work are finished first, and committed", count_of(count, "run"))
         stopping = threading.Thread(target=actions.close, daemon=True)
         stopping.start()
         while stopping.is_alive() and not self.force_exit:  # noqa: ASYNC110 - a second Ctrl-C sets it, in a signal handler
@@ -56,61 +55,33 @@ class InspectorServer(uvicorn.Server):
 
 def is_loopback(host: str) -> bool:
     """True if only this machine reaches an address that is bound to."""
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return False
-
-
-def names_of(host: str) -> tuple[str, ...]:
-    """The names under which a server bound to an address is reached, as `Guard` takes them."""
-    own = () if is_loopback(host) else (socket.gethostname(),)
-    return (_in_address(host), *LOOPBACK, *own)
-
-
-def _in_address(host: str) -> str:
-    """A host as addresses have it: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises `OSError` if the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    found = address_of(host)
+    return host == "localhost" or (found is not None and found.is_loopback)
 
 
 def serve(
-    make_app: Callable[[str, tuple[str, ...]], Starlette],
-    *,
-    host: str,
-    port: int,
-    browser: bool,
-    say: Callable[[str], object],
-    warn: Callable[[str], object],
+    store: Any, program: CompiledGraph | None, *, host: str, port: int, browser: bool, say: Callable[[str], object]
 ) -> None:
-    """Serve until Ctrl-C. `make_app` gets the token and the names of the server.
-
-    `say` gets the address as its first line, `warn` what else a person should know.
-    """
+    """Serve until Ctrl-C; `say` gets the address of the page."""
     token = secrets.token_urlsafe(32)  # 256 bits
-    with closing(bound(host, port)) as listener:
-        app = make_app(token, names_of(host))
+    name, own = f"[{host}]" if ":" in host else host, () if is_loopback(host) else (socket.gethostname(),)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.create_server((host, port), family=family)) as listener:
+        app = make_app(store, program, token=token, hosts=(name, *LOOPBACK, *own))
         number = listener.getsockname()[1]
-        name = _in_address(host)
         shown = socket.gethostname() if name in UNSPECIFIED else name
         address = f"http://{shown}:{number}/#token={token}"
-
-        def listening() -> None:
-            say(address)
-            if not is_loopback(host):
-                warn(
-                    f"anyone who can reach {host}, port {number}, and knows the token reads the stored runs"
-                    + (" and acts on them" if app.state.actions is not None else "")
-                    + "; nothing is encrypted on the way: use an SSH tunnel, or a server with TLS in front"
-                )
+        if own:
+            logger.warning(
+                "anyone who can reach %s, port %s, and knows the token reads the stored runs%s; nothing is encrypted "
+                "on the way: use an SSH tunnel, or a server with TLS in front",
+                host,
+                number,
+                "" if program is None else " and acts on them",
+            )
+        # Before the server runs: the socket listens already, and who connects waits until it does.
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
             if browser:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
-            InspectorServer(app, listening, warn).run(sockets=[listener])
+            say(address)
+            InspectorServer(app).run(sockets=[listener])

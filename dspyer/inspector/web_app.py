@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
 }
 
 READS = "the inspector only reads: give it the program, as in dspyer inspect STORE --program module:graph"
@@ -66,10 +65,10 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
     other = partial(_other_address, known, acts=actions is not None)
     routes.append(Route("/{name:path}", other, methods=METHODS))
     # The files of the page need no token: it reads the token from its own address, which is sent to no server.
-    api = Mount("/api", routes=routes, middleware=[Middleware(TokenGuard, token=token)])
+    api = Mount("/api", routes=routes, middleware=[Middleware(Guard, partial(token_refusal, token=token))])
     app = Starlette(
         routes=[*page_routes(PAGE), api],
-        middleware=[Middleware(Guard, hosts=tuple(hosts))],
+        middleware=[Middleware(Guard, partial(origin_refusal, hosts=frozenset(map(str.lower, hosts))))],
         exception_handlers={HTTPException: _http_error},
     )
     app.state.following, app.state.actions = following, actions
@@ -94,13 +93,8 @@ def page_routes(folder: Path) -> list[Route]:
     """One route for each file of the page, read once: a path from outside never becomes the name of a file."""
 
     def route(path: Path) -> Route:
-        data, media_type = path.read_bytes(), MEDIA_TYPES[path.suffix]
-
-        async def send_file(request: Request) -> Response:
-            del request
-            return Response(data, media_type=media_type)
-
-        return Route("/" if path.name == "index.html" else f"/{path.name}", send_file)
+        address = "/" if path.name == "index.html" else f"/{path.name}"
+        return Route(address, Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix]), methods=["GET"])
 
     return [route(path) for path in sorted(folder.iterdir()) if path.suffix in MEDIA_TYPES]
 
@@ -144,19 +138,15 @@ UNSPECIFIED = ("0.0.0.0", "[::]")
 """Names that stand for all addresses of the machine."""
 
 
+Headers = Sequence[tuple[bytes, bytes]]
+
+
 class Guard:
-    """Middleware around the whole app: refuses foreign hosts and origins, and adds the headers.
+    """Middleware that answers a request with its refusal, if there is one, and adds the headers to every response."""
 
-    Args:
-        app: what it protects.
-        hosts: the names under which the app is reached. One that stands for all addresses of the machine allows every
-            IP address as a name: DNS rebinding needs a name.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, refusal_of: Callable[[Headers], RefusedError | None]) -> None:
         self._app = app
-        self._hosts = frozenset(map(str.lower, hosts))
-        self._any_address = any(host in UNSPECIFIED for host in hosts)
+        self._refusal_of = refusal_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -168,62 +158,52 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        await _passed(self._app, self._refusal, scope)(scope, receive, send_with_headers)
-
-    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RefusedError | None:
-        hosts = _values(headers, b"host")
-        if len(hosts) != 1:  # of two, a proxy and this app might each take another one
-            return RefusedError(400, "the request has no Host header, or several", kind="HostError")
-        host = hosts[0].lower()
-        name = name_of(host)
-        if name not in self._hosts and not (self._any_address and _is_address(name)):
-            return RefusedError(
-                403,
-                f"the inspector is not reached under the name {name!r}: open it as {min(self._hosts)!r}, or pass the "
-                "name: app(..., hosts=[...])",
-                kind="HostError",
-            )
-        for origin in _values(headers, b"origin"):
-            # The scheme may differ: a proxy in front ends TLS.
-            if origin.lower().partition("://")[2] != host:
-                return RefusedError(403, f"a page of {origin!r} may not ask the inspector", kind="OriginError")
-        return None
+        refusal = self._refusal_of(scope["headers"]) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send_with_headers)
 
 
-class TokenGuard:
-    """Middleware around the API: refuses requests without the token, and those that another site has made."""
+def origin_refusal(headers: Headers, hosts: Collection[str]) -> RefusedError | None:
+    """The refusal of a request under another name than `hosts`, or of a page of another origin.
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        self._token = None if token is None else token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        await _passed(self._app, self._refusal, scope)(scope, receive, send)
-
-    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> RefusedError | None:
-        given = [value for name, value in headers if name == TOKEN_HEADER]
-        # Constant time: how long a comparison takes does not tell how much of a guess is right.
-        if self._token is not None and not (len(given) == 1 and hmac.compare_digest(given[0], self._token)):
-            words = "is wrong" if given else "is missing"
-            return RefusedError(
-                401,
-                f"the token {words}: open the whole address that the inspector printed, up to its end",
-                kind="TokenError",
-            )
-        for site in _values(headers, b"sec-fetch-site"):
-            if site not in ("same-origin", "none"):  # "none": typed into the address bar
-                return RefusedError(403, "a page of another site may not ask the inspector", kind="OriginError")
-        return None
+    A name that stands for all addresses of the machine allows every IP address: DNS rebinding needs a name.
+    """
+    given = _values(headers, b"host")
+    if len(given) != 1:  # of two, a proxy and this app might each take another one
+        return RefusedError(400, "the request has no Host header, or several", kind="HostError")
+    host = given[0].lower()
+    name = name_of(host)
+    if name not in hosts and not (any(one in UNSPECIFIED for one in hosts) and address_of(name)):
+        return RefusedError(
+            403,
+            f"the inspector is not reached under the name {name!r}: open it as {min(hosts)!r}, or pass the "
+            "name: app(..., hosts=[...])",
+            kind="HostError",
+        )
+    for origin in _values(headers, b"origin"):
+        # The scheme may differ: a proxy in front ends TLS.
+        if origin.lower().partition("://")[2] != host:
+            return RefusedError(403, f"a page of {origin!r} may not ask the inspector", kind="OriginError")
+    return None
 
 
-def _passed(app: ASGIApp, refusal_of: Callable[[Any], RefusedError | None], scope: Scope) -> ASGIApp:
-    """The app that answers a request: the app, or the refusal of it."""
-    refusal = refusal_of(scope["headers"]) if scope["type"] == "http" else None
-    return app if refusal is None else refusal.response()
+def token_refusal(headers: Headers, token: str | None) -> RefusedError | None:
+    """The refusal of a request to the API without the token, or of one that another site has made."""
+    given = [value for name, value in headers if name == TOKEN_HEADER]
+    # Constant time: how long a comparison takes does not tell how much of a guess is right.
+    if token is not None and not (len(given) == 1 and hmac.compare_digest(given[0], token.encode())):
+        words = "is wrong" if given else "is missing"
+        return RefusedError(
+            401,
+            f"the token {words}: open the whole address that the inspector printed, up to its end",
+            kind="TokenError",
+        )
+    for site in _values(headers, b"sec-fetch-site"):
+        if site not in ("same-origin", "none"):  # "none": typed into the address bar
+            return RefusedError(403, "a page of another site may not ask the inspector", kind="OriginError")
+    return None
 
 
-def _values(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
+def _values(headers: Headers, wanted: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for name, value in headers if name == wanted]
 
 
@@ -235,9 +215,9 @@ def name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _is_address(name: str) -> bool:
+def address_of(name: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a name is; None for any other name."""
     try:
-        ip_address(name.removeprefix("[").removesuffix("]"))
+        return ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
-    return True
+        return None

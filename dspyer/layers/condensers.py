@@ -114,7 +114,7 @@ class Condense(Layer):
         updates = given(call, reply.updates, schema)
         others = {field: update for field, update in updates.items() if field not in self.condensers}
         schema.commit(call.state, others, node=call.node, commit_id=call.execution, whole_values=reply.whole)
-        return Output({}, call.state, reply.goto, None, False, None, call, updates, reply.completions)
+        return Output({}, call.state, reply.goto, None, False, None, call, updates)
 
     def _condensed(self, output: Output, call: Call) -> Script[Output]:
         try:
@@ -139,7 +139,7 @@ def plan_condenser(
         GraphError: if it cannot shorten that field.
     """
     who = f"node {node!r}: condense"
-    if not schema.accepts_any_key and field not in schema.fields:
+    if field not in schema:
         raise GraphError(f"{who} names {field!r}, which {unknown_field_text(field, schema)}")
     if writes is not None and field not in writes.values():
         raise GraphError(

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from dspyer.events import Commit, Sent
 from dspyer.layers.layer import Layer, NewRow
-from dspyer.log.message_log import TOOK, MessageLog, progress_of
+from dspyer.log.time_travel import TOOK, Progress, identity_of, inbox_of, messages_of, progress_of, unnamed
 from dspyer.record.turns import sent_messages
+from dspyer.stores.base import Store
+
+
+class MessageLog:
+    """The messages of a thread, as far as they were read from its store, for the agents of one run.
+
+    Args:
+        store: the store.
+        thread: the name of the thread.
+        listeners: the paths of the agents of the outermost graph.
+        progress: how far each has read.
+
+    Attributes:
+        id: the identity of the inbox; `""` before a message was read.
+        readers: by the path of an agent who has been given messages, and has not committed them yet.
+        lock: guards all of it, since agents that work at once read it.
+    """
+
+    def __init__(self, store: Store, thread: str, listeners: Collection[str], progress: Progress) -> None:
+        self._store, self._inbox, self._unnamed, self.progress = store, inbox_of(thread), unnamed(listeners), progress
+        self.id = ""
+        self.readers: dict[str, object] = {}
+        self._found: list[Sent] = []
+        self.lock = Lock()
+
+    def read(self) -> bool:
+        """Read what was sent since; return whether there is any message."""
+        with self.lock:
+            self._found += messages_of(self._store, self._inbox, len(self._found))
+            if self._found and not self.id:
+                self.id = identity_of(self._store, self._inbox)
+            return bool(self._found)
+
+    def waiting(self, path: str) -> list[Sent]:
+        """The messages for an agent that no turn of it has taken, of those that were read."""
+        new = self._found[self.progress.get((self.id, path), -1) + 1 :]
+        return [sent for sent in new if (path in self._unnamed if sent.to is None else path == sent.to)]
 
 
 class Inbox(Layer):
@@ -77,6 +115,6 @@ class Inbox(Layer):
         taken = [number for number in taken if number in self._given]  # others are of an agent inside
         if self._log is None or not taken:
             return ()
-        self._log.take(self._path, max(taken))
+        self._log.progress[self._log.id, self._path] = max(taken)
         self._leave()
         return (NewRow(TOOK, [self._log.id, self._path, max(taken)]),)

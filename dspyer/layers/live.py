@@ -2,16 +2,16 @@
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
 a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
-are part of the commit that its execution makes in the end. `LiveBuffer` holds the posts.
+are part of the commit that its execution makes in the end. `LiveField` holds the posts.
 
 A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
-wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
-again, since it may bring what they wait for.
+wait goes on first, `ReleaseOrder` of the scheduler decides. After a failure or a question none goes on: a resume calls
+them again, since it may bring what they wait for.
 
 What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
 commit of a node the numbers of its posts and how far it has read.
 
-One lock per run, `Together.lock`, guards the buffer, the waiters and the choice of what begins, as in a monitor (Hoare
+One lock per run, `Together.lock`, guards the posts, the waiters and the choice of what begins, as in a monitor (Hoare
 1974). It is reentrant, since an observer that is called under it may stop the run, and it is never held while a node
 works or waits. The locks of the journal and of a time limit are taken inside of it, never around it.
 """
@@ -20,144 +20,122 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
-from weakref import ref
 
 from dspyer.errors import AttemptError, InputError, MergeConflictError, NodeOutputError
-from dspyer.events import Exchange, Heard, LiveConflict, Posted
-from dspyer.ids import whole_execution
+from dspyer.events import Exchange, LiveConflict, Posted
+from dspyer.ids import full_id, whole_execution
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.log.journal import NewRows
-from dspyer.log.rows import PostKey, PostRow
+from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Entries, EntrySource, LiveEntry, Waiter, WaitOutcome, latest_value
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, SharedFields
 from dspyer.patch import DELETE, Replace, each_update, update_size
 from dspyer.reducers import Keyed, Updates
-from dspyer.scheduler.lineage import Log
+from dspyer.scheduler.lineage import READS
 from dspyer.scheduler.provenance import unattributed_parts
-from dspyer.scheduler.schedule import Branch, Execution, ReleaseOrder, RunState, contains_commit, plan
+from dspyer.scheduler.schedule import ReleaseOrder, RunState, contains_commit, plan
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.json import to_json
-from dspyer.values.persistent import PersistentMap
+
+PostKey = tuple[tuple[str, ...], str]
+"""The executions in which a post is made, from that of the run that has the field on, and its id there."""
 
 _WHOLE = (object(),)
 """The one key of a field that is written as a whole."""
-
-_NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
 class ReaderCursor:
     """The entries that one attempt has read, and those that it has posted.
 
     Attributes:
-        position: its branch; an empty one for a node that is called without one.
+        places: its attempt, after those of the nodes in which its graph runs, outermost first.
         before: the numbers up to which earlier commits of its node in its lineage have read, by field.
         reads: the numbers up to which it has read, by field, `before` included.
     """
 
-    __slots__ = ("_around", "_counts", "_next_entries", "_own", "before", "execution", "node", "position", "reads")
+    __slots__ = ("_counts", "_next_entries", "before", "places", "reads")
 
     def __init__(self, places: tuple[Attempt, ...], before: Mapping[str, int]) -> None:
-        self.execution, self.node = places[-1].outer_execution, places[-1].node
-        self.position = places[-1].position or _NOWHERE
-        # An attempt has its cursor: a reference back would be a cycle.
-        self._around, self._own = places[:-1], ref(places[-1])
+        self.places = places
         self.before = before
         self.reads: dict[str, int] = dict(before)
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
-    @property
-    def places(self) -> tuple[Attempt, ...]:
-        """Its attempt, after those of the nodes in which its graph runs, outermost first."""
-        own = self._own()
-        assert own is not None  # who reads or posts by it has the attempt
-        return (*self._around, own)
-
-    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> PostKey:
-        """The key of its next post of a value: that of a post which is there, if an earlier attempt has made it.
+    def next_post(self, field: LiveField, digest: str, returned: bool) -> PostKey:
+        """The places and the id of its next post: those of one that is there, if an earlier attempt has made it.
 
         A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
         is what the field has.
         """
-        known = buffer.posts_of.get(self.execution, {})
+        path = tuple([place.execution for place in self.places[field.level :]])
         while True:
             count = self._counts[digest] = self._counts.get(digest, 0) + 1
-            key = _places_of(self.places[-1]), f"{digest}.{count}"
-            if not (returned and key in known and buffer.has_replaced(known[key])):
+            key = path, f"{digest}.{count}"
+            if not (returned and field.has_replaced(key)):
                 return key
 
-    def knows(self, post: PostRow, depth: int = 0) -> bool:
+    def knows(self, post: PostRow, level: int, visits: bool = False) -> bool:
         """Says of a post that it is its own, or in its lineage, so that it need not be read.
 
-        `depth` is how many graphs around its own the field belongs to.
+        Args:
+            post: the post.
+            level: how many graphs there are around the one to which the field belongs.
+            visits: whether only those in its lineage count that an earlier visit of its node has made.
         """
-        if not depth and not post.places:
-            return post.execution == self.execution or contains_commit(self.position, post.execution)
-        return self._relation(post, depth) is not None
-
-    def _relation(self, post: PostRow, depth: int) -> str | None:
-        """The node of its lineage, or of its own execution, that has made a post; None for another one."""
-        made_in = post.places or (post.execution,)
-        places = self.places
-        for place, one in zip(places[len(places) - 1 - depth :], made_in, strict=False):
+        for depth, (place, one) in enumerate(zip(self.places[level:], post.path, strict=False)):
             if one != place.execution:
-                whole = whole_execution(one)
-                if whole == place.outer_execution or not contains_commit(place.position or _NOWHERE, whole):
-                    return None
-                host: Any = place.host
-                commits = (entry.commit for entry in host.run.log)
-                return next((place.node for commit in commits if (commit.id, commit.node) == (whole, place.node)), "")
-        return self.node
+                whole, host = whole_execution(one), place.host
+                if whole == place.outer_execution:
+                    return one == whole
+                if place.position is None or not contains_commit(place.position, whole):
+                    return False
+                if not visits or not depth:  # the node of a post is that of its first place
+                    return not visits or post.node == place.node
+                commits = (entry.commit for entry in host.run.log)  # type: ignore[attr-defined]
+                return any(commit.id == whole and commit.node == place.node for commit in commits)
+        return True
 
-    def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
+    def next(self, field: LiveField, name: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
-        posts, depth, source = buffer.posts[field], 0, buffer
-        if buffer.around:  # most graphs have no field of a graph around
-            depth, source = buffer.depth.get(field, 0), buffer.around.get(field, buffer)
-        known = self._next_entries.get(field)
+        posts, known, node = field.posts, self._next_entries.get(name), self.places[field.level].node
         if known is None:
-            before = self.before.get(field)
+            before = self.before.get(name)
             known = (0 if before is None else bisect_right(posts, before, key=lambda post: post.seq), 0)
         index, part = known
         while index < len(posts):
             post = posts[index]
-            # Number 0 is the value with which the run began: no post of a node, so there is nothing to skip.
-            entries = () if post.seq and self.skips(post, depth) else source.entries(post)
+            entries = () if post.node == node and self.knows(post, field.level, True) else field.entries(post)
             if part < len(entries):
                 break
             index, part = index + 1, 0
         else:
-            self._next_entries[field] = (index, part)
+            self._next_entries[name] = (index, part)
             return None
-        self._next_entries[field] = (index, part + take)
-        entry = entries[part]
+        entry, last = entries[part], part + 1 == len(entries)
+        self._next_entries[name] = (index + 1, 0) if take and last else (index, part + take)
         if take:
-            self.reads[field] = entry.seq
+            self.reads[name] = entry.seq
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def skips(self, post: PostRow, depth: int) -> bool:
-        """Says of a post that it is not for this reader: of its own execution, or of an earlier visit of its node."""
-        if depth or post.places:
-            return bool(self._relation(post, depth))
-        earlier = post.node == self.node and contains_commit(self.position, post.execution)
-        return earlier or post.execution == self.execution
 
+class LiveField:
+    """The posts to one live field, in the order of their arrival, those of earlier attempts included.
 
-class LiveBuffer:
-    """The posts to the live fields of a run, in the order of their arrival, those of earlier attempts included.
+    A graph inside that has the field in common with the graph around has the same object.
 
     A post has a number, and is never taken back, whatever becomes of its execution. Its id is its execution, its field
     and value, and which of several equal ones it is. So a later attempt that posts the same again, after a retry, a
@@ -172,64 +150,63 @@ class LiveBuffer:
     Nothing here waits, and nothing is safe without the lock of the run.
 
     Attributes:
-        seq: the number of the last post.
-        posts: by field, in the order of arrival; the first is the value with which the run begins.
-        posts_of: by execution, in the order of arrival, by the id of the post.
-        recorded: by arrival number.
-        around: by field, of those that belong to a graph around, the buffer of that graph; its posts are in `posts`,
-            too, and those of this run in `posts_of`.
-        depth: of these fields, how many graphs further out that is.
+        name: its name in the graph to which it belongs, and `run` the run of that graph, which numbers the posts.
+        level: how many graphs there are around that one.
+        posts: in the order of arrival; the first is the value with which the run begins.
+        operation: how posts are folded in: the name of the reducer, or `"replace"`.
+        keyed: the keys at which alone posts conflict; None for one key. A list that rejects conflicts is one.
     """
 
-    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, PostRow]) -> None:
-        self.seq = 0
-        self.posts: dict[str, list[PostRow]] = {}
-        self.posts_of: dict[str, dict[PostKey, PostRow]] = {}
-        self.recorded: dict[int, PostRow] = {}
-        self.around: dict[str, LiveBuffer] = {}
-        self.depth: dict[str, int] = {}
-        self._schema = schema
-        self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
+    def __init__(self, schema: Schema, name: str, state: ImmutableState, level: int = 0, run: str = "") -> None:
+        self.name, self.level, self.run = name, level, run
+        self.rule, self.reducer = schema.live_fields[name].on_conflict, (reducer := schema.reducer(name))
+        self.operation = "replace" if reducer is None else reducer.name
+        is_one = reducer is None or (reducer.kind != "keys" and self.rule == "reject")
+        self.keyed: Keyed | None = None if reducer is None or is_one else reducer.keyed
+        # Without keys and a rule that refuses them, posts cannot conflict.
+        self._tracked = is_one or self.keyed is not None
+        value = latest_value(schema, state, name) if reducer is None else state.raw(name, DELETE)
+        self.posts = [PostRow("", (), START, name, 0, "", None, 0.0, {name: value})]
+        # By each execution in which they were made, with those around it.
+        self._posts_of: dict[tuple[str, ...], dict[PostKey, PostRow]] = {}
+        self._entries: dict[int, tuple[LiveEntry, ...]] = {}  # a cache, by number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
-        # By field and key: the posts that no other post has replaced, by number.
-        self._heads: dict[tuple[str, Any], dict[int, PostRow]] = {}
-        for field in schema.live_fields:
-            latest = schema.reducer(field) is None
-            value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
-            self.posts[field] = [PostRow("", (), START, field, 0, "", None, 0.0, {field: value})]
-        for seq in sorted(posts):
-            if posts[seq].field in self.posts:
-                self.add(posts[seq])
-        self.seq = max(posts, default=0)
+        self._heads: dict[Any, dict[int, PostRow]] = {}  # by key: the posts that no other has replaced, by number
+
+    def has(self, key: PostKey) -> bool:
+        """Says that a post is there, which an earlier attempt has made."""
+        return key in self._posts_of.get(_whole(key[0]), ())
 
     def conflicts(
-        self, reader: ReaderCursor, field: str, update: Any, read: int, depth: int = 0
+        self, reader: ReaderCursor, update: Any, read: int
     ) -> tuple[tuple[int, ...] | None, dict[Any, list[PostRow]]]:
         """The numbers of the posts that an update would replace, and those that it would overwrite unread, by key.
 
         The numbers are None for a field in which all posts are kept.
         """
+        if not self._tracked:
+            return None, {}
         over: list[int] = []
         unread: dict[Any, list[PostRow]] = {}
-        for key in self._keys(field, update):
-            for seq, post in self._heads.get((field, key), {}).items():
-                if seq <= read or reader.knows(post, depth) or self._repeats(field, key, post, update):
+        for key in self._keys(update):
+            for seq, post in self._heads.get(key, {}).items():
+                if seq <= read or reader.knows(post, self.level) or self._repeats(key, post, update):
                     over.append(seq)
                 else:
                     unread.setdefault(key, []).append(post)
-        return tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread
+        return tuple(dict.fromkeys(over)), unread
 
     def add(self, post: PostRow) -> Any:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
-        field = post.field
-        self.posts[field].append(post)
-        self.recorded[post.seq] = post
-        self.posts_of.setdefault(post.execution, {})[post.key] = post
+        self.posts.append(post)
+        path = post.path
+        for depth in range(1, len(path) + 1):
+            self._posts_of.setdefault(_whole(path[:depth]), {})[path, post.id] = post
         update = post.update
-        keyed = self.keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
+        keyed = self.keyed if self.rule == "merge" else None
         merged: dict[Any, Any] = {}
-        for key in self._keys(field, post.update):
-            heads = self._heads.setdefault((field, key), {})
+        for key in self._keys(update):
+            heads = self._heads.setdefault(key, {})
             for seq in post.over or ():
                 heads.pop(seq, None)
             heads[post.seq] = post
@@ -239,81 +216,64 @@ class LiveBuffer:
                     value = _merged(value, other)
                 merged[key] = value
         if keyed is not None and merged:
-            values = {key: keyed.find(update, key) for key in self._keys(field, update)}
+            values = {key: keyed.find(update, key) for key in self._keys(update)}
             update = self._merged[post.seq] = keyed.make_update({**values, **merged})
         return update
 
-    def has_replaced(self, post: PostRow) -> bool:
-        """Says that a later post of the same execution has replaced a part of a post."""
-        field = post.field
-        if self._schema.reducer(field) is not None and self.keyed(field) is None:
+    def has_replaced(self, key: PostKey) -> bool:
+        """Says that a post is there, and a later one of the same execution has replaced a part of it."""
+        posts = self._posts_of.get(_whole(key[0]), {})
+        post = posts.get(key)
+        if post is None or (self.reducer is not None and self.keyed is None):
             return False
-        keys = set(self._keys(field, post.update))
-        later = [one for one in self.posts_of[post.execution].values() if one.seq > post.seq and one.field == field]
-        return any(not keys.isdisjoint(self._keys(field, one.update)) for one in later)
+        keys = set(self._keys(post.update))
+        return any(one.seq > post.seq and not keys.isdisjoint(self._keys(one.update)) for one in posts.values())
 
-    def of_commit(self, execution: str) -> dict[str, list[tuple[int, Any]]]:
-        """The posts of an execution, by field, as its commit has them: numbers and updates.
+    def of_commit(self, path: tuple[str, ...]) -> list[tuple[int, Any]]:
+        """The posts of an execution, as its commit has them: numbers and updates.
 
         Those of all its attempts; without a reducer a commit has the latest value only.
         """
-        found: dict[str, list[tuple[int, Any]]] = {}
-        for post in self.posts_of.get(execution, {}).values():
-            posts = found.setdefault(post.field, [])
-            if self._schema.reducer(post.field) is None:
-                posts.clear()
-            posts.append((post.seq, self.around.get(post.field, self)._merged.get(post.seq, post.update)))
-        return found
+        posts = list(self._posts_of.get(path, {}).values())
+        found = posts[-1:] if self.reducer is None else posts
+        return [(post.seq, self._merged.get(post.seq, post.update)) for post in found]
 
     def entries(self, post: PostRow) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""
-        at = (post.field, post.seq)
-        found = self._entries.get(at)
+        found = self._entries.get(post.seq)
         if found is None:
             found = tuple([LiveEntry(one, post.node, post.execution, post.seq, key) for key, one in self._parts(post)])
-            self._entries[at] = found
+            self._entries[post.seq] = found
         return found
 
     def _parts(self, post: PostRow) -> Iterable[tuple[Any, Any]]:
         """The keys and values of a post."""
-        reducer = self._schema.reducer(post.field)
         update = self._merged.get(post.seq, post.update)
-        if reducer is None:
+        if self.reducer is None:
             value = update.value if post.seq and isinstance(update, Replace) else update
             return () if value is DELETE else ((None, value),)
         if not post.seq:  # the value with which the run began
             return [(part.key, part.value) for part in unattributed_parts(update).parts]
-        assert reducer.parts is not None  # else the field could not be live
-        return reducer.parts(update)
+        assert self.reducer.parts is not None  # else the field could not be live
+        return self.reducer.parts(update)
 
-    def _tracked(self, field: str) -> bool:
-        """Says that posts to a field can conflict, so that their heads are kept."""
-        rule = self._schema.live_fields[field].on_conflict
-        return rule == "reject" or self._schema.reducer(field) is None or self.keyed(field) is not None
+    def _keys(self, update: Any) -> Iterable[Any]:
+        """The keys of the field that an update writes; none if posts to it cannot conflict."""
+        if self.reducer is None or self.keyed is None:
+            return _WHOLE if self._tracked else ()
+        assert self.reducer.parts is not None  # what has keys has parts
+        return dict.fromkeys(key for key, _ in self.reducer.parts(update))
 
-    def _keys(self, field: str, update: Any) -> Iterable[Any]:
-        """The keys of a field that an update writes; none if posts to it cannot conflict."""
-        if not self._tracked(field):
-            return ()
-        reducer = self._schema.reducer(field)
-        if reducer is None or self.keyed(field) is None:
-            return _WHOLE
-        assert reducer.parts is not None  # what has keys has parts
-        return dict.fromkeys(key for key, _ in reducer.parts(update))
-
-    def keyed(self, field: str) -> Keyed | None:
-        """The keys of a field at which alone posts conflict; None for one key. A list that rejects conflicts is one."""
-        reducer = self._schema.reducer(field)
-        if reducer is None or (reducer.kind != "keys" and self._schema.live_fields[field].on_conflict == "reject"):
-            return None
-        return reducer.keyed
-
-    def _repeats(self, field: str, key: Any, post: PostRow, update: Any) -> bool:
+    def _repeats(self, key: Any, post: PostRow, update: Any) -> bool:
         """Says that an update has the same message as a post at a key, so that it loses nothing of it."""
-        keyed = self.keyed(field)
-        if keyed is None or isinstance(update, FrozenDict):
+        if self.keyed is None or isinstance(update, FrozenDict):
             return False
-        return same(keyed.find(post.update, key), keyed.find(update, key))
+        return same(self.keyed.find(post.update, key), self.keyed.find(update, key))
+
+
+def _whole(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The places of an execution of which the last one may be a part."""
+    return (*path[:-1], whole_execution(path[-1])) if path[-1].endswith("]") else path
 
 
 def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:
@@ -351,27 +311,18 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def _places_of(attempt: Attempt) -> tuple[str, ...]:
-    """The places of its posts: its own if it is an item of a map, or another part of an execution; else none."""
-    return () if attempt.execution == attempt.outer_execution else (attempt.execution,)
-
-
 class Around(NamedTuple):
     """The place of a run that shares live fields with the run around it.
 
     Attributes:
         attempt: that of the node in which it is.
         shared: the fields.
+        posts: those of the run around.
     """
 
     attempt: Attempt
     shared: SharedFields
-
-    @property
-    def posts(self) -> LivePosts:
-        """The posts of the run around."""
-        posts: LivePosts = self.attempt.host.together.posts
-        return posts
+    posts: LivePosts
 
 
 class LiveFields(Layer):
@@ -391,54 +342,50 @@ class LivePosts(Layer):
     Attributes:
         schema: the fields.
         lock: guards all of it, and what begins.
-        buffer: the posts.
+        fields: the posts, by field.
         waiters: the executions that wait for an entry.
         outer: where the run is, if some of its live fields belong to the run around it; else None.
-        shared: by field, of those, the posts of the run that it belongs to, and its name there.
+        shared: the names of those in the graph around.
+        listens: by field, of those that an agent here is shown posts to, the run that numbers them.
         inside: the posts of runs inside of nodes that share fields with this one.
     """
 
-    __slots__ = (
-        "_held",
-        "_listens",
-        "_parked",
-        "_read",
-        "_run",
-        "buffer",
-        "inside",
-        "lock",
-        "outer",
-        "schema",
-        "shared",
-        "waiters",
-    )
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
         graph, start = run.graph, run.run_start
         self.schema = graph.topology.schema
         self.outer: Around | None = None if run.inside is None else run.inside.live
+        self.shared: Mapping[str, str] = {}
+        self._places: tuple[Attempt, ...] = ()  # of the nodes in which the run is, outermost first
         if self.outer is not None:
-            run.together.lock = self.outer.posts.lock  # one lock for all runs that share a field
-        self.lock, self._parked = run.together.lock, run.together.parked
+            around, self.shared = self.outer.posts, self.outer.shared.names
+            run.together.lock = around.lock  # one lock for all runs that share a field
+            self._places = (*around._places, self.outer.attempt)
+        self.lock = run.together.lock
+        own = len(self._places), full_id(run.ids.root, *run.ids.scope)
+        self.fields = {
+            name: around.fields[self.shared[name]]
+            if name in self.shared
+            else LiveField(self.schema, name, start.state, *own)
+            for name in self.schema.live_fields
+        }
+        self.listens = {name: self.fields[name].run for name in self.shared if self.refuses(name, "reads") is None}
         # A module may call a program several times: these runs have the same scope, and not each other's posts.
-        posts = {**run.records.posts.pop(run.ids.scope, {}), **start.kept.posts}
-        self.buffer = LiveBuffer(self.schema, start.state, posts)
+        self._recorded = {**run.records.posts.pop(run.ids.scope, {}), **start.kept.posts}
+        for _, post in sorted(self._recorded.items()):
+            if post.field in self.fields and post.field not in self.shared:
+                self.fields[post.field].add(post)
+        run.together.posted = max(self._recorded, default=0)
         if run.kept is not None:
-            run.kept.posts = self.buffer.recorded  # for the next attempt
+            run.kept.posts = self._recorded  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
-        self.waiters = LiveWaiters(run.together.slots, ReleaseOrder(graph.topology, writes), self._parked)
+        self._order = ReleaseOrder(graph.topology, writes)
+        self.waiters = LiveWaiters(run.together.slots, run.together.parked)
         self.inside: list[LivePosts] = []
-        self.shared: dict[str, tuple[LivePosts, str]] = {}
         self._run: Any = None
-        if self.outer is not None:
-            self._share(self.outer)
-        # Those of them that an agent here is shown posts to.
-        self._listens = tuple([field for field in self.shared if self.refuses(field, "reads") is None])
-        self._read: dict[str, tuple[int, Mapping[str, int]]] = {}  # by node: the last answer of `_read_before`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
         run.together.posts = self
-        run.together.each_round.append(self._look)
 
     # --- what the run calls
 
@@ -456,9 +403,9 @@ class LivePosts(Layer):
             try:
                 yield
             finally:
-                self.waiters.over = True
-                self._abort()
-                self._run = None
+                with self.lock:
+                    self._run = None
+                    self._abort()
                 if around is not None:
                     around.remove(self)
 
@@ -475,94 +422,79 @@ class LivePosts(Layer):
     def _exchange(self, output: Output) -> Exchange | None:
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
         attempt = output.call.context.delegate
-        posts = self.buffer.of_commit(attempt.outer_execution)
-        if not posts and attempt.live_cursor is None:
-            return None
-        with self.lock:
-            # What a node has read that has failed counts for nothing. If an earlier attempt alone has used the field,
-            # the reads are those of earlier visits, since the next visit looks no further back than here.
-            reads = {} if output.targets is not None else self._cursor(attempt).reads
+        posts, cursor = self._of_commit(attempt), attempt.live_cursor
+        # What a node has read that has failed counts for nothing.
+        reads = {} if cursor is None or output.targets is not None else dict(cursor.reads)
         if not posts and not reads:
             return None
-        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
+        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, reads)
 
     def _abort(self) -> None:
         with self.lock:
             self.waiters.abort()
             self._settle()
 
-    def _look(self, run: Any) -> None:
-        """Gives free slots to due readers, now that what may begin has begun."""
-        state: RunState = run.run
-        free = len(state.running) - len(self._parked) < run.together.slots
+    def look(self) -> None:
+        """Gives free slots to due readers, now that what may begin has begun. To be called under the lock."""
+        if self._run is None:
+            return  # a layer around this one has failed to begin
+        state: RunState = self._run.run
+        free = len(state.running) - len(self.waiters.parked) < self._run.together.slots
         self._held = state if free and plan(state) else None
-        self.release(run)
+        self._release()
 
-    def release(self, run: Any) -> None:
+    def _release(self) -> None:
         """Gives free slots to due readers; if all that runs waits, ends a wait.
 
         All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
         start. Where the run around can bring it, the node around waits.
         """
-        state: RunState = run.run
-        waiters, parked = self.waiters, len(self._parked)
+        state: RunState = self._run.run
+        waiters, parked = self.waiters, len(self.waiters.parked)
         waiters.grant(len(state.running))
-        if not waiters.count or parked != len(state.running):
+        if not waiters.waiting or parked != len(state.running):
             return
         ready = bool(plan(state))
         if ready and state is not self._held:
             return  # it starts as soon as the driver looks
-        if ready or parked != waiters.count or state.failures or state.suspended:
+        if ready or parked != len(waiters.waiting) or state.failures or state.suspended:
             waiters.abort()
         elif not self._waits_outside():
-            waiters.release_first(state.running)
+            self._release_first()
 
-    def park(self, waiter: Waiter, run: Any) -> None:
+    def _release_first(self) -> None:
+        """Ends one wait, now that no one else works."""
+        running, waiting = self._run.run.running, self.waiters.waiting
+        first = self._order.first([(running[name], waiter.fields) for name, waiter in waiting.items()]).id
+        if (release := waiting[first].release) is not None:
+            release()
+        else:
+            self.waiters.end_wait(first, "closed")
+        self._settle()
+
+    def park(self, waiter: Waiter) -> None:
         """Lets an execution wait; the wait is over at once if the run is."""
-        if self.waiters.over or run.stopped or waiter.execution not in run.run.running:
+        run = self._run
+        if run is None or run.stopped or waiter.execution not in run.run.running:
             waiter.outcome = "abort"
             waiter.wake()
             return
         self.waiters.enter(waiter)
-        self.release(run)  # it has freed its slot, and may have been the last that worked
+        self._release()  # it has freed its slot, and may have been the last that worked
         if run.more_to_start:
             run.together.wake()  # the driver may start another execution in the slot
 
     # --- the run around, if it has some of the live fields
 
-    @property
-    def _places(self) -> tuple[Attempt, ...]:
-        """The attempts of the nodes in which the run is, outermost first."""
-        return () if self.outer is None else (*self.outer.posts._places, self.outer.attempt)
-
-    def _share(self, around: Around) -> None:
-        """Takes the posts to the fields that belong to a run around."""
-        outer, buffer = around.posts, self.buffer
-        for name, field in around.shared.names.items():
-            posts, there = self.shared[name] = outer.shared.get(field, (outer, field))
-            buffer.posts[name], buffer.around[name] = posts.buffer.posts[there], posts.buffer
-            buffer.depth[name] = 1 + outer.buffer.depth.get(field, 0)
-        names = {field: name for name, field in around.shared.names.items()}
-        for post in outer.buffer.posts_of.get(around.attempt.outer_execution, {}).values():
-            if post.field in names and len(post.places) > 1 and post.places[0] == around.attempt.execution:
-                self._note(names[post.field], post.places[1:], post)
-
-    def _note(self, field: str, places: tuple[str, ...], post: PostRow) -> None:
-        """Notes a post of this run to a field that belongs to a run around; `places` begins with its execution here."""
-        execution = whole_execution(places[0])
-        places = () if places == (execution,) else places
-        own = replace(post, execution=execution, field=field, places=places, patch={field: post.update})
-        self.buffer.posts_of.setdefault(execution, {})[own.key] = own
-
     def refuses(self, field: str, option: str) -> str | None:
         """The node around that may not read, or write, a field; None if all may. What a map calls may not read."""
         if self.outer is None or field not in self.shared:
             return None
-        attempt, shared = self.outer
+        attempt, shared, posts = self.outer
         outer = (shared.reads if option == "reads" else shared.writes).get(field)
         if outer is None or (option == "reads" and attempt.index is not None):
             return attempt.node
-        return self.outer.posts.refuses(outer, option)
+        return posts.refuses(outer, option)
 
     def _waits_outside(self) -> bool:
         """Lets the node around wait, and give up its slot, as long as all that run here do.
@@ -572,10 +504,11 @@ class LivePosts(Layer):
         if self.outer is None:
             return False
         attempt, reads, waiters = self.outer.attempt, self.outer.shared.reads, self.waiters
-        fields = tuple(dict.fromkeys([reads[field] for field in waiters.fields if field in reads]))
+        waited = [field for waiter in waiters.waiting.values() for field in waiter.fields]
+        fields = tuple(dict.fromkeys([reads[field] for field in waited if field in reads]))
         if fields and waiters.outside is None:
             waiters.outside = Waiter(attempt.outer_execution, fields, self._woken, release=self._release_first)
-            self.outer.posts.park(waiters.outside, attempt.host)
+            self.outer.posts.park(waiters.outside)
         return bool(fields)
 
     def _woken(self) -> None:
@@ -583,11 +516,6 @@ class LivePosts(Layer):
         outside, self.waiters.outside = self.waiters.outside, None
         if outside is not None and outside.outcome == "abort":
             self.waiters.abort()
-        elif self._run is not None:
-            self.waiters.grant(len(self._run.run.running))
-
-    def _release_first(self) -> None:
-        self.waiters.release_first(self._run.run.running)
         self._settle()
 
     def _settle(self) -> None:
@@ -598,20 +526,22 @@ class LivePosts(Layer):
                 self.waiters.grant(len(self._run.run.running))
             return
         outer = self.outer.posts
-        if self.waiters.is_due:
+        if self.waiters.due:
             outer.waiters.end_wait(outside.execution, "entry")
-        elif self._run is None or self.waiters.count < len(self._run.run.running):
+        elif self._run is None or len(self.waiters.waiting) < len(self._run.run.running):
             outer.waiters.leave(outside)
             self.waiters.outside = None
         outer._settle()
 
-    def _arrived(self, posts: LivePosts, field: str, author: str) -> None:
+    def _arrived(self, field: LiveField, author: str) -> None:
         """Makes the readers of a field due, here and inside of nodes."""
-        for name in [field] if posts is self else [name for name, at in self.shared.items() if at == (posts, field)]:
-            self.waiters.arrived(name, author)
+        if self.waiters.waiting:
+            for name, one in self.fields.items():
+                if one is field:
+                    self.waiters.arrived(name, author)
+            self._settle()
         for inner in self.inside:
-            inner._arrived(posts, field, "")
-        self._settle()
+            inner._arrived(field, "")
 
     # --- what nodes call, from any thread
 
@@ -626,73 +556,56 @@ class LivePosts(Layer):
                 f"{attempt.who} posts to {field!r}, which is a live field of the graph around, and the node in which "
                 f"it runs does not write it there: name it, add_node({node!r}, ..., writes=[...])"
             )
-        state = attempt.position.state if attempt.position is not None else ImmutableState()
-        whole = schema.reducer(field) is None
+        live = self.fields[field]
         for update in single_updates(schema, attempt.node, field, value):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                key = cursor.next_post(self.buffer, digest, returned)
+                key = cursor.next_post(live, digest, returned)
             commit_id = run.ids.global_id(attempt.execution, key[1])
-            # Without the lock: validators and reducers are functions of the user.
-            patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
-            frozen = _latest(after.raw(field, DELETE)) if whole else patch[field]
-            self._add(cursor, field, key, frozen, commit_id)
+            # Without the lock: validators and reducers are functions of the user. Each graph that has the field has its
+            # own, up to that to which it belongs.
+            posts, at, author, found = self, field, attempt, update
+            while True:
+                state = author.position.state if author.position is not None else ImmutableState()
+                patch, after = posts.schema.commit(state, {at: found}, node=author.node, commit_id=commit_id)
+                found = patch[at] if live.reducer is not None else _latest(after.raw(at, DELETE))
+                if at not in posts.shared or posts.outer is None:
+                    break
+                at, author, posts = posts.shared[at], posts.outer.attempt, posts.outer.posts
+            with self.lock:
+                if not live.has(key):
+                    posts._number(author, cursor, live, key, found, cursor.reads.get(field, 0))
         if run.events.queue is not None:
             run.events.queue.wait_for_room()  # without the lock
         return True
 
-    def _add(self, cursor: ReaderCursor, field: str, key: PostKey, update: Any, commit_id: str) -> None:
-        """Adds a post to the run that the field belongs to, and notes it in those between."""
-        posts, at = self, field
-        between: list[tuple[LivePosts, str, tuple[str, ...]]] = []
-        places, name = key
-        while at in posts.shared:
-            around, places = posts.outer, places or (cursor.places[-1].execution,)
-            assert around is not None
-            between.append((posts, at, places))
-            attempt, posts, at = around.attempt, around.posts, around.shared.names[at]
-            places = (attempt.execution, *places)
-            state = attempt.position.state if attempt.position is not None else ImmutableState()
-            patch, after = posts.schema.commit(state, {at: update}, node=attempt.node, commit_id=commit_id)
-            update = patch[at] if posts.schema.reducer(at) is not None else _latest(after.raw(at, DELETE))
-        with self.lock:
-            post = posts._numbered(cursor, at, (places, name), update, cursor.reads.get(field, 0))
-            if post is not None:
-                for inner, own, inside in between:
-                    inner._note(own, inside, post)
-
-    def _numbered(self, cursor: ReaderCursor, field: str, key: PostKey, update: Any, read: int) -> PostRow | None:
-        """Writes a post to a field of this run with its number; None if an earlier attempt has made it."""
-        attempt, *inside = cursor.places[len(self._places) :]
-        run: Any = attempt.host
-        buffer, execution, limit = self.buffer, attempt.outer_execution, cursor.places[-1].host.limit
-        if key in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
-            return None
-        over, unread = buffer.conflicts(cursor, field, update, read, len(inside))
+    def _number(
+        self, author: Attempt, cursor: ReaderCursor, field: LiveField, key: PostKey, update: Any, read: int
+    ) -> None:
+        """Writes a post to a field of this run with its number."""
+        run: Any = author.host
+        execution, (path, name) = author.outer_execution, key
+        over, unread = field.conflicts(cursor, update, read)
         if unread:
-            self._report_conflict(attempt, field, unread)
-        now = time.time()
+            self._report_conflict(author, field, unread)
+        now, limit = time.time(), cursor.places[-1].host.limit
         with nullcontext() if limit is None else limit.writing():  # else the next attempt would not know it
-            buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
-            scope, seq = run.ids.scope, buffer.seq
-            reducer = self.schema.reducer(field)
-            how = "replace" if reducer is None else reducer.name
-            places, name = key
-            post = PostRow(execution, scope, attempt.node, field, seq, name, over, now, {field: update}, how, places)
+            run.together.posted = seq = run.together.posted + 1  # once only, also if the write fails: it may be there
+            places = () if path == (execution,) else path
+            place, patch = (execution, run.ids.scope, author.node, field.name), {field.name: update}
+            post = PostRow(*place, seq, name, over, now, patch, field.operation, places)
             if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
                 run.records.journal.write(NewRows([post.row()]))
-            update = buffer.add(post)
-        run.publish(
-            Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
-        )
-        self._arrived(self, field, "" if inside else execution)
-        return post
+            self._recorded[seq] = post
+            update = field.add(post)
+        seen = (field.name, author.node, author.branch, execution)
+        run.publish(Posted(*seen, seq, update_size(update), update, field.operation, now))
+        self._arrived(field, execution if len(path) == 1 else "")
 
-    def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[PostRow]]) -> None:
+    def _report_conflict(self, attempt: Attempt, live: LiveField, unread: Mapping[Any, list[PostRow]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
-        rule = self.schema.live_fields[field].on_conflict
-        by_key = self.buffer.keyed(field) is not None
+        field, rule, by_key = live.name, live.rule, live.keyed is not None
         for key, posts in unread.items():
             named = key if by_key else None
             attempt.host.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
@@ -706,12 +619,18 @@ class LivePosts(Layer):
                 (posts[-1].node, attempt.node),
             )
 
+    def _of_commit(self, attempt: Attempt) -> dict[str, list[tuple[int, Any]]]:
+        """The posts of an execution, by field, as its commit has them: numbers and updates."""
+        path = (*[place.execution for place in self._places], attempt.outer_execution)
+        posts = {name: field.of_commit(path[field.level :]) for name, field in self.fields.items()}
+        return {name: found for name, found in posts.items() if found}
+
     def with_posts(
         self, attempt: Attempt, patch: dict[str, Any], after: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
         """A patch and the state after it, with the posts of an execution."""
         found: dict[str, Any] = {}
-        for field, posts in self.buffer.of_commit(attempt.outer_execution).items():
+        for field, posts in self._of_commit(attempt).items():
             found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
         return ({**patch, **found}, self.schema.replay(after, found)) if found else (patch, after)
 
@@ -729,7 +648,7 @@ class LivePosts(Layer):
                 "whose items may post and not read"
             )
         with self.lock:
-            return FieldReader(self, self._cursor(attempt), attempt.host, (field,))
+            return FieldReader(self, attempt, self._cursor(attempt), (field,))
 
     # --- what an agent asks for
 
@@ -740,17 +659,18 @@ class LivePosts(Layer):
             after: by field, the number of the last entry that the agent has been shown. What it has posted itself, also
                 in earlier visits of its node, is not shown.
         """
-        found, buffer = [], self.buffer
-        for field in self._listens:
-            posts, seen = buffer.posts[field], after.get(field, 0)
-            if posts[-1].seq > seen:
-                reader = ReaderCursor(self._places, {})
-                with self.lock:
-                    new = posts[bisect_right(posts, max(seen, 0), key=lambda post: post.seq) :]
-                    others = [post for post in new if not reader.skips(post, buffer.depth[field] - 1)]
-                    found += [(field, entry) for post in others for entry in buffer.around[field].entries(post)]
-        found.sort(key=lambda one: one[1].seq)
-        return [(field, entry._replace(value=thaw(entry.value))) for field, entry in found]
+        reader = self._agent(after)
+        with self.lock:
+            found = [
+                (name, entry)
+                for name in self.listens
+                for entry in iter(partial(reader.next, self.fields[name], name), None)
+            ]
+        return sorted(found, key=lambda one: one[1].seq)
+
+    def _agent(self, after: Mapping[str, int]) -> ReaderCursor:
+        """The reader that an agent is: the node around it, of which it has been shown entries up to these numbers."""
+        return ReaderCursor(self._places, {name: max(after.get(name, 0), 0) for name in self.listens})
 
     def wait(self, attempt: Attempt, after: Mapping[str, int], timeout: float | None = None) -> Entries:
         """A loop whose next step waits for an entry that `unread` would give, and gives it.
@@ -758,10 +678,8 @@ class LivePosts(Layer):
         It ends when no one else works; then, and for an agent that reads no live field, `next(loop, None)` is None.
         It raises `TimeoutError` if nothing came in time, and `Interrupt` if a resume may bring it.
         """
-        fields = self._listens
-        with self.lock:
-            cursor = self._cursor(attempt)
-        source = UnreadPosts(self, cursor, attempt.host, fields, after) if fields else EntrySource()
+        fields = tuple(self.listens)
+        source = FieldReader(self, attempt, self._agent(after), fields) if fields else EntrySource()
         return Entries(source, ", ".join(fields), timeout, attempt.limit or attempt.host.limit)
 
     def _cursor(self, attempt: Attempt) -> ReaderCursor:
@@ -775,65 +693,39 @@ class LivePosts(Layer):
         cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
             branch = attempt.position
-            before = {} if branch is None else self._read_before(run.log, branch.head, attempt.node)
-            cursor = attempt.live_cursor = ReaderCursor((*self._places, attempt), before)
+            before = {} if branch is None else branch.counts.get((READS, attempt.node), {})
+            # Not of the attempt itself, which has the cursor: that would be a cycle.
+            place = attempt.next(attempt.number)
+            cursor = attempt.live_cursor = ReaderCursor((*self._places, place), before)
         return cursor
-
-    def _read_before(self, log: Log, head: int, node: str) -> Mapping[str, int]:
-        """The entries that the visits of a node in the lineage of a commit have read."""
-        known = self._read.get(node)
-        if known is not None and known[0] == head:  # all branches of a fork have the same
-            return known[1]
-        found: dict[str, int] = {}
-        stack, seen = [head], set[int]()
-        while stack:
-            at = stack.pop()
-            if at < 0 or at in seen:
-                continue
-            seen.add(at)
-            commit = log[at].commit
-            if commit.node == node and commit.live is not None and (commit.live.reads or commit.failure is None):
-                # It has what the visits before it have read. Several visits are the last ones where branches joined.
-                for field, seq in commit.live.reads.items():
-                    found[field] = max(seq, found.get(field, 0))
-            else:
-                stack += log[at].parents
-        self._read[node] = head, found
-        return found
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReader(EntrySource):
-    """The entries of one live field for one execution, as they arrive."""
+    """The entries of live fields for one execution, as they arrive."""
 
     live: LivePosts
+    attempt: Attempt
     cursor: ReaderCursor
-    run: Any
-    fields: tuple[str, ...]
+    names: tuple[str, ...]
 
-    def has_next(self) -> bool:
-        """Says that there is an entry."""
-        return self.cursor.next(self.live.buffer, self.fields[0], take=False) is not None
-
-    def next_entry(self) -> LiveEntry | None:
+    def next_entry(self, take: bool = True) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
-        live, cursor, field = self.live, self.cursor, self.fields[0]
-        with live.lock:
-            entry = cursor.next(live.buffer, field)
-            if entry is not None and live.schema.live_fields[field].show_reads:
-                at = cursor.places[-1]
-                self.run.publish(Heard(field, at.node, at.branch, cursor.execution, entry.seq, entry.author))
-            return entry
+        with self.live.lock:
+            for name in self.names:
+                if (entry := self.cursor.next(self.live.fields[name], name, take)) is not None:
+                    return entry
+            return None
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
-        waiter = Waiter(self.cursor.execution, self.fields, wake)
+        waiter = Waiter(self.attempt.outer_execution, self.names, wake)
         with self.live.lock:
-            if self.has_next():
+            if self.next_entry(take=False) is not None:
                 waiter.outcome = "entry"
                 wake()
             else:
-                self.live.park(waiter, self.run)
+                self.live.park(waiter)
         return waiter
 
     def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
@@ -846,21 +738,6 @@ class FieldReader(EntrySource):
             self.live._settle()
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadPosts(FieldReader):
-    """The entries that an agent has not been shown; they stay unread."""
-
-    after: Mapping[str, int]
-
-    def has_next(self) -> bool:
-        """Says that there is an entry."""
-        return self.next_entry() is not None
-
-    def next_entry(self) -> LiveEntry | None:
-        """The first of them; None if there is none yet."""
-        return next((entry for _, entry in self.live.unread(self.after)), None)
-
-
 class LiveWaiters:
     """The executions that wait for an entry, and the slots of `max_concurrency`. Guarded by the lock of the run.
 
@@ -869,96 +746,64 @@ class LiveWaiters:
     that started first does not deadlock.
 
     Attributes:
-        over: whether waits end at once, since the run has ended.
         outside: the node around, while all that run here wait, and none of them gets a slot, since it has none.
+        waiting: by execution; without those that are due.
+        due: those that wait for their slot alone, with the outcome of their wait.
+        parked: with what it waits for, by execution: those that wait, and those that were left open.
     """
 
-    def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
-        self.over = False
+    def __init__(self, slots: int, parked: dict[str, str]) -> None:
         self.outside: Waiter | None = None
+        self.waiting: dict[str, Waiter] = {}
+        self.due: dict[Waiter, WaitOutcome] = {}
         self._slots = slots
-        self._order = order
-        self._parked = parked  # with what it waits for, by execution: these, and those that were left open
-        self._waiting: dict[str, Waiter] = {}  # by execution; without those that are due
-        self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
-
-    @property
-    def count(self) -> int:
-        """The number of executions that wait for an entry."""
-        return len(self._waiting)
-
-    @property
-    def is_due(self) -> bool:
-        """Says that one of them waits for its slot alone."""
-        return bool(self._due)
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields that they wait for."""
-        return [field for waiter in self._waiting.values() for field in waiter.fields]
+        self.parked = parked
 
     def enter(self, waiter: Waiter) -> None:
         """Adds an execution that has nothing to read."""
-        if waiter.execution in self._waiting:
+        if waiter.execution in self.waiting:
             raise AttemptError(
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
-        self._waiting[waiter.execution] = waiter
-        fields = waiter.fields
-        self._parked[waiter.execution] = fields[0] if len(fields) == 1 else ", ".join(fields)
+        self.waiting[waiter.execution] = waiter
+        self.parked[waiter.execution] = ", ".join(waiter.fields)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""
-        if self._waiting.get(waiter.execution) is waiter:
-            self._out(waiter.execution)
-        elif waiter.outcome == "waiting":
-            self._due = deque([due for due in self._due if due[0] is not waiter])
+        self.due.pop(waiter, None)
+        if self.waiting.get(waiter.execution) is waiter:
+            del self.waiting[waiter.execution], self.parked[waiter.execution]
 
     def forget(self, execution: str) -> None:
         """Removes an execution that has ended; after a timeout, its thread may still wait, and ends by itself."""
-        if execution in self._waiting:
-            self._out(execution)
-        elif self._due:
-            self._due = deque([due for due in self._due if due[0].execution != execution])
+        for waiter in (self.waiting.get(execution), *self.due):
+            if waiter is not None and waiter.execution == execution:
+                self.leave(waiter)
 
     def arrived(self, field: str, author: str) -> None:
         """Makes the readers of a field due, except the author of the new entry."""
-        for name in [name for name, waiter in self._waiting.items() if field in waiter.fields and name != author]:
+        for name in [name for name, waiter in self.waiting.items() if field in waiter.fields and name != author]:
             self.end_wait(name, "entry")
 
     def end_wait(self, execution: str, outcome: WaitOutcome) -> None:
         """Makes an execution due, if it waits for an entry."""
-        if execution in self._waiting:
-            self._due.append((self._out(execution), outcome))
+        if (waiter := self.waiting.get(execution)) is not None:
+            self.leave(waiter)
+            self.due[waiter] = outcome
 
     def grant(self, running: int) -> None:
         """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
-        while self._due and self.outside is None and running - len(self._parked) - len(self._due) < self._slots:
-            waiter, outcome = self._due.popleft()
-            waiter.outcome = outcome
+        while self.due and self.outside is None and running - len(self.parked) - len(self.due) < self._slots:
+            waiter = next(iter(self.due))
+            waiter.outcome = self.due.pop(waiter)
             waiter.wake()
-
-    def release_first(self, running: PersistentMap[str, Execution]) -> None:
-        """Ends one wait, now that no one else works."""
-        first = self._order.first([(running[name], waiter.fields) for name, waiter in self._waiting.items()])
-        if (release := self._waiting[first.id].release) is not None:
-            release()
-        else:
-            self.end_wait(first.id, "closed")
-        self.grant(len(running))
 
     def abort(self) -> None:
         """Ends all waits, also for a slot: what holds it may never have been called. A resume calls the nodes again."""
-        for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
+        for waiter in (*self.waiting.values(), *self.due):
+            self.leave(waiter)
             waiter.outcome = "abort"
             waiter.wake()
-        for execution in list(self._waiting):
-            self._out(execution)
-        self._due.clear()
-
-    def _out(self, execution: str) -> Waiter:
-        del self._parked[execution]
-        return self._waiting.pop(execution)
 
 
 def _latest(value: Any) -> Any:

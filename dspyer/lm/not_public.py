@@ -81,7 +81,6 @@ HISTORY_SIZE: Final = "max_history_size"  # how many entries they keep
 # --- attributes, for `getattr` and `vars`
 
 COMPILED: Final = "_compiled"  # of a module: an optimizer has tuned it, others leave it alone
-COMPLETIONS: Final = "_completions"  # of a prediction: all of them, if the LM was asked for several
 INPUT_KEYS: Final = "_input_keys"  # of an example: the names of its inputs; None before `with_inputs`
 ENGINE: Final = "_engine_spec"  # of an LM: its engine, by name or as an object
 ENGINES: Final = (ENGINE, "_async_engine_spec", "_providers", "use_developer_role")  # what routes the requests of an LM
@@ -107,7 +106,6 @@ def _check() -> None:
             raise _lacks(f"it has no setting {name!r}")
     owners: list[tuple[Any, Any, tuple[str, ...]]] = [
         (dspy.Module, dspy.Module(), (COMPILED,)),
-        (dspy.Prediction, dspy.Prediction(), (COMPLETIONS,)),
         (dspy.Example, dspy.Example(), (INPUT_KEYS,)),
         (dspy.BootstrapFewShot, dspy.BootstrapFewShot, (BOOTSTRAP, BOOTSTRAP_ONE)),
         (dspy.Tool, dspy.Tool, (VALIDATE_ARGUMENTS,)),

@@ -133,7 +133,7 @@ def enable_templates(path: str, module: dspy.Module, allowed: frozenset[str] | N
             where = f"{path}.{inner}" if inner else path
             names = tuple(name for name in names_in(text) if allowed is None or name in allowed)
             vars(predictor)["template"] = PredictorTemplate(where, text, names, allowed)
-            _convert(predictor)
+            predictor.__class__ = template_class(predictor.__class__)
 
 
 def enable_warnings(module: dspy.Module) -> list[str]:
@@ -158,26 +158,13 @@ def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
     return _convert_all(found, demo_turns=turns)
 
 
-def check_template(predictor: object) -> None:
-    """Warns of tuned or loaded instructions that do not fit the template of a predictor."""
-    known: Any = predictor
-    if isinstance(predictor, dspy.Predict) and "template" in vars(predictor):
-        known.template.check(known.signature.instructions)
-
-
 def _convert_all(found: list[tuple[str, Any]], **attributes: object) -> list[str]:
     """Prepares predictors, and sets attributes of them; returns the paths of those that cannot be prepared."""
     for _, predictor in found:
         if can_convert(predictor):
             vars(predictor).update(attributes)
-            _convert(predictor)
+            predictor.__class__ = template_class(predictor.__class__)
     return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
-
-
-def _convert(predictor: Any) -> None:
-    if not hasattr(type(predictor), "template_base"):
-        kind: Any = type(predictor)
-        predictor.__class__ = template_class(kind)
 
 
 def _history_fields(predictor: dspy.Predict) -> list[str]:
@@ -191,6 +178,8 @@ def _history_fields(predictor: dspy.Predict) -> list[str]:
 @functools.lru_cache(maxsize=256)
 def template_class(base: Any) -> Any:
     """The subclass of `dspy.Predict`, or of a subclass with the same `forward` and `aforward`, that fills templates."""
+    if hasattr(base, "template_base"):
+        return base
 
     def forward(self: Any, **kwargs: Any) -> Any:
         with _PredictorCall(self, kwargs) as call:
@@ -367,8 +356,14 @@ def own_signatures(program: dspy.Module, *, retag: bool = False) -> None:
         >>> before.instructions
         'Given the fields `question`, produce the fields `answer`.'
     """
-    for path, predictor in list(_predictors(program, retag)):
-        predictor.signature = _own(predictor.signature, path, retag)
+    copier = getattr(type(program), "__deepcopy__", None)
+
+    def into(part: object) -> bool:  # of a graph in a graph, its own `__deepcopy__` has done this
+        return part is program or retag or not copier or getattr(type(part), "__deepcopy__", None) is not copier
+
+    for path, predictor in list(walk(program, into=into)):
+        if isinstance(predictor, dspy.Predict):  # each once, by its path in DSPy, frozen ones too
+            predictor.signature = _own(predictor.signature, path, retag)
 
 
 def _own(signature: type[dspy.Signature], path: str, retag: bool) -> type[dspy.Signature]:
@@ -380,16 +375,6 @@ def _own(signature: type[dspy.Signature], path: str, retag: bool) -> type[dspy.S
         name: {**(field.json_schema_extra or {}), _TAG: tag or path} for name, field in signature.model_fields.items()
     }
     return _subclass(base, signature.__doc__ or "", extras, path if retag else token)
-
-
-def _predictors(program: dspy.Module, retag: bool) -> Iterator[tuple[str, dspy.Predict]]:
-    """Each predictor once, by its path in DSPy, frozen ones too."""
-    copier = getattr(type(program), "__deepcopy__", None)
-
-    def into(part: object) -> bool:  # of a graph in a graph, its own `__deepcopy__` has done this
-        return part is program or retag or not copier or getattr(type(part), "__deepcopy__", None) is not copier
-
-    return ((path, part) for path, part in walk(program, into=into) if isinstance(part, dspy.Predict))
 
 
 def _origin(signature: type[dspy.Signature]) -> tuple[type[dspy.Signature], object]:
@@ -546,7 +531,8 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
                 continue
             if isinstance(parameter, dspy.Module):
                 parameter.load_state(state[name], allow_unsafe_lm_state=allow_unsafe_lm_state)
-                check_template(parameter)
+                if isinstance(template := vars(parameter).get("template"), PredictorTemplate):
+                    template.check(parameter.signature.instructions)
             else:
                 parameter.load_state(state[name])
 

@@ -357,16 +357,6 @@ def without_tokens(callbacks: list[Any]) -> list[Any]:
     return [one for one in callbacks if not isinstance(one, TokenCallback)]
 
 
-def apart_from_tokens(callbacks: list[Any], stream: Any) -> dict[str, Any]:
-    """DSPy settings for a run whose tokens are not those of the node that has called it.
-
-    `callbacks` and `stream` are what DSPy's settings have.
-    """
-    others = without_tokens(callbacks)
-    found: dict[str, Any] = {} if len(others) == len(callbacks) else {"callbacks": others}
-    return {**found, SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else found
-
-
 class PredictorCall:
     """One call of a predictor, and the `send_stream` of its LM calls.
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from textwrap import shorten
@@ -387,38 +387,31 @@ class RequestStep(NamedTuple):
         raise_if_over()
         method = getattr(self.lm, self.passed.names[0])
         prompt, messages, options = self.passed.arguments(self.lm)
-        with self._as_the_owners(), self._noting_shown(), self._counting_tokens():
+        with self._request():
             return method(prompt, messages=messages, **options)
 
     async def acall(self, _call: object) -> Any:
         """In async code."""
         method = getattr(self.lm, self.passed.names[1])
         prompt, messages, options = self.passed.arguments(self.lm)
-        with self._as_the_owners(), self._noting_shown(), self._counting_tokens():
+        with self._request():
             return await method(prompt, messages=messages, **options)
 
     @contextmanager
-    def _noting_shown(self) -> Iterator[None]:
-        with adapter_fallback_scope() as progress:
+    def _request(self) -> Iterator[None]:
+        """A block with the request, after which it is known whether it has shown a token, and which it has used."""
+        passed, made = self.passed, _adapter_call.get()
+        # DSPy warns of messages as dicts, unless an adapter has made them, and for the LM that it calls.
+        adapted = made is not None and made[0] is self.owner and made[1] is passed.messages
+        as_the_owners = adapter_message_call(self.lm, passed.messages) if adapted else nullcontext()
+        # DSPy tells a usage tracker what a response has used, also if it keeps no history, and if the call fails.
+        passed.known_tokens = None
+        counter = UsedTokens(passed, dspy.settings.get(TRACKER))
+        with as_the_owners, adapter_fallback_scope() as progress, dspy.context(**{TRACKER: counter}):
             try:
                 yield
             finally:
-                self.passed.shown = progress.emitted
-
-    def _counting_tokens(self) -> AbstractContextManager[None]:
-        """DSPy tells a usage tracker what a response has used, also if it keeps no history, and if the call fails."""
-        self.passed.known_tokens = None
-        counter = UsedTokens(self.passed, dspy.settings.get(TRACKER))
-        context: AbstractContextManager[None] = dspy.context(**{TRACKER: counter})
-        return context
-
-    def _as_the_owners(self) -> AbstractContextManager[None]:
-        """DSPy warns of messages as dicts, unless an adapter has made them, and for the LM that it calls."""
-        made = _adapter_call.get()
-        if made is not None and made[0] is self.owner and made[1] is self.passed.messages:
-            scope: AbstractContextManager[None] = adapter_message_call(self.lm, self.passed.messages)
-            return scope
-        return nullcontext()
+                passed.shown = progress.emitted
 
 
 class UsedTokens(NamedTuple):

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief
 from dspyer.events import Answer, LMCall, Question
 from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, is_within, whole_execution
 from dspyer.log.journal import Journal
-from dspyer.log.reader import newest_rows, own_commit, read_runs
+from dspyer.log.reader import newest_rows, read_runs
 from dspyer.log.rows import (
     COMMITS,
     RECORDS,
@@ -44,14 +44,12 @@ from dspyer.log.rows import (
     RowKind,
     StoredRow,
     StoredTrace,
-    Totals,
     is_readable,
     row_time,
     sum_usage,
-    total_cost,
     usage_of_calls,
 )
-from dspyer.record_codec import MALFORMED, DecodeValue, decode, encode
+from dspyer.record_codec import MALFORMED, DecodeValue, decode, short_encoder
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Fetch, ReadBudget, blob_id
 from dspyer.stores.sql import CHANGED
@@ -218,7 +216,7 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         blobs: long texts by id.
         hidden: whether readers show its usage alone: its graph redacts values, and no function has decided about texts.
     """
-    found = encode(call, omit_defaults=True, omit=("execution", "node", *_TEXTS))
+    found = short_encoder(LMCall, ("execution", "node", *_TEXTS))(call)
     found["started"], found["seconds"] = round(call.started, 3), round(call.seconds, 6)
     if call.cost is not None:
         found["cost"] = round(call.cost, 12)
@@ -325,42 +323,30 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
 # What the runs of a thread have used: its totals, which the row of the end of each run holds.
 
 
-def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -> Totals:
-    """Return the totals of a thread up to its head, or heads: those at the last end of a run, and the LM calls since.
+def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -> dict[str, LMUsage]:
+    """Return what a thread has used up to its head, or heads: what the last end of a run says, and the LM calls since.
 
     A run without an end, whose process was killed, counts once it has ended; of it, the LM calls in its rows count.
     What histories that were merged have used is the sum of their runs, some of which they may have in common.
     """
     calls: list[LMCall] = []
-    found = Totals()
+    found: list[Mapping[str, Any]] = []
     while len(heads) == 1:
         (at,), heads = heads, ()
         for run, row in newest_rows(store, at):
             heads = run.parents
             if row.kind == RowKind.END:
-                found, heads = EndRow.of(row).totals, ()
+                found, heads = [EndRow.of(row).totals], ()
                 break
             if at == root:
                 heads = ()
                 break
             calls += _readable_calls(row)
     for merged in read_runs(store, heads, root):
-        if merged.points[-1] == root and merged.rows[-1].kind == RowKind.END:  # counts what was pruned, too
-            pruned = EndRow.of(merged.rows[-1]).totals
-            found = found.with_run(pruned.usage, pruned.steps, pruned.runs)
-        else:
-            commits = sum(own_commit(row) is not None for row in merged.rows)
-            found = found.with_run(run_usage(merged.rows), commits)
-    usage = sum_usage((found.usage, usage_of_calls(calls)))
-    return Totals(found.runs, usage, total_cost(usage), found.steps)
-
-
-def thread_usage(store: Store, thread: str) -> dict[str, LMUsage]:
-    """Return what all runs of a thread have used, by language model."""
-    row = store.thread(thread)
-    if row is None or row.head is None:
-        return {}
-    return sum_usage([totals_at(store, (row.head,), row.root).usage])
+        last = merged.rows[-1]  # at the root it counts what was pruned, too
+        is_pruned = merged.points[-1] == root and last.kind == RowKind.END
+        found.append(EndRow.of(last).totals if is_pruned else run_usage(merged.rows))
+    return sum_usage((*found, usage_of_calls(calls)))
 
 
 def run_usage(rows: Iterable[Row]) -> dict[str, LMUsage]:
@@ -440,12 +426,6 @@ class KeptRun(NamedTuple):
     posts: Mapping[int, PostRow] = MappingProxyType({})
 
 
-def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
-    """Return no blobs: a run that is not stored has none."""
-    del ids
-    return {}
-
-
 @dataclass(eq=False, repr=False)
 class ExecutionRecords:
     """The records of one run. Methods may be called from the threads of several nodes at once.
@@ -468,7 +448,7 @@ class ExecutionRecords:
         trace: the trace that the run is a part of; None if it was not traced.
         lm_calls: the LM calls that are not written yet; None if none are to be written.
         used_before: what the processes before this one have used that worked on the run.
-        totals_before: those of the thread before the run.
+        totals_before: what the runs of the thread before this one have used.
         begun: the executions inside of which earlier processes have committed.
         resumes: how often the run was resumed since its last rerun.
         journal: writes the rows of the run; None for a run that is not stored.
@@ -490,12 +470,12 @@ class ExecutionRecords:
     kept: dict[tuple[str, ...], KeptRun] = field(default_factory=dict)
     lm_calls: LMCallLog | None = None
     used_before: Mapping[str, Any] = field(default_factory=dict)
-    totals_before: Totals = Totals()  # noqa: RUF009 - a value
+    totals_before: Mapping[str, Any] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     resumes: int = 0
     trace: StoredTrace | None = None
     journal: Journal | None = None
-    fetch_and_decode: tuple[Fetch, DecodeValue] = (_no_blobs, encoding.decode)
+    fetch_and_decode: tuple[Fetch, DecodeValue] = (lambda _: {}, encoding.decode)  # a run that is not stored has none
     _commits: dict[tuple[str, ...], list[Row]] = field(default_factory=dict)
     # Executions that have committed, where a question may be open inside of one.
     _ended: set[str] = field(default_factory=set)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.ids import FIRST, Address, commit_name, full_id, is_within, outermost_execution
+from dspyer.ids import FIRST, Address, commit_name, full_id, outermost_execution
 from dspyer.log.reader import (
     EVERY,
     PRUNED,
@@ -46,6 +46,7 @@ from dspyer.log.rows import (
     COMMITS,
     RECORDS,
     CommitRow,
+    OpenRow,
     RowKind,
     UnreadablePatch,
     first_version,
@@ -55,6 +56,7 @@ from dspyer.patch import Replace, apply, seal
 from dspyer.record_codec import changed
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, Writers
+from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
@@ -231,16 +233,14 @@ class History:
         row, at = next(((row, at) for row, at in rows if row.kind == RowKind.OPEN), (None, None))
         if row is None or at is None:
             return commits
-        opening = None
-        with suppress(Exception):  # what the first commit needs of it is read again, and says what is wrong
-            opening = self.reader.opening([row])
         if commits:
             self.ends_open = False
-            commits[0] = (commits[0][0], at, commits[0][2])
-        elif opening is not None and opening.node != "START":
-            self.ends_open = True
-            commits = [(row, at, CommitRow(id=FIRST, node=opening.node, step=0, visit=1))]
-        return commits
+            return [(commits[0][0], at, commits[0][2]), *commits[1:]]
+        with suppress(StoreError):  # what the first commit needs of it is read again, and says what is wrong
+            if (node := OpenRow.of(row).node) != START:
+                self.ends_open = True
+                return [(row, at, CommitRow(id=FIRST, node=node))]
+        return []
 
     def _add_snapshot(self, run: LoggedRun, rows: RunRows, snapshot: LoadedSnapshot, root: Point | None) -> None:
         """Add the state of a snapshot as a commit that has the whole of it as its patch."""
@@ -384,23 +384,6 @@ _NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
 
 
 # --- Commits inside a node
-
-
-def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ...]) -> list[Commit]:
-    """Return the commits inside an execution, in canonical order. The inputs of an inner graph are not stored again.
-
-    Args:
-        reader: reads contents.
-        run_rows: the run of the execution.
-        scope: local ids of the executions around them, outermost first; one without the index of an item or the key of
-            a call matches all of them.
-    """
-    logs = scoped_logs(reader, run_rows, lambda inner: len(inner) == len(scope) and all(map(is_within, inner, scope)))
-    return [
-        entry.commit
-        for inner in sorted(logs, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
-        for entry in sorted(logs[inner], key=lambda entry: (entry.commit.step, entry.commit.branch))
-    ]
 
 
 def scoped_logs(

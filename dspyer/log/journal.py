@@ -95,9 +95,8 @@ class Heads:
     """The heads of the threads of one store, to which it does not refer. A pickle and a forked process have none.
 
     Attributes:
-        inboxes: the numbers of messages by their keys, and by None of the last one, of inboxes by id and identity.
-            Messages are only added, and the identity tells a later inbox of the name from a deleted one, so what is
-            here is the beginning of what there is.
+        inboxes: of inboxes by id, the number and the id of the last message that was read, and the numbers by their
+            keys. Messages are only added: as long as that one is there, so are those before it.
     """
 
     def __init__(self) -> None:
@@ -128,7 +127,7 @@ class Heads:
     def forget(self) -> None:
         """Forget all heads."""
         self._heads: OrderedDict[str, tuple[Place, RecoveredState]] = OrderedDict()
-        self.inboxes: dict[tuple[str, str], dict[str | None, int]] = {}
+        self.inboxes: dict[str, tuple[int, str, dict[str, int]]] = {}
         self._lock = Lock()  # after a fork the old one may be held for good
         self._process = os.getpid()
 
@@ -546,6 +545,14 @@ class Leases:
     def __init__(self, lease: float = LEASE) -> None:
         self.lease = lease
         self.forget()
+
+    def acquire(self, store: Store, thread: str, epoch: int, owner: Owner) -> Journal:
+        """Make an owner that of a thread, and hold its lease; the one before can write nothing more."""
+        journal = Journal(store, thread, 0, "", 0)
+        # Before the write makes the owner visible: this process would take one without a lease for dead.
+        self.hold(owner.token, journal)
+        journal.set_epoch(store.write(Change(thread, epoch, epoch + 1 if epoch else None, owner, LEASE)))
+        return journal
 
     def hold(self, token: str, journal: Journal) -> None:
         """Renew the lease of an owner until `let_go`."""

@@ -37,7 +37,7 @@ from dspyer.log.rows import (
 )
 from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
-from dspyer.reducers import BUILT_IN, Reducer, built_in
+from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -271,7 +271,7 @@ def commit_header(row: Row) -> CommitRow:
     try:
         return CommitRow.of(row)
     except StoreError:
-        return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq, visit=1)
+        return CommitRow(id=f"row-{row.seq}", node=UNKNOWN, step=row.seq)
 
 
 UNKNOWN = "?"
@@ -671,7 +671,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
 def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
         return replace(now, checks_result=False, limit=limit)
-    found = built_in(reducer) or Reducer(reducer, partial(_gone, reducer))
+    found = BUILT_IN.get(reducer) or Reducer(reducer, partial(_gone, reducer))
     start = found.empty
     if found is BUILT_IN["union"]:
         kind = type_text.partition("[")[0].partition(" ")[0]

@@ -56,7 +56,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 from dspyer.errors import StoreError, brief
 from dspyer.events import Answer, AskedCall, BranchPath, Commit, Exchange, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
-from dspyer.ids import full_id, index_of_id, part_id, path_of_id
+from dspyer.ids import full_id, part_id, path_of_id
 from dspyer.patch import DELETE, SealedPatch
 from dspyer.record_codec import JSON, MALFORMED, DecodeValue, Update, decode_fields, fields_of, short_encoder
 from dspyer.stores.base import Row, RunRow
@@ -429,8 +429,8 @@ class CommitRow(CommitContent):
         node: its author.
         route: the nodes that its branch continues to.
         times: when the node began, milliseconds since the Unix epoch, and how many microseconds it took.
-        step: length of the longest chain of commits up to it; -1 for the index in its id.
-        visit: how often the node has committed in its lineage; -1 for that index.
+        step: length of the longest chain of commits up to it.
+        visit: how often the node has committed in its lineage.
         settled: whether no other branch was active.
         parents: indexes of its parents among the commits of its scope; None for the one before it.
         scope: local ids of the executions around it, outermost first.
@@ -446,8 +446,8 @@ class CommitRow(CommitContent):
     node: str
     route: tuple[str, ...] = declared(default=(), metadata={"key": "to"})
     times: tuple[int, int] = declared(default=(0, 0), metadata=AT)
-    step: int = -1
-    visit: int = -1
+    step: int = 0
+    visit: int = 1
     settled: bool = True
     parents: tuple[int, ...] | None = None
     scope: tuple[str, ...] = ()
@@ -479,22 +479,6 @@ class CommitRow(CommitContent):
             failed=commit.failed_attempts,
             **more,
         )
-
-    def __post_init__(self) -> None:
-        if self.step < 0 or self.visit < 0:
-            index = index_of_id(self.id)
-            self.step = index if self.step < 0 else self.step
-            self.visit = index if self.visit < 0 else self.visit
-
-    def header(self) -> dict[str, Any]:
-        """Return the header of its row. In a loop of one node, step and visit are the index in its id."""
-        found = StoredRow.header(self)
-        index = index_of_id(self.id)
-        if self.step == index:
-            del found["step"]
-        if self.visit == index:
-            del found["visit"]
-        return found
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -653,10 +637,6 @@ class AnswerRow(StoredRow):
         return Answer(question, self.value, self.by, self.comment, self.at)
 
 
-PostKey = tuple[tuple[str, ...], str]
-"""The places in which a post was made, and its id there."""
-
-
 @dataclass(slots=True)
 class PostRow(StoredRow):
     """A post to a live field.
@@ -696,9 +676,9 @@ class PostRow(StoredRow):
         return self.patch[self.field]
 
     @property
-    def key(self) -> PostKey:
-        """Its key among the posts of the execution."""
-        return self.places, self.id
+    def path(self) -> tuple[str, ...]:
+        """The executions in which it was made, from that of the run on."""
+        return self.places or (self.execution,)
 
 
 @dataclass(slots=True)
@@ -774,34 +754,10 @@ class ResumeRow(StoredRow):
 
     Attributes:
         attempt: how often the run was resumed without a commit in between; 0 for a rerun.
-        executions: what is called again.
     """
 
     KIND: ClassVar[str] = RowKind.RESUME
     attempt: int = 0
-    executions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums of what the runs of a thread have used, up to one of them.
-
-    Attributes:
-        runs: how many there are.
-        usage: by language model.
-        cost: US dollars; None if a language model has no price.
-        steps: how many commits they have, without those of graphs inside nodes.
-    """
-
-    runs: int = 0
-    usage: Mapping[str, Mapping[str, Any]] = FrozenDict()
-    cost: float | None = 0.0
-    steps: int = 0
-
-    def with_run(self, usage: Mapping[str, Mapping[str, Any]], steps: int, runs: int = 1) -> Totals:
-        """Return the totals with a run more, or with what several runs have used together."""
-        total = sum_usage((self.usage, usage))
-        return Totals(self.runs + runs, total, total_cost(total), self.steps + steps)
 
 
 @dataclass(slots=True)
@@ -815,7 +771,7 @@ class EndRow(StoredRow):
         cost: what that has cost in US dollars; None if a language model has no price.
         ended: milliseconds since the Unix epoch; None for a run that has not ended.
         steps: how many commits it has, without those of graphs inside its nodes.
-        totals: of the thread, up to and with this run.
+        totals: what the runs of the thread have used, up to and with this one.
         expires: when the first of its questions expires; None for never.
         failures: those with which it ended, with their tracebacks as text.
         failed: the attempts before these, which other attempts followed.
@@ -828,7 +784,7 @@ class EndRow(StoredRow):
     cost: float | None = 0.0
     ended: int | None = declared(default=None, metadata=AT)
     steps: int = 0
-    totals: Totals = Totals()
+    totals: Mapping[str, Mapping[str, Any]] = FrozenDict()
     expires: float | None = None
     failures: JSONValues = ()
     failed: Annotated[tuple[Failure, ...], CONTENT] = ()
@@ -840,7 +796,7 @@ def end_row(
     failures: Iterable[tuple[Failure, BaseException]],
     usage: Mapping[str, Any] = FrozenDict(),
     steps: int = 0,
-    before: Totals = Totals(),
+    before: Mapping[str, Any] = FrozenDict(),
     attempts: Iterable[Failure] = (),
     expires: float | None = None,
 ) -> DraftRow:
@@ -852,12 +808,12 @@ def end_row(
         failures: those with which it ended.
         usage: what the whole run has used.
         steps: how many commits it has.
-        before: the totals of the thread before the run.
+        before: what the runs of the thread before it have used.
         attempts: those before the failures, which other attempts followed.
         expires: when the first of its open questions expires.
     """
     failed = tuple([failure.stored_with(error) for failure, error in failures])
-    totals, now = before.with_run(usage, steps), int(time() * 1_000)
+    totals, now = sum_usage((before, usage)), int(time() * 1_000)
     end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, expires, failed, tuple(attempts))
     return end.row()
 

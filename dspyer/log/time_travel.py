@@ -7,26 +7,28 @@ caches it for the `Thread` object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Answer, Commit, Question
+from dspyer.events import Answer, Commit, Question, Sent
 from dspyer.failure import Failure
-from dspyer.ids import Address, commit_name, full_id
-from dspyer.log.execution_records import ExecutionRecords, patches_in
+from dspyer.ids import Address, commit_name, full_id, is_within
+from dspyer.log.execution_records import ExecutionRecords
 from dspyer.log.history import (
     CommitListing,
     History,
     commit_row,
-    inner_commits,
     part_around,
     part_before,
     part_of,
     read_back,
     runs_back,
+    scoped_logs,
     writing_part,
 )
 from dspyer.log.journal import RowDigest, is_alive
@@ -42,18 +44,18 @@ from dspyer.log.reader import (
 from dspyer.log.rows import (
     CommitRow,
     EndRow,
+    LayerRow,
     ResumeRow,
     RowKind,
+    SentRow,
+    StoredRow,
     is_readable,
     run_label,
 )
 from dspyer.patch import DELETE
-from dspyer.redaction import Redaction, Redactor
-from dspyer.scheduler.lineage import (
-    touches,
-)
+from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
+from dspyer.stores.base import INBOX, Point, Row, RunQuery, Store, ThreadRow
 from dspyer.values.freezing import same
 from dspyer.values.scalars import KeyPath
 
@@ -299,14 +301,20 @@ class ThreadReader:
         return listed
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
-        """The commits of the graph inside of a node."""
+        """The commits of the graph inside of a node, in canonical order. Its inputs are not stored again."""
         outer = Address.parse(self.id_of(version))
-        listed = self.listed()
-        found: list[Commit] = []
+        listed, scope = self.listed(), outer.inside
+
+        def is_meant(inner: tuple[str, ...]) -> bool:
+            # One without the index of an item or the key of a call matches all of them.
+            return len(inner) == len(scope) and all(map(is_within, inner, scope))
+
+        found: list[LogEntry] = []
         for run in read_runs(self._reader.store, listed.heads, self.root):
-            if outer.run in run.labels.values():
-                found += inner_commits(self._reader, run, outer.inside)
-        return found
+            logs = scoped_logs(self._reader, run, is_meant) if outer.run in run.labels.values() else {}
+            for inner in sorted(logs, key=lambda inner: [(len(name), name) for name in inner]):  # item 2 before item 10
+                found += sorted(logs[inner], key=lambda entry: (entry.commit.step, entry.commit.branch))
+        return [entry.commit for entry in found]
 
     def id_of(self, commit: int | str) -> str:
         """The id of a commit, by its version or id."""
@@ -465,12 +473,6 @@ def status_of(store: Store, thread: str) -> str:
     return "new"
 
 
-def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
-    """The failures with which the last run ended."""
-    row = store.thread(thread)
-    return failures_in(store, None if row is None or row.head is None else last_end(store, row.head))
-
-
 def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
     """The failures in the row of the end of a run."""
     failures = () if end is None else EndRow.read(end, store.blobs).failures
@@ -480,23 +482,6 @@ def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
 def last_end(store: Store, at: Point) -> Row | None:
     """The row that says how the run up to `at` ended; None if it has not ended, or was resumed since."""
     return ending_row(row for _, row in newest_rows(store, at, 1))
-
-
-def thread_redactor(
-    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
-) -> Redactor | None:
-    """Return what hides values of a thread where it is read; it knows all that its runs have written, in nodes too.
-
-    `load` gives the state of the thread: a pruned history has not written all that is in it.
-    """
-    row = reader.store.thread(thread)
-    if redaction is None or row is None or row.head is None:
-        return None
-    redactor = Redactor(redaction, dict(load().raw_items()))
-    for run in read_runs(reader.store, [row.head], row.root):
-        for patch in patches_in(run.rows, reader.fetch, reader.decode):
-            redactor.learn_patch(patch)
-    return redactor
 
 
 def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
@@ -540,3 +525,73 @@ def resumes_without_progress(rows: Sequence[Row]) -> int:
             break
         count += row.kind == RowKind.RESUME
     return count
+
+
+# --- Messages to a thread, which `thread.send` writes
+#
+# The inbox of a thread is a log of rows beside its runs: a run that no run continues, with `inbox` in its header, whose
+# rows are the messages. The number of a row is the order of its message.
+#
+# How far an agent has read is a row that the layer `Inbox` adds to the commit of its turn: both are stored, or none.
+# Each run has in its header how far the runs before it have read.
+
+TOOK = "took"
+"""The kind of the rows that say how far an agent has read, and the key of a run's header for what was read before."""
+
+Progress = dict[tuple[str, str], int]
+"""The number of the last message that was read, by the identity of the inbox and the path of the agent."""
+
+
+def inbox_of(thread: str) -> str:
+    """The id of the run that is the inbox of a thread."""
+    return INBOX + blake2b(thread.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def identity_of(store: Store, inbox: str) -> str:
+    """The identity of an inbox, which one that was loaded from its export shares; `""` if there is none."""
+    found = store.run(inbox)
+    return "" if found is None else str(found.header.get("inbox", found.id))
+
+
+def progress_of(header: Mapping[str, Any], rows: Iterable[StoredRow]) -> Progress:
+    """The progress of agents: what the header of a run says, and rows of it."""
+    taken = [row.body for row in rows if isinstance(row, LayerRow) and row.name == TOOK]
+    places = sorted([tuple(place) for place in [*header.get(TOOK, ()), *taken]])  # the last one of an agent counts
+    return {(inbox, path): number for inbox, path, number in places}
+
+
+def progress_at(store: Store, thread: str, at: Point | None) -> Progress:
+    """The progress of the agents of a thread when a row was written; of a thread without an inbox nothing is read."""
+    run = None if at is None or not identity_of(store, inbox_of(thread)) else store.run(at.run)
+    if at is None or run is None:
+        return {}
+    rows = [row for row in store.rows(at.run, 0, at.seq) if row.kind == RowKind.LAYER and is_readable(row)]
+    return progress_of(run.header, [LayerRow.read(row, store.blobs) for row in rows])
+
+
+def messages_of(store: Store, inbox: str, first: int = 0, last: int | None = None) -> list[Sent]:
+    """The messages of an inbox from a number on, in their order."""
+    rows = [(row.seq, SentRow.read(row, store.blobs)) for row in store.rows(inbox, first, last)]
+    return [Sent(number, found.text, found.by, found.at, found.to) for number, found in rows]
+
+
+def unnamed(listeners: Collection[str]) -> list[str]:
+    """The paths of the agents that a message without a name is for: the graph itself, or else the nodes of it."""
+    return [""] if "" in listeners else [path for path in listeners if "/" not in path]
+
+
+def unread(store: Store, thread: str, listeners: Collection[str]) -> tuple[Sent, ...]:
+    """The messages of a thread that no turn has taken; `listeners` are the paths of the agents of its graph."""
+    found, inbox = messages_of(store, inbox_of(thread)), identity_of(store, inbox_of(thread))
+    if not found:
+        return ()
+    read, every = progress_at(store, thread, thread_bounds(store, thread)[0]), unnamed(listeners)
+    last = {path: number for (known, path), number in read.items() if known == inbox}
+    is_open = status_of(store, thread) != "completed"
+    return tuple(
+        [
+            replace(sent, open=is_open)
+            for sent in found
+            if all(last.get(path, -1) < sent.number for path in (every if sent.to is None else [sent.to]))
+        ]
+    )

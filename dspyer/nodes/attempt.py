@@ -63,11 +63,7 @@ from dspyer.log.execution_records import (
 from dspyer.log.journal import NewRows
 from dspyer.log.rows import DraftRow, EffectRow
 from dspyer.nodes.callables import members
-from dspyer.nodes.field_access import (
-    ViewSource,
-    chosen_plainly,
-    kind_of_parts,
-)
+from dspyer.nodes.field_access import kind_of_parts
 from dspyer.nodes.steps import OpenCalls, Script, TwoWays, arun_script, is_async, not_cancelled, run_script
 from dspyer.patch import DELETE
 from dspyer.scheduler.schedule import Branch
@@ -85,6 +81,7 @@ from dspyer.views import (
     fitted,
     render,
     select_parts,
+    select_plain_parts,
     sum_of_amounts,
     text_of,
 )
@@ -122,8 +119,7 @@ class Together:
         wake: makes the driver look again for what may begin. May be called from any thread.
         posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
             wait for the commit of their node.
-        posted: the number of posts, of a run without live fields.
-        each_round: called with the run, under the lock, whenever what may begin has begun.
+        posted: the number of the last post.
     """
 
     visible: bool
@@ -134,7 +130,6 @@ class Together:
     wake: Callable[[], object] = made(init=False)  # set by the driver
     posts: Any = None
     posted: int = 0
-    each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
 RESERVED_KEYS = ("before", "after")
@@ -165,24 +160,24 @@ class AttemptHost:
         answer: AnswerSource = no_answer,
         program: dspy.Module | None = None,
         resources: Mapping[type, object] = MappingProxyType({}),
-        views: ViewSource | None = None,
+        views: Any = None,
     ) -> None:
         self.records = ExecutionRecords()
         self.answer = answer
         self.program = program
         self.resources = resources
         self.together = Together(False)
-        self._views = views or ViewSource()
+        self._views = views
+
+    @property
+    def views(self) -> Any:
+        """The fields as views show them, and the permissions of the nodes (`RunViews`, which lies above the nodes)."""
+        return self._views
 
     @property
     def limit(self) -> TimeLimit | None:
         """The time that the node has in which the run is, and so all attempts of the run; None for no limit."""
         return None
-
-    @property
-    def views(self) -> ViewSource:
-        """The fields as views show them, and the permissions of the nodes."""
-        return self._views
 
     def publish(self, event: Event) -> None:
         """Adds an event to the stream."""
@@ -205,7 +200,7 @@ class AttemptHost:
         """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of one execution.
 
@@ -589,13 +584,13 @@ class Attempt:
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
             cut = View(view.field, steps)
-            return render(cut, *chosen_plainly(cut, sent, parts_kind), form, field_of)
+            return render(cut, *select_plain_parts(cut, sent, parts_kind), form, field_of)
         if position is None:
             raise InputError(f"{self.who} reads {view!r}: there is no run that it could be a view of")
         read = ViewRead(self.node, name or view.field, view, position.head)
         index = views.index(view.field, position)
         if index is None:
-            parts_kind, selected = chosen_plainly(view, position.state.raw(view.field, DELETE), parts_kind)
+            parts_kind, selected = select_plain_parts(view, position.state.raw(view.field, DELETE), parts_kind)
         else:
             if parts_kind == "amount" and form in ("values", "text", "frozen"):
                 total = sum_of_amounts(view, index, self.node)
@@ -682,16 +677,10 @@ NO_ANSWER = (None, type(None))
 """The values of `answer=` for a question that only waits for a resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Answers by key, or by execution and key (`"1:0/approve"`), given before the id of the run is known."""
-
-    answers: Mapping[str, Any]
-
-    def __call__(self, question: Question) -> Any:
-        """The answer to a question, `MISSING` if there is none."""
-        here = id_prefix(question.execution) + question.key
-        return self.answers.get(question.key, self.answers.get(here, MISSING))
+def _given(answers: Mapping[str, Any], question: Question) -> Any:
+    """The answer by key, or by execution and key (`"1:0/approve"`); `MISSING` if there is none."""
+    here = id_prefix(question.execution) + question.key
+    return answers.get(question.key, answers.get(here, MISSING))
 
 
 def answer_source(answers: Answers) -> AnswerSource:
@@ -699,7 +688,7 @@ def answer_source(answers: Answers) -> AnswerSource:
     if answers is None:
         return no_answer
     if isinstance(answers, Mapping):
-        return Given(dict(answers))
+        return partial(_given, dict(answers))
     if callable(answers):
         return answers
     raise TypeError(

@@ -11,6 +11,7 @@ import enum
 import json
 import pathlib
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -66,18 +67,11 @@ class Filler:
         self._allowed = allowed
         self._known: dict[str, Any] = {}
 
-    def may_fill(self, name: str) -> bool:
-        """Return whether the node may read the field or run value of this name."""
-        if name.startswith(RUN):
-            run = _run_of(self._call.context)
-            return run is not None and run_value_problem(name, run[0].topology.nodes) is None
-        return self._allowed is None or name in self._allowed
-
     def plain(self, name: str) -> Any:
         """The value as a plain copy; `_NOT_READ` if there is none."""
         found = self._known.get(name, self)
         if found is self:
-            found = self._known[name] = self._read(name) if self.may_fill(name) else _NOT_READ
+            found = self._known[name] = self._read(name)
         return found
 
     def text(self, name: str) -> str | None:
@@ -87,8 +81,12 @@ class Filler:
 
     def _read(self, name: str) -> Any:
         if name.startswith(RUN):
-            found = value_of_run(name, self._call.context)
+            run = _run_of(self._call.context)
+            known = run is not None and run_value_problem(name, run[0].topology.nodes) is None
+            found = value_of_run(name, self._call.context) if known else None
             return _NOT_READ if found is None else found
+        if self._allowed is not None and name not in self._allowed:
+            return _NOT_READ
         overlay, state = self._call.overlay, self._call.state
         if overlay is not None and name in overlay:
             return thaw(overlay.raw(name))
@@ -126,7 +124,7 @@ def _run_of(ctx: Context) -> tuple[RunState, Branch] | None:
 def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     """The value of an input that is a template or a run value."""
     if isinstance(source, Fill):
-        return fill_text(source.text, Filler(call, None).text).text
+        return fill_text(source.text, Filler(call, None).text)[0]
     found = value_of_run(source.name, call.context)
     return ("" if found is None else str(found)) if form == "text" else found
 
@@ -225,12 +223,7 @@ def plan_templates(
 
 def is_known(name: str, options: NodeOptions) -> bool:
     """Return whether a name in a text of a node is a field, a run value, or what a map or a condenser gives it."""
-    return (
-        name.startswith(RUN)
-        or options.schema.accepts_any_key
-        or name in options.schema.fields
-        or name in options.overlay
-    )
+    return name.startswith(RUN) or name in options.schema or name in options.overlay
 
 
 def unknown_names(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
@@ -500,7 +493,7 @@ def plan_binding(signature: FunctionSignature, options: NodeOptions, found: Flaw
     planner = _Planner(signature, options, found)
     for parameter in signature.parameters:
         planner.place(parameter)
-    return planner.planned()
+    return planner.binding()
 
 
 class _Planner:
@@ -509,12 +502,7 @@ class _Planner:
         self.schema, self.reads = options.schema, options.reads
         self.problems, self.unknown = found.problems, found.unknown
         self.problems += signature.problems
-        self.fields: list[FieldParameter] = []
-        self.resources: list[ResourceParameter] = []
-        self.states: list[str] = []
-        self.views: list[str] = []
-        self.contexts: list[str] = []
-        self.modules: list[str] = []
+        self.planned: dict[str, list[Any]] = defaultdict(list)  # by what the parameters get, as in `Binding`
 
     def place(self, parameter: Parameter) -> None:
         """Add one parameter to the plan; the first rule that fits decides."""
@@ -523,27 +511,27 @@ class _Planner:
         kind = class_of(parameter.annotation)
         # What the user has said comes before what a name or an annotation may mean.
         if name in self.options.modules:
-            self.modules.append(name)
+            self.planned["modules"].append(name)
         elif name in self.options.overlay or (self.reads is not None and name in self.reads):
             self._add_field(parameter)
         elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
-            self.contexts.append(name)
+            self.planned["contexts"].append(name)
         # An annotation counts before a field of the same name: the parameter would get a value of another type.
         elif kind is ImmutableState or _wrote(parameter, ImmutableState):
-            self.states.append(name)
+            self.planned["states"].append(name)
         elif is_field:
             self._add_field(parameter, readable=self.reads is None)
         elif self._is_view(parameter):
-            self.views.append(name)
+            self.planned["views"].append(name)
         elif name == "state":
-            self.states.append(name)
+            self.planned["states"].append(name)
         # With a schema, objects of a model or dataclass may be resources, without one values.
         elif (
             kind is not None
             and not parameter.text
             and not (self.schema.accepts_any_key if is_record(kind) else is_value_class(kind))
         ):
-            self.resources.append(ResourceParameter(name, kind, parameter.default))
+            self.planned["resources"].append(ResourceParameter(name, kind, parameter.default))
         else:
             self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
 
@@ -560,7 +548,8 @@ class _Planner:
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
         readable, copy = readable and not sent and computed is None, wants_copy(parameter.annotation)
-        self.fields.append(FieldParameter(name, field, copy, parameter.default, readable, view, form, computed))
+        given = FieldParameter(name, field, copy, parameter.default, readable, view, form, computed)
+        self.planned["fields"].append(given)
 
     def _is_view(self, parameter: Parameter) -> bool:
         model = self.schema.model
@@ -568,7 +557,7 @@ class _Planner:
 
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name
-        if self.schema.accepts_any_key or name in self.schema.fields:
+        if name in self.schema:
             allowed = list_names(self.reads or ())
             return f"{self.who}: its parameter {name!r} is not among its reads ({allowed}): add it there"
         text = f"{self.who}: its parameter {name!r} {unknown_field_text(name, self.schema)}"
@@ -588,13 +577,13 @@ class _Planner:
             "resource."
         )
 
-    def planned(self) -> Binding:
+    def binding(self) -> Binding:
         """The plan, after `reads` and `modules` were compared with the parameters."""
         taken = [parameter.name for parameter in self.signature.parameters]
         reads = self.reads
         if reads is not None:
             # What takes the state as a whole, or reads with ctx.view, may read any of them.
-            any_name = self.states or self.views or self.signature.takes_all or self.contexts
+            any_name = self.signature.takes_all or self.planned.keys() & {"states", "views", "contexts"}
             own = None if any_name else [name for name in taken if name not in self.options.modules]
             overlay, computed = self.options.not_fields, self.options.computed
             self.problems += check_names(reads, "reads", self.who, own=own, schema=self.schema, overlay=overlay)
@@ -604,7 +593,7 @@ class _Planner:
                 if name not in taken and own is None
             ]
             renamed = [name for name, field in reads.items() if name != field]
-            if self.views and renamed:
+            if "views" in self.planned and renamed:
                 self.problems.append(
                     f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads "
                     f"renames {list_names(renamed)}: take `state` or the fields themselves as parameters"
@@ -617,19 +606,9 @@ class _Planner:
                     f"{suggestion(name, taken)}"
                 )
             elif name not in taken:
-                self.modules.append(name)
-        return Binding(
-            self.who,
-            tuple(self.fields),
-            tuple(self.states),
-            tuple(self.views),
-            tuple(self.contexts),
-            tuple(self.resources),
-            tuple(self.modules),
-            takes_all=self.signature.takes_all,
-            reads=reads,
-            schema=self.schema,
-        )
+                self.planned["modules"].append(name)
+        planned: dict[str, Any] = {gets: tuple(parameters) for gets, parameters in self.planned.items()}
+        return Binding(self.who, **planned, takes_all=self.signature.takes_all, reads=reads, schema=self.schema)
 
 
 def _wrote(parameter: Parameter, kind: type) -> bool:

@@ -135,7 +135,7 @@ def function_finder(fn: Callable[..., object], binding: Binding, options: NodeOp
 
 def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Built:
     schema, found = options.schema, Flaws(options.who)
-    known = [name for name in model.model_fields if schema.accepts_any_key or name in schema.fields]
+    known = [name for name in model.model_fields if name in schema]
     needed = [name for name, info in model.model_fields.items() if info.is_required()]
     found.unknown += [
         f"{options.who}: the field {name!r} of {model.__name__} {unknown_field_text(name, schema)}"

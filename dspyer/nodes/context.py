@@ -502,7 +502,7 @@ class Context:
         attempt.check_running(f"posts to {field!r}")
         self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
         schema = attempt.host.views.schema
-        if not schema.accepts_any_key and field not in schema.fields:
+        if field not in schema:
             hint = suggestion(field, schema.fields)
             raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
         if schema.reducer(field) is None and field not in schema.live_fields and attempt.position is not None:
@@ -562,7 +562,7 @@ class Context:
             self._check_permitted("reads", field, f"looks at {view!r}, and {field!r}", InputError)
         problems = view_problems(view, "ctx.view", schema, attempt.who)
         problems += author_problems(view, "ctx.view", (START, *views.nodes), attempt.who)
-        if not schema.accepts_any_key and view.field not in schema.fields:
+        if view.field not in schema:
             hint = suggestion(view.field, schema.fields)
             problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
         if problems:

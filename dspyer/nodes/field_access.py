@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, is_typeddict
+from typing import Any, TypeAlias, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
@@ -19,18 +19,9 @@ from dspyer.errors import list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import WITH_PARTS, conversation
-from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
-from dspyer.scheduler.schedule import Branch
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
-from dspyer.values.frozen import FrozenList
-from dspyer.views import (
-    Entry,
-    View,
-    ViewForm,
-    ViewRead,
-    select_plain_parts,
-)
+from dspyer.views import Entry, View, ViewForm
 
 # --- the names of `reads` and `writes`: a node's own names on the left, the fields of the state on the right
 
@@ -84,10 +75,10 @@ def check_names(
     for left, right in names.items():
         # Names that are right are most: they leave the loop here.
         known_left = own is None or left in own
-        if known_left and (_is_field(right, schema) or right in overlay):
+        if known_left and (right in schema or right in overlay):
             continue
         swap = ""
-        if left != right and (own is None or right in own) and (_is_field(left, schema) or left in overlay):
+        if left != right and (own is None or right in own) and (left in schema or left in overlay):
             swap = f" The node's own name is on the left: write {option}={{{right!r}: {left!r}}}."
         if not known_left:
             parts = "inputs" if option == "reads" else "outputs"
@@ -112,72 +103,6 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
         f"has {list_names(names)}, none of which is a field of the state ({list_names(schema.fields)}). What a "
         "function returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
     )
-
-
-def _is_field(name: str, schema: Schema) -> bool:
-    return schema.accepts_any_key or name in schema.fields
-
-
-OPEN = Schema.of(None)
-NO_NODES: Mapping[str, Any] = {}
-
-
-class Changed(NamedTuple):
-    """The change of a field since a node last ran.
-
-    Attributes:
-        field: its name.
-        before: the frozen value at that time, `DELETE` for none.
-        after: the frozen value now.
-        parts: its new parts; None for a field whose parts are not tracked.
-    """
-
-    field: str
-    before: Any
-    after: Any
-    parts: FieldParts | None
-
-
-class ViewSource:
-    """The history of fields in a run, and the permissions of its nodes; this class has those of no run."""
-
-    schema: Schema = OPEN
-    nodes: Mapping[str, Any] = NO_NODES
-
-    def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """The parts of a field with their authors, up to the last commit of a branch; None if it has no parts."""
-
-    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of a field that a node has not read yet; the field must have parts."""
-        raise NotImplementedError
-
-    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """The changes since a node last ran, of some fields or all."""
-        del branch, reader, fields
-        return []
-
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node may read or write through `ctx`; None for all."""
-        known = self.nodes.get(node)
-        allowed: frozenset[str] | None = None if known is None else known.permitted_fields(option)
-        return allowed
-
-    def record_read(self, read: ViewRead) -> None:
-        """Record that a view was read. May be called from any thread."""
-
-    def warning(self, branch: Branch) -> str:
-        """The warning for a node near the step limit of its run; "" while it is far from it."""
-        del branch
-        return ""
-
-
-def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
-    """The parts that a view selects of a value whose authors are unknown, and the kind of these parts."""
-    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last" and parts_kind != "messages":
-        # Cut the list before its parts are made: `last(3)` of a long list then costs three parts.
-        value = value[-view.steps[0].argument :]
-    parts_kind, parts = unattributed_parts(value, parts_kind)
-    return parts_kind, select_plain_parts(view, parts_kind, parts)
 
 
 # --- checks

@@ -128,7 +128,7 @@ def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
 
 def _filled_question(question: str, /, **fields: Any) -> str:
     """The text of a question, with fields as a prompt shows them."""
-    return fill_text(question, {name: shown_in_prompt(value) for name, value in fields.items()}.get).text
+    return fill_text(question, {name: shown_in_prompt(value) for name, value in fields.items()}.get)[0]
 
 
 def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[
             f"{options.who}: its answer goes nowhere, so a no would change nothing: name a field, into='approved', or "
             "say answer=None if it is there to wait only"
         )
-    elif not schema.accepts_any_key and into not in schema.fields:
+    elif into not in schema:
         yield f"{options.who}: into={into!r} {unknown_field_text(into, schema)}"
     elif not schema.accepts_any_key:
         reason = misfit(schema, into, asked.answer) or _never_fits(asked.answer, into, options)

@@ -36,7 +36,7 @@ from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.values.scalars import is_number
+from dspyer.values.scalars import is_number, is_whole_number
 
 FIRST_ITEMS: Final = 20
 """If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
@@ -199,7 +199,7 @@ class Tolerance:
         return [self._kinds[index] for index in range(FIRST_ITEMS) if index in self._kinds]
 
     def note(self, index: int, result: object) -> None:
-        """Counts the result of an item that was called, as it arrives."""
+        """Counts the result of an item that was called, by its place among these. Results come as the items end."""
         failed = result if isinstance(result, FailedItem) else None
         kind = "" if failed is None or failed.failure.retryable else failed.failure.type
         self._kinds[self._fresh[index].index] = kind
@@ -432,10 +432,8 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
     reducer = options.schema.reducer(into)
     live = frozenset(options.schema.live_fields).intersection((node.writes or {}).values())
     most: Any = max_concurrency
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
-        problems.append(f"{options.who}: max_concurrency={most!r}: give the most items that run at once, or None")
-    elif most is not None and most < 1:
-        problems.append(f"{options.who}: max_concurrency={most} lets no item run: give 1 or more, or None")
+    if most is not None and not (is_whole_number(most) and most > 0):
+        problems.append(f"{options.who}: max_concurrency={most!r}: give the most items that run at once, 1 or more")
     outer = MapNode(
         name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},
@@ -459,12 +457,10 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
 
 def _field_problems(options: NodeOptions, over: str, into: str) -> list[str]:
     schema = options.schema
-    if schema.accepts_any_key:
-        return []
     problems = [
         f"{options.who}: {option}={name!r} {unknown_field_text(name, schema)}"
         for option, name in (("over", over), ("into", into))
-        if name not in schema.fields
+        if name not in schema
     ]
     kind = class_of(schema.fields[over].annotation) if over in schema.fields else None
     if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
@@ -488,7 +484,7 @@ def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
     for option in ("over", "into", "item"):
         if failures == getattr(mapped, option):
             return [*problems, f"{who}: failures={failures!r} is its {option}=, too: give the failures their own field"]
-    if not options.schema.accepts_any_key and failures not in options.schema.fields:
+    if failures not in options.schema:
         return [*problems, f"{who}: failures={failures!r} {unknown_field_text(failures, options.schema)}"]
     wrong = misfit(options.schema, failures, list[Failure])
     if wrong:

@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import dspy
-from dspy import Completions
 from pydantic_core import PydanticUndefined
 
 from dspyer.errors import NodeOutputError, StateError, brief, list_names, suggestion
@@ -128,7 +127,7 @@ class ModuleNode(BoundNode):
             updates |= self.turns.updates(self.name, inputs, values, before)
         if warning:
             updates = with_warning(self.turns, updates, warning)
-        return Reply(updates, None, True, completions_by_field(result, self.gives))
+        return Reply(updates, None, True)
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
@@ -178,7 +177,7 @@ def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) 
             f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
-            if not schema.accepts_any_key and name not in schema.fields
+            if name not in schema
         ]
         return names
     if not schema.accepts_any_key:
@@ -232,8 +231,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
             unset = default or view is not None  # a view of an unset field is empty, which is no error
             fields.append(FieldParameter(name, reads[name], copy, unset, readable, view, form, computed))
             continue
-        readable = name in found.inputs and reads is None and name not in options.overlay
-        readable = readable and (schema.accepts_any_key or name in schema.fields)
+        readable = name in found.inputs and reads is None and name not in options.overlay and name in schema
         if not readable and not default and name not in options.overlay:  # a `Send` may bring it
             wrong.unknown.append(_unknown_input(name, options, who))
         fields.append(FieldParameter(name, name, copy, default, readable))
@@ -264,15 +262,6 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
         "or a dict"
     )
-
-
-def completions_by_field(result: object, gives: FieldNames | None) -> Completions | None:
-    """The completions of a prediction by field of the state: those of `Predict(n=2)` have two values for each."""
-    found = result.completions if isinstance(result, dspy.Prediction) else None
-    if found is None:
-        return None
-    names = {name: name for name, _ in found.items()} if gives is None else gives
-    return Completions({field: found[name] for name, field in names.items() if name in found})
 
 
 def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
@@ -518,7 +507,7 @@ def _of_graph(graph: Any) -> ModuleIO:
     outputs = None if names is None else {name: value_type(schema, name) for name in names}
     # A view comes as text to a field of texts; values of all other types are checked when the graph begins.
     kinds = {name: str if without_none(value_type(schema, name)) is str else Any for name in graph.inputs}
-    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.also)), outputs)
+    return ModuleIO(kinds, frozenset(graph.inputs) - graph.required, tuple(sorted(graph.of_around)), outputs)
 
 
 def _forward_of(kind: type) -> Any:
@@ -573,44 +562,38 @@ def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
 
 def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
     """A reader for the classes that hold the user's signature in their attribute `signature`."""
+    return lambda module: replace(of_signature(module.signature), by_products=by_products, extras=extras)
+
+
+def _predicted(by_product: str) -> ReadModule:
+    """A reader for the classes whose predictor has the user's signature, with one more output."""
 
     def read(module: Any) -> ModuleIO:
-        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
+        found = of_signature(module.predict.signature)
+        outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != by_product}
+        return replace(found, outputs=outputs, by_products=(by_product,))
 
     return read
 
 
-def _chain_of_thought(module: Any) -> ModuleIO:
-    found = of_signature(module.predict.signature)
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
-    return replace(found, outputs=outputs, by_products=("reasoning",))
-
-
 def _comparison(module: Any) -> ModuleIO:
     """`MultiChainComparison`: callers pass the list `completions` for the inputs `reasoning_attempt_1` to `_M`."""
-    found = of_signature(module.predict.signature)
+    found = _predicted("rationale")(module)
     attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
     inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
-    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
-
-
-def _of_inner(module: Any) -> ModuleIO:
-    """`BestOfN` and `Refine`: the inputs and outputs of the module that they call several times."""
-    return module_io(module.module)
+    return replace(found, inputs={"completions": list[Any], **inputs})
 
 
 TABLE: Mapping[type, ReadModule] = {
     dspy.Predict: _own(),
-    dspy.ChainOfThought: _chain_of_thought,
+    dspy.ChainOfThought: _predicted("reasoning"),
     dspy.ReAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.ReActV2: _own("history", "termination_reason", extras=("history", "max_iters")),
     dspy.RLM: _own("trajectory", "final_reasoning"),
     dspy.ProgramOfThought: _own("reasoning"),
     dspy.CodeAct: _own("trajectory", "reasoning", extras=("max_iters",)),
     dspy.MultiChainComparison: _comparison,
-    dspy.BestOfN: _of_inner,
-    dspy.Refine: _of_inner,
+    **dict.fromkeys((dspy.BestOfN, dspy.Refine), lambda module: module_io(module.module)),  # which they call
     dspy.Flex: _own(),
 }
 """The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
@@ -757,7 +740,7 @@ class SubgraphNode(BoundNode):
         elif self.per_item:
             # Of an item that declares nothing, its inputs are no results.
             values = {name: value for name, value in values.items() if name not in inputs}
-        return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
+        return Reply(values, None, True)
 
 
 def _is_sent(call: Call) -> bool:
@@ -783,7 +766,7 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         partial = {name for name in options.views if options.schema.reducer(name) is None}
         # The inputs that the graph may change and that come from the field of their name.
         may = set(graph.inputs if graph.writes is None else graph.writes).difference(partial)
-        changed = [name for name in (*graph.inputs, *graph.also) if name in may and reads.get(name) == name]
+        changed = [name for name in (*graph.inputs, *graph.of_around) if name in may and reads.get(name) == name]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
@@ -823,7 +806,7 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
-        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.also)))
+        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.of_around)))
         wrong.problems += check_names(options.writes, "writes", wrong.who, own=known, schema=schema)
         return options.writes
     if own is None:
@@ -839,4 +822,4 @@ def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames |
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
-    return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
+    return {name: name for name in names if name in schema}

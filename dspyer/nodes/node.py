@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias
 
 import dspy
 from typing_extensions import TypeVar
@@ -110,29 +110,13 @@ class Command(Generic[TargetT]):
     result: object = None
 
 
-class StartRule(Protocol):
-    """Decides from the results so far whether further calls of a `Runner` start.
-
-    Attributes:
-        may_start: whether the next call may start now.
-        ended: whether no further call will ever start.
-    """
-
-    @property
-    def may_start(self) -> bool: ...
-    @property
-    def ended(self) -> bool: ...
-
-    def note(self, index: int, result: Any, /) -> None:
-        """Count the result of a call, by its index. Results come in the order in which the calls end."""
-
-
 class Runner:
     """The way in which a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
     Calls start in their order, and results come in that order. After a call has raised, no new one is started and those
     that run are finished; then the first failure in the order of the calls is raised unchanged. A call that asks a
-    question stops no other call. If a rule ends the calls, the results are those of the calls that started.
+    question stops no other call. If a rule (the `Tolerance` of a map, which lies above) ends the calls, the results are
+    those of the calls that started.
 
     This class makes one sync call after the other, for a node that is called without a run.
 
@@ -144,9 +128,7 @@ class Runner:
     __slots__ = ()
     session: Any = None
 
-    def gather(
-        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
-    ) -> list[T]:
+    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: Any = None) -> list[T]:
         """The results of sync calls."""
         del max_concurrency
         results: list[T] = []
@@ -159,7 +141,7 @@ class Runner:
         return results
 
     async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: Any = None
     ) -> list[T]:
         """The results of async calls."""
         raise NotImplementedError
@@ -270,13 +252,11 @@ class Reply(NamedTuple):
         updates: by field of the state; permitted, not validated.
         goto: targets that replace the node's edges, of a layer or a kind also one alone; None takes the edges.
         whole: whether the values replace what is there, without a merge of dicts.
-        completions: the completions of a module's prediction, by field of the state; None if it has none.
     """
 
     updates: Mapping[str, object]
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
-    completions: Any = None
 
 
 def checked_reply(reply: object, call: Call) -> Reply:
@@ -317,7 +297,6 @@ class Output(NamedTuple):
         failure: what the output reports of an exception, if the node has raised one.
         call: the call that gave it: of the last attempt.
         updates: the updates of the node, of which `patch` is the effect on the state.
-        completions: the completions of a module's prediction, by field of the state; None if it has none.
         exchange: what the node has exchanged with nodes that run at the same time; None for nothing.
     """
 
@@ -329,7 +308,6 @@ class Output(NamedTuple):
     failure: Failure | None
     call: Call
     updates: Mapping[str, object] = NOTHING
-    completions: Any = None
     exchange: Exchange | None = None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
@@ -191,73 +191,47 @@ class KindOptions(ABC):
         """The line of a program's source that adds the node; `show` writes a function, module or other value in it."""
 
 
-def node_options(
-    name: str,
-    node: object,
-    schema: Schema,
-    *,
-    reads: ReadsSpec | None = None,
-    writes: NamesSpec | None = None,
-    modules: Mapping[str, dspy.Module] | None = None,
-    goto: Iterable[str] = (),
-    map: MapOptions | None = None,  # noqa: A002 - the field's name; the builtin is not used here
-    frozen: bool | None = None,
-    condense: Mapping[str, dspy.Module] | None = None,
-    retry: Retry | int | OfGraph | None = OfGraph.RETRY,
-    timeout: float | None = None,
-    cache: Cache | bool | None = None,
-    layers: tuple[Layer, ...] = (),
-    lm: dspy.BaseLM | None = None,
-    conversation: bool = True,
-) -> NodeOptions:
+def node_options(name: str, node: object, schema: Schema, **given: Any) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
-    who = f"node {name!r}"
-    twice = ""
+    # What users give is not trusted to have the declared type: each mistake is one more problem, and not a traceback.
+    raw: Any = NodeOptions(name, schema, node, **given)
+    who, twice = raw.who, []
+    reads, writes, modules, goto = raw.reads, raw.writes, raw.modules, raw.goto
     # A kind of the user's own says itself what it reads: said twice, the two could differ.
     if isinstance(node, Node):
-        if reads is not None or writes is not None or modules is not None or goto:
+        if reads is not None or writes is not None or modules or goto:
             kind = type(node).__name__
-            twice = f"{who}: what it reads, writes, calls and goes to are facts of the {kind}: give them to {kind}(...)"
+            twice = [
+                f"{who}: what it reads, writes, calls and goes to are facts of the {kind}: give them to {kind}(...)"
+            ]
         reads, writes, modules, goto = node.reads, node.writes, node.modules, node.goto
     names, views, computed = _split_reads(reads)
     read, problems = name_map(names, "reads", who)
-    problems += [twice] if twice else []
+    problems += twice
     problems += [problem for own, view in views.items() for problem in view_problems(view, own, schema, who)]
-    # What users give is not trusted to have the declared type: each mistake is one more problem, and not a traceback.
-    given: Any = modules
-    if given is not None and not isinstance(given, Mapping):
+    if modules is not None and not isinstance(modules, Mapping):
         problems.append(f"{who}: modules takes a dict from parameters to modules, {{'predict': dspy.Predict(...)}}")
-        given = None
+        modules = None
     written, more = name_map(writes, "writes", who)
     problems += more
-    attempts = retry if isinstance(retry, OfGraph) else _given(Retry.from_option, retry, who, problems)
-    seconds = _given(_timeout, timeout, who, problems)
-    flags = {"conversation": conversation} if frozen is None else {"conversation": conversation, "frozen": frozen}
+    retry = raw.retry if isinstance(raw.retry, OfGraph) else _given(Retry.from_option, raw.retry, who, problems)
+    timeout = _given(_timeout, raw.timeout, who, problems)
+    flags = {"conversation": raw.conversation} | ({} if raw.frozen is None else {"frozen": raw.frozen})
     problems += [f"{who}: {problem}" for problem in flag_problems(**flags)]
-    kept = _given(Cache.of, cache, who, problems)
-    model = _given(_language_model, lm, who, problems)
-    return NodeOptions(
-        name,
-        schema,
-        node,
-        read,
-        written,
-        dict(given or {}),
-        (goto,) if isinstance(goto, str) else tuple(goto),
-        frozenset() if map is None else frozenset([map.item]),
-        views,
-        computed,
-        map,
-        frozen,
-        condense,
-        tuple(problems),
-        attempts,
-        seconds,
-        kept,
-        layers,
-        model,
-        conversation,
+    made: NodeOptions = raw._replace(
+        reads=read,
+        writes=written,
+        modules=dict(modules or {}),
+        goto=(goto,) if isinstance(goto, str) else tuple(goto),
+        overlay=frozenset() if raw.map is None else frozenset([raw.map.item]),
+        views=views,
+        computed=computed,
+        retry=retry,
+        timeout=timeout,
+        cache=_given(Cache.of, raw.cache, who, problems),
+        lm=_given(_language_model, raw.lm, who, problems),
     )
+    return made._replace(problems=tuple(problems))  # those of the last options too
 
 
 def _given(made: Callable[[Any], T], option: Any, who: str, problems: list[str]) -> T | None:

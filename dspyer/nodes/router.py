@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
+from dspyer.errors import RouteError, annotate, brief, list_names, noting, suggestion
 from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, plan_binding, plan_templates
 from dspyer.nodes.callables import gives_literals_alone, hidden_problems, literals, members, mentions, read_signature
 from dspyer.nodes.field_access import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
@@ -67,7 +67,7 @@ class FunctionRouter(Router):
         """The targets that the function returns, which is sync and cheap: it is called here, in no step."""
         yield from ()
         arguments = self.binding.bind(call)
-        try:
+        try:  # no block of `noting`, which costs something without an error too
             result = self.fn(**arguments)
         except Exception as error:
             annotate(error, f"in {self.who}")
@@ -104,11 +104,8 @@ class ModuleRouter(Router):
         """The targets of the module's output."""
         assert self.module_name is not None
         inputs = self.binding.bind(call)
-        try:
+        with noting(f"in {self.who}"):
             result = yield filled(ModuleStep(getattr(call.program, self.module_name), inputs), self.templates), call
-        except Exception as error:
-            annotate(error, f"in {self.who}")
-            raise
         values = values_of_prediction(result, self.who, known=True)
         (label,) = selected(values, {self.label: self.label}, self.who).values()
         reason = next((str(values[name]) for name in REASONS if values.get(name)), None)
@@ -299,7 +296,7 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
 
 
 def _build_field_router(field: str, options: RouterOptions, schema: Schema, found: Flaws) -> Router | None:
-    if not schema.accepts_any_key and field not in schema.fields:
+    if field not in schema:
         text = f"{field!r} {unknown_field_text(field, schema)} A router that is a string is a field."
         found.problems.append(f"{found.who}: {text}")
         return None

@@ -202,14 +202,12 @@ class FunctionStep(NamedTuple):
     arguments: Mapping[str, Any]
     asynchronous: bool = False
 
-    def call(self, call: Call) -> Any:
+    def call(self, _call: Call) -> Any:
         """Call it from sync code."""
-        del call
         return call_function(self.fn, self.arguments, self.asynchronous)
 
-    async def acall(self, call: Call) -> Any:
+    async def acall(self, _call: Call) -> Any:
         """Call it from async code."""
-        del call
         return await acall_function(self.fn, self.arguments, self.asynchronous)
 
 
@@ -219,14 +217,12 @@ class ModuleStep(NamedTuple):
     module: dspy.Module
     inputs: Mapping[str, Any]
 
-    def call(self, call: Call) -> Any:
+    def call(self, _call: Call) -> Any:
         """Call it from sync code."""
-        del call
         return call_module(self.module, self.inputs)
 
-    async def acall(self, call: Call) -> Any:
+    async def acall(self, _call: Call) -> Any:
         """Call it from async code."""
-        del call
         return await acall_module(self.module, self.inputs)
 
 
@@ -236,14 +232,12 @@ class TwoWays(NamedTuple):
     sync: Callable[[], Any]
     asynchronous: Callable[[], Awaitable[Any]]
 
-    def call(self, call: Call) -> Any:
+    def call(self, _call: Call) -> Any:
         """Do it in sync code."""
-        del call
         return self.sync()
 
-    async def acall(self, call: Call) -> Any:
+    async def acall(self, _call: Call) -> Any:
         """Do it in async code."""
-        del call
         return await self.asynchronous()
 
 

@@ -1,4 +1,4 @@
-"""`dataset`: examples with gold from stored runs, and from what somebody has corrected in them."""
+"""`dataset`: examples with gold from stored runs, and from corrections of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dataset(
 
     A correction of a run, by `thread.update(patch, as_node=node)`, is gold: it counts in the place of what the node has
     written. What was made from the wrong value stays as it was, unless the thread was resumed. `example.corrected`
-    names the fields that somebody has corrected.
+    names the fields that were corrected.
 
     Args:
         archive: the archive.

@@ -1,4 +1,4 @@
-"""What is wrong with the examples of an optimization, found before the first run."""
+"""Checks of the examples of an optimization, before the first run."""
 
 from __future__ import annotations
 

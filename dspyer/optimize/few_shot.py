@@ -15,7 +15,7 @@ from dspyer.errors import StoreError, brief
 from dspyer.lm.not_public import Hasher
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, Step, faults, observe
+from dspyer.optimize.gold_run import Sheet, PredictorCall, faults, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -194,7 +194,7 @@ class FewShot(dspy.BootstrapFewShot):
 def _demos(sheet: Sheet, is_full: bool) -> dict[str, dspy.Example]:
     """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
     verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
-    steps: dict[int, Step] = {}
+    steps: dict[int, PredictorCall] = {}
     for value in sheet.values:
         for step in () if value.kind == "graph" else value.steps:
             verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict

@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 
 class _NoGold:
-    """The gold of a value of which nobody knows what is right."""
+    """The gold of a value that has none."""
 
     def __repr__(self) -> str:
         return "NO_GOLD"

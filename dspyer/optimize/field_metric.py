@@ -160,23 +160,23 @@ class FieldMetric:
         """The keys whose metric has gold."""
         return tuple(key for key, metric in self.metrics.items() if isinstance(metric, Equals))
 
-    def key_for(self, path: Sequence[str], field: str) -> str | None:
+    def _key_for(self, path: Sequence[str], field: str) -> str | None:
         """The key that holds for a field which the node at a path has written; None if none does."""
         for around, key in self._keys.get(field, ()):
             if tuple(path[: len(around)]) == around:
                 return key
         return None
 
-    def gold(self, key: str, example: Any, state: Any) -> Any:
-        """What is right, for a value that was written with a state; `NO_GOLD` if the metric only judges."""
+    def _gold(self, key: str, example: Any, state: Any) -> Any:
+        """The gold for a value that was written with a state; `NO_GOLD` if the metric only judges."""
         metric = self.metrics[key]
         return metric.expected(example, state) if isinstance(metric, Equals) else NO_GOLD
 
-    def judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
+    def _judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
         """The verdict of the metric of a key on one value."""
         return judged(self.metrics[key], key, example, value, state)
 
-    def compared(self, key: str, value: Any, gold: Any) -> FieldResult:
+    def _compared(self, key: str, value: Any, gold: Any) -> FieldResult:
         """The verdict on an item of a list, by its gold."""
         metric: Any = self.metrics[key]
         return FieldResult(float(metric.is_equal(value, gold)))
@@ -219,12 +219,12 @@ class FieldMetric:
         if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
             return 0.0
         keys = (self.goal,) if self.weights is None else tuple(self.weights)
-        results = {key: self.final(key, example, pred) for key in keys}
+        results = {key: self._final(key, example, pred) for key in keys}
         if pred.keys():
             self._warn_of_missing([key for key, result in results.items() if result is None], pred)
         return self._mean(results)
 
-    def final(self, key: str, example: Any, pred: dspy.Prediction) -> FieldResult | None:
+    def _final(self, key: str, example: Any, pred: dspy.Prediction) -> FieldResult | None:
         """The result of a metric for the value in the end: of the prediction, else of the state of its run."""
         field, run = key.rpartition(".")[2], _run_of(pred)
         if field in pred:
@@ -243,7 +243,7 @@ class FieldMetric:
                 state = run.at(run.blame((field,)).id)
             except LookupError:  # it was given, or an earlier run of the thread has written it
                 state = run.state
-        return self.judge(key, example, value, state)
+        return self._judge(key, example, value, state)
 
     def _warn_of_missing(self, keys: Iterable[str], pred: dspy.Prediction) -> None:
         """Says once for each key that a program did not give its field: the name may be misspelt."""
@@ -295,23 +295,23 @@ class FieldMetric:
 
     def _found(self, path: Sequence[str], name: str, example: Any, value: Any, state: Any) -> tuple[str, str]:
         """The verdict on an input or output of a step, and its text; none if no metric can tell."""
-        key = self.key_for(path, name)
+        key = self._key_for(path, name)
         if key is None or takes_state(self.metrics[key]):
             return "unknown", ""
-        result = self.judge(key, example, value, state)
+        result = self._judge(key, example, value, state)
         if result.verdict == "unknown":
             return "unknown", result.feedback or ""
-        return result.verdict, wrong_text(name, value, result, self.gold(key, example, state))
+        return result.verdict, wrong_text(name, value, result, self._gold(key, example, state))
 
     def _goal_text(self, example: Any, pred: Any) -> str:
         """The feedback for a step of which no metric can tell anything."""
         run = _run_of(pred) if isinstance(pred, dspy.Prediction) else None
-        result = self.final(self.goal, example, pred) if isinstance(pred, dspy.Prediction) else None
+        result = self._final(self.goal, example, pred) if isinstance(pred, dspy.Prediction) else None
         name = self.goal.rpartition(".")[2]
         if result is None:
             return f"The program gave no `{name}`; this step may be the cause."
         value = pred[name] if name in pred or run is None else run.state[name]
-        return wrong_text(name, value, result, self.gold(self.goal, example, pred))
+        return wrong_text(name, value, result, self._gold(self.goal, example, pred))
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{key!r}: {metric_name(metric)}" for key, metric in self.metrics.items())

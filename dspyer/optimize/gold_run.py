@@ -27,7 +27,7 @@ from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.layer import GoldLayer, ItemLayer
+from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
 Scope = tuple[int, tuple[str, ...]]
@@ -38,7 +38,7 @@ OUTSIDE: Scope = (-1, ())
 """In place of a run: what a hand-written module calls itself."""
 
 
-class Step(NamedTuple):
+class PredictorCall(NamedTuple):
     """One call of a predictor: its full name in the program, its inputs, and what it gave."""
 
     predictor: str
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of gold a value is compared with, if it is a part of a list.
+    """The part of gold that a value is compared with, if it is a part of a list.
 
     Attributes:
         position: the index of the entry that a `Send` target adds; None for a map, whose items are compared one by one.
@@ -98,7 +98,7 @@ class Value:
     gold: Any = NO_GOLD
     may_replace: bool = True
     replaced: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PredictorCall, ...] = ()
     reads: list[Value] = made(default_factory=list)
 
     @property
@@ -118,7 +118,7 @@ class Value:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where it was written, which is the same in two runs of an example."""
+        """The place where it was written, the same in two runs of an example."""
         return self.scope, self.commit, self.path, self.field, self.item
 
     @property
@@ -128,7 +128,7 @@ class Value:
 
 
 class _Ended:
-    """What is known of one run, once it has ended."""
+    """The facts of one run, once it has ended."""
 
     def __init__(self, run: Any) -> None:
         self.graph = run.graph
@@ -148,7 +148,7 @@ class _Ended:
 
 
 class Sheet:
-    """What the nodes of one call of a program have written, and what they had read.
+    """The values that the nodes of one call of a program have written, and those that they had read.
 
     Args:
         metric: the metric by field.
@@ -217,7 +217,7 @@ class Sheet:
         return self._paths[(number, around[:-1]), whole_execution(around[-1])]
 
     def judged(self, number: int, call: Call, node: Node, output: Output) -> list[list[Value]]:
-        """What a node has written, judged if the example is known: a list for each field, of several items of a map."""
+        """The values that a node has written, judged if the example is known: for each field a list, of items of a map."""
         session, execution = call.runner.session, call.context.delegate.execution
         graph, scope = session.graph, (number, session.scope)
         check = graph.rejecting.get(node.name)
@@ -237,7 +237,8 @@ class Sheet:
             made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                made.part = Part()
+                made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
+                made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
             made.may_replace = field not in schema.live_fields and (reducer is None or made.part is not None)
@@ -292,23 +293,23 @@ class Sheet:
     def _judged(self, value: Value) -> list[Value]:
         """A value with its verdict; the items of a list one by one, if gold has as many."""
         metric, example = self._metric, self._example
-        key = metric.key_for(value.path, value.field)
+        key = metric._key_for(value.path, value.field)
         if key is None or (key in self._unused and key != metric.goal):
             return [value]
-        value.key, value.gold = key, metric.gold(key, example, value.state)
+        value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
         if part is not None and isinstance(gold, list | tuple):
             if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
                 pairs = [*enumerate(zip(value.value, gold, strict=True))]
                 return [
-                    replace(value, value=one, gold=want, item=at, part=None, result=metric.compared(key, one, want))
+                    replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
                     for at, (one, want) in pairs
                 ]
             if part.position is not None and part.position < len(gold):
                 value.value, value.gold, value.item = part.entry, gold[part.position], part.position
-                value.result = metric.compared(key, value.value, value.gold)
+                value.result = metric._compared(key, value.value, value.gold)
                 return [value]
-        value.result = metric.judge(key, example, value.value, value.state)
+        value.result = metric._judge(key, example, value.value, value.state)
         return [value]
 
     # --- what was read
@@ -343,7 +344,7 @@ class Sheet:
             name = self._names.get(original_id(predictor))
             if id(outputs) in inside or name is None:
                 continue
-            step, state, place = Step(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
+            step, state, place = PredictorCall(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
             for field, value in outputs.items():
                 made = Value(
                     *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
@@ -360,7 +361,7 @@ class Sheet:
             found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
-    def _steps(self, value: Value, ended: _Ended) -> tuple[Step, ...]:
+    def _steps(self, value: Value, ended: _Ended) -> tuple[PredictorCall, ...]:
         own = _own_execution(value)
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
@@ -369,7 +370,7 @@ class Sheet:
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
-        return tuple([Step(self._names[at], inputs, outputs) for at, inputs, outputs in found])
+        return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
 
     def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
         if value.kind == "graph":
@@ -412,7 +413,7 @@ class Sheet:
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
-        """What the code around the graphs may have used: the ends of earlier runs, and of calls of predictors."""
+        """The values that the code around the graphs may have used: the ends of earlier runs, and of calls of predictors."""
         for one in self.values:
             if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
@@ -513,14 +514,14 @@ class Fault(NamedTuple):
 
 
 class _Carried:
-    """What values carry for what was made from them: unknown values, or None if something is known to be wrong."""
+    """The unknown values that values carry for what was made from them; None if something is known to be wrong."""
 
     def __init__(self, right: Collection[Any]) -> None:
         self._right = right  # the places of values that were right in the run itself
         self._known: dict[Value, tuple[Value, ...] | None] = {}
 
     def by(self, value: Value) -> tuple[Value, ...] | None:
-        """What a value carries: nothing if it is right."""
+        """The unknown values that a value carries; none if it is right."""
         if value not in self._known:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
             self._known[value] = self._found(value)
@@ -533,7 +534,7 @@ class _Carried:
         return read if read is None else (*read, value)
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
-        """What all that was read for a value carries."""
+        """The unknown values that all carry which were read for a value."""
         found: dict[Value, None] = {}
         for one in value.reads:
             carried = self.by(one)

@@ -38,7 +38,7 @@ class FieldRoom:
 
 @dataclass(slots=True)
 class Headroom:
-    """Where a program loses, as `headroom` returns it; it prints as a table.
+    """The places where a program loses, as `headroom` returns them. It prints as a table.
 
     Attributes:
         goal: the share of runs whose goal is right.
@@ -99,7 +99,7 @@ class Headroom:
 
 
 def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: FieldMetric) -> Headroom:
-    """Where a program loses, and which metric is off, before anything is tuned.
+    """Finds where a program loses, and which metric is off, before anything is tuned.
 
     Each example runs once as it is, once with gold for every key (`optimize.culprits`), and once with gold for each
     key alone. Runs in which nothing would be replaced, or nothing that was replaced is read, are not made. With DSPy's
@@ -181,7 +181,7 @@ def _matters(key: str, run: Sheet, metric: FieldMetric) -> bool:
 
 def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
     def is_right(at: int, sheet: Sheet) -> bool:
-        result = None if sheet.prediction is None else metric.final(metric.goal, examples[at], sheet.prediction)
+        result = None if sheet.prediction is None else metric._final(metric.goal, examples[at], sheet.prediction)
         return result is not None and result.verdict == "right"
 
     def is_given(key: str, sheet: Sheet) -> bool:

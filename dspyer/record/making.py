@@ -318,8 +318,6 @@ class RunSteps:
         self._changed: dict[str, None] = {}
         self._made: dict[str, tuple[RecordStep, ...]] = {}
         self._loose: dict[str, Order] = {}  # the places of those without a commit
-        self._first: list[RecordStep] = []  # the steps of commits at the beginning, which hardly change any more
-        self._first_count = 0
 
     def commit(self, entry: LogEntry, label: str) -> None:
         """Add a commit of the run's own graph; its parents were added before."""
@@ -389,27 +387,20 @@ class RunSteps:
             self._made[execution] = steps
             if execution not in self.places:
                 self._loose[execution] = order
-        if any(self.places.get(one, self._first_count) < self._first_count for one in self._changed):
-            self._first, self._first_count = [], 0
         self._changed.clear()
-        # Without the last settled commit: what is after it may still be said of it (a router that failed, a question).
-        end = max(self._settled - 1, self._first_count)
-        self._first += self._steps_of(range(self._first_count, end))
-        self._first_count = end
         loose = sorted(self._loose, key=self._loose.__getitem__)
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
-        return (*before, *self._first, *self._steps_of(range(end, len(self.log))), *after)
+        return (*before, *self._steps_of_commits(), *after)
 
     def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
         """The executions of the run's own graph at which it has stopped, or is."""
         return self._branches.stops("", ending.status, ending.failures, self.places)
 
-    def _steps_of(self, places: Iterable[int]) -> Iterator[RecordStep]:
-        """The steps of the commits at some places of the canonical order."""
-        for place in places:
-            name = self.log[self._order[place]].commit.id
-            if self.places[name] == self._order[place]:  # rows that say nothing of their commits may have one id
+    def _steps_of_commits(self) -> Iterator[RecordStep]:
+        for index in self._order:
+            name = self.log[index].commit.id
+            if self.places[name] == index:  # rows that say nothing of their commits may have one id
                 yield from self._made[name]
 
     def _ended_at(self, execution: str) -> Facts:

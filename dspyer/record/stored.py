@@ -18,7 +18,6 @@ from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import is_alive
-from dspyer.log.message_log import unread
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
@@ -46,7 +45,7 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.log.time_travel import ThreadReader
+from dspyer.log.time_travel import ThreadReader, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
@@ -209,26 +208,22 @@ Before = tuple[ImmutableState, str]
 NOTHING: Before = ImmutableState(), ""
 
 
-def record_of(
-    reader: HistoryReader, thread: str, run: str | None = None, redactor: Callable[[], Redactor | None] | None = None
-) -> Record:
+def record_of(reader: HistoryReader, thread: str, run: str | None = None, redactor: Redactor | None = None) -> Record:
     """The record of a stored run; `run` is its id or label, None for the last one.
 
     Raises:
         ThreadError: if there is no such run.
     """
     listed, status = current_status(reader.store, run_of(reader.store, thread, run))
-    return _run_reader(reader, thread, listed, None if redactor is None else redactor()).record(status)
+    return _run_reader(reader, thread, listed, redactor).record(status)
 
 
-def record_at(
-    reader: HistoryReader, thread: str, at: Point, redactor: Callable[[], Redactor | None] | None = None
-) -> Record:
+def record_at(reader: HistoryReader, thread: str, at: Point, redactor: Redactor | None = None) -> Record:
     """The record of a run up to one of its rows, as it was then."""
     row = reader.store.thread(thread)
     root = None if row is None else row.root
     rows = read_run(reader.store, at, root)
-    return RunReader(reader, thread, rows, root, None if redactor is None else redactor()).record()
+    return RunReader(reader, thread, rows, root, redactor).record()
 
 
 def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = None) -> Iterator[Record]:

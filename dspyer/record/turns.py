@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Answer, Commit
 from dspyer.ids import Address, full_id, id_order, whole_execution
-from dspyer.messages import ARGS, FORCED, HANDOFFS, MESSAGES, PROBLEMS, SENT
-from dspyer.patch import Replace
+from dspyer.messages import ARGS, FORCED, HANDOFFS, MESSAGES, PROBLEMS, SENT, messages_in
 from dspyer.record.making import Branches, RecordStep
-from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, thaw
 
 
 class ToolCall(NamedTuple):
@@ -68,7 +66,7 @@ class Turn(NamedTuple):
 Scope = tuple[str, ...]
 """The executions around a graph, outermost first; `()` for the run's own."""
 
-Logs = Mapping[Scope, Sequence[Commit]]
+Logs = Mapping[Scope, Iterable[LogEntry]]
 """The commits of the graphs of a run, in any order. Those of an agent are there with those of the graphs around it."""
 
 
@@ -115,7 +113,7 @@ class _Agents(NamedTuple):
 
 
 def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]:
-    commits = sorted(run.logs[scope], key=lambda commit: (commit.step, commit.branch))
+    commits = sorted([entry.commit for entry in run.logs[scope]], key=lambda commit: (commit.step, commit.branch))
     results = _results(run, scope, commits)
     below: dict[str, list[Scope]] = {}
     for one in run.inside.get(scope, ()):
@@ -130,19 +128,13 @@ def _turns(run: _Agents, scope: Scope, name: str, prefix: str) -> Iterator[Turn]
         if own not in below:
             yield from (_turn(name, made[own], message, results) for message in _turn_messages(made[own]))
         for one in below.get(own, ()):
-            yield from _turns(run, one, *_name_of(one, nodes.get(own, own), prefix))
+            inside = prefix + nodes.get(own, own) + "".join([f"[{key}]" for key in Address.parse(one[-1]).keys])
+            yield from _turns(run, one, inside, f"{inside}/")
 
 
-def _name_of(scope: Scope, node: str, prefix: str) -> tuple[str, str]:
-    """The name of the graph inside of a node, and what the names inside of it begin with."""
-    name = prefix + node + "".join([f"[{key}]" for key in Address.parse(scope[-1]).keys])
-    return name, f"{name}/"
-
-
-def turns_and_around(scope: Scope, log: Iterable[LogEntry], inner: Logs) -> Logs:
-    """The commits of a graph, with those of the graphs inside of it that took turns; nothing if none did."""
-    commits = [entry.commit for entry in log]
-    return {scope: commits, **inner} if inner or any(map(any, map(_turn_messages, commits))) else {}
+def takes_turn(commit: Commit) -> bool:
+    """Return whether a commit is the turn of an agent."""
+    return any(_turn_messages(commit))
 
 
 def _turn_messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
@@ -153,7 +145,7 @@ def _turn_messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
 
 def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
     """The messages that a commit adds to the conversation."""
-    return _flat(commit.patch.get(MESSAGES))
+    return messages_in(commit.patch.get(MESSAGES))
 
 
 def sent_messages(commit: Commit) -> list[dict[str, Any]]:
@@ -163,15 +155,6 @@ def sent_messages(commit: Commit) -> list[dict[str, Any]]:
         for message in _messages(commit)
         if (sent := message.raw(SENT, None)) is not None
     ]
-
-
-def _flat(update: Any) -> Iterator[FrozenDict[str, Any]]:
-    found = update.frozen if isinstance(update, Replace) else update
-    if isinstance(found, FrozenDict):
-        yield found
-    elif isinstance(found, Updates | FrozenList):
-        for part in found.updates if isinstance(found, Updates) else found.raw_items():
-            yield from _flat(part)
 
 
 Results = Mapping[tuple[str, str], tuple[FrozenDict[str, Any] | None, Any]]
@@ -206,39 +189,40 @@ def tool_calls(steps: Iterable[RecordStep]) -> dict[str, ToolCall]:
     asked: dict[tuple[str | None, str], str] = {}
     found: dict[str, ToolCall] = {}
     for step in steps:
-        patch: Mapping[str, Any] = {} if step.commit is None else step.commit.patch
-        handoffs = [one["message"] for one in _plain(patch.get(HANDOFFS)) if "message" in one]
-        for message in [*_plain(patch.get(MESSAGES)), *handoffs]:
-            for call in message.get("tool_calls") or ():
-                asked[step.parent, call["id"]] = call["function"]["arguments"] or "{}"
-            if message.get("role") == "tool" and message.get("name") == step.node:
-                name, args = message["tool_call_id"], message.get(ARGS)
-                with suppress(ValueError):  # what is hidden in the text of the arguments may leave no JSON
-                    args = json.loads(asked.get((step.parent, name), "")) if args is None else args
-                error = bool(message.get("error"))
-                found[step.id] = ToolCall(name, step.node, args or {}, message.get("value"), error)
+        if step.commit is None:
+            continue
+        left = [entry.raw("message") for entry in messages_in(step.commit.patch.get(HANDOFFS))]
+        for message in (*_messages(step.commit), *left):
+            for call in message.raw("tool_calls", None) or ():
+                asked[step.parent, call["id"]] = call["function"]["arguments"]
+            if message.raw("role", None) == "tool" and message.raw("name", None) == step.node:
+                name = message.raw("tool_call_id")
+                found[step.id] = _tool_call(name, step.node, asked.get((step.parent, name)), message)
     return found
-
-
-def _plain(update: Any) -> list[dict[str, Any]]:
-    """The entries that an update of a list adds, as plain values; not those that are hidden."""
-    parts = update.updates if isinstance(update, Updates) else [getattr(update, "frozen", update)]
-    flat = [one for part in map(thaw, parts) for one in (part if isinstance(part, list) else [part])]
-    return [one for one in flat if isinstance(one, dict)]
 
 
 def _turn(agent: str, commit: Commit, message: FrozenDict[str, Any], results: Results) -> Turn:
     calls = []
     for one in message.raw("tool_calls").raw_items():
-        name, arguments = one.raw("function").raw("name"), one.raw("function").raw("arguments")
-        args = json.loads(arguments or "{}")
-        result, answer = results.get((commit.id, one.raw("id")), (None, None))
-        if result is None:
-            calls.append(ToolCall(one.raw("id"), name, args, answer=answer))
-            continue
-        if (edited := result.raw(ARGS, None)) is not None:
-            args = thaw(edited)
-        # Of the calls that a `dspy.ReAct` has made, the text is all that is known.
-        value, problems = thaw(result.raw("value", result.raw("content", None))), tuple(result.raw(PROBLEMS, ()))
-        calls.append(ToolCall(one.raw("id"), name, args, value, bool(result.raw("error", False)), problems, answer))
+        function, found = one.raw("function"), results.get((commit.id, one.raw("id")), (None, None))
+        calls.append(_tool_call(one.raw("id"), function.raw("name"), function.raw("arguments"), *found))
     return Turn(agent, message.raw("name"), message.raw("content", "") or "", tuple(calls), message.raw(FORCED, ""))
+
+
+def _tool_call(
+    id: str,  # noqa: A002 - the name of the attribute
+    name: str,
+    arguments: str | None,
+    result: FrozenDict[str, Any] | None,
+    answer: Answer | None = None,
+) -> ToolCall:
+    """A call with its arguments, which are JSON, and the message with its result."""
+    args: dict[str, Any] = {}
+    with suppress(ValueError):  # what is hidden in the text may leave no JSON
+        args = json.loads(arguments or "{}")
+    if result is None:
+        return ToolCall(id, name, args, answer=answer)
+    args = args if (edited := result.raw(ARGS, None)) is None else thaw(edited)
+    # Of the calls that a `dspy.ReAct` has made, the text is all that is known.
+    value, problems = thaw(result.raw("value", result.raw("content", None))), tuple(result.raw(PROBLEMS, ()))
+    return ToolCall(id, name, args, value, bool(result.raw("error", False)), problems, answer)

@@ -36,9 +36,9 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import full_id, new_run_id
 from dspyer.layers.layer import Layer
 from dspyer.layers.redacted import Streaming
-from dspyer.lm.not_public import COMPLETIONS, SEND_STREAM
+from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
-from dspyer.lm.token_stream import PredictorCall, TokenCallback, apart_from_tokens
+from dspyer.lm.token_stream import PredictorCall, TokenCallback
 from dspyer.lm.tracing import (
     Executing,
     append_to_trace,
@@ -92,7 +92,7 @@ def drive(session: Session, **overrides: Any) -> None:
             _drive(session, threads, steps, here)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
             raised.append(error)
-            session.stop(f"{type(error).__name__} was raised")
+            session.stop_signal.stop(f"{type(error).__name__} was raised")
             if not gives_up():
                 _drive(session, threads, steps, here)
     if session.log is not None:
@@ -212,7 +212,7 @@ async def _until_end(
         by_the_stop = cancelled and session.stopped and cancellation_count() <= before
         if not by_the_stop:
             raised.append(error)
-        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
+        session.stop_signal.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
     else:
         return raised
     running = True
@@ -240,7 +240,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
-                session.stop(CANCELLED)
+                session.stop_signal.stop(CANCELLED)
             started = _that_may_be_called(session, session.log, started)
             if held_back:
                 raise asyncio.CancelledError
@@ -421,7 +421,7 @@ def _request_of(program: Any, args: tuple[Any, ...]) -> Request:
 
 
 def _executor_call(program: Any, request: Request, inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
-    check_inputs(vars(program)["_graph"], inputs)
+    check_inputs(vars(program)["_graph"], inputs, inside=request.inside is not None)
     return ExecutorCall(program, vars(program)["_executor"], request, inputs, is_async=is_async)
 
 
@@ -456,7 +456,7 @@ def resources_of_call(program: Any, request: Request) -> Mapping[type, object]:
 def _run_start(graph: GraphSpec, request: Request, inputs: Mapping[str, Any]) -> RunStart:
     """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
     if graph.required != inputs.keys():  # else there is nothing to find fault with
-        check_inputs(graph, inputs)
+        check_inputs(graph, inputs, inside=request.inside is not None)
     inside, topology, schema = request.inside, graph.topology, graph.topology.schema
     if inside is None:
         return _new_run(topology, schema.initial_state(inputs, commit_id="inputs"))
@@ -516,7 +516,6 @@ def _result(session: Session, request: Request) -> dspy.Prediction:
         ]
         outputs = tuple(changed)
     prediction: dspy.Prediction = Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
-    vars(prediction)[COMPLETIONS] = _completions(session, prediction) if session.notes.completions else None
     # If the run is asked for before `run_program` makes it: within a wrapper.
     link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if keeps_events else None))
     vars(prediction)[LINK] = link
@@ -530,23 +529,15 @@ def _new_run(topology: Topology, state: ImmutableState, label: tuple[str, ...] =
     return RunStart(start(topology), seal(patch), state, new_run_id(), label)
 
 
-def _completions(session: Session, outputs: dspy.Prediction) -> Any:
-    """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
-    log, known = session.run.log, session.notes.completions
-    commits = [log[at].commit for at in reversed(range(len(log)))]
-    writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
-    found = known.get(writers.pop()) if len(writers) == 1 else None
-    kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]
-    return found if kept and all(kept) else None
-
-
 def settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found: dict[str, Any] = {REQUEST: None}
-    callbacks, stream = dspy.settings.callbacks, dspy.settings.get(SEND_STREAM)
-    streams = any(isinstance(one, TokenCallback) for one in callbacks or ()) or isinstance(stream, PredictorCall)
-    if streams and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
-        found |= apart_from_tokens(callbacks or [], stream)
+    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.get(SEND_STREAM)
+    # The tokens of the run are not those of the node that has called it, unless they are asked for.
+    if (callbacks or stream is not None) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
+        others = [one for one in callbacks if not isinstance(one, TokenCallback)]
+        found |= {"callbacks": others} if len(others) < len(callbacks) else {}
+        found |= {SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else {}
     # An LM call is shown for the innermost of the runs that it is a part of.
     hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]
     if session.graph.attempts:

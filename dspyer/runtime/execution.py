@@ -41,8 +41,9 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.context import Context
 from dspyer.nodes.function import FunctionNode, folded, given
+from dspyer.nodes.map import Tolerance
 from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.node import Call, Node, Output, Reply, Runner, Send, StartRule
+from dspyer.nodes.node import Call, Node, Output, Reply, Runner, Send
 from dspyer.nodes.router import FunctionRouter
 from dspyer.nodes.steps import Script, acall_function, acall_module, call_function, call_module, failure_or_questions
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
@@ -281,14 +282,12 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         call.context.delegate.raise_if_unanswered()
     began, clock = time(), perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
-    patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
+    patch, after, goto, targets, cached, failure, call, _, exchange = output
     if type(patch) is not SealedPatch:
         raise TypeError(
             f"a layer around node {name!r} gave an output with another patch, which the state after it does not have: "
             "change the reply, inner(replies(call, change))"
         )
-    if completions is not None:
-        session.notes.completions[execution.id] = completions
     follows_edges = targets is None
     if targets is None and (check := graph.checked.get(name)) is not None:
         # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
@@ -317,7 +316,7 @@ def output_of(call: Call, reply: Reply) -> Output:
     schema = call.runner.session.graph.topology.schema
     updates = given(call, reply.updates, schema)
     patch, after = folded(call, updates, schema, reply.whole)
-    return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
+    return Output(patch, after, reply.goto, None, False, None, call, updates)
 
 
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
@@ -452,7 +451,7 @@ class NodeRunner(Runner):
         self.session = session
 
     def gather(
-        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: Tolerance | None = None
     ) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
@@ -467,7 +466,7 @@ class NodeRunner(Runner):
         return batch.results()
 
     async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: Tolerance | None = None
     ) -> list[T]:
         """Runs async calls, with the same rules."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
@@ -486,7 +485,7 @@ class Batch(Generic[T]):
     """The bookkeeping of a `gather`, sync or async: which calls have started, and their outcomes."""
 
     def __init__(
-        self, session: Session, count: int, max_concurrency: int | None, rule: StartRule | None = None
+        self, session: Session, count: int, max_concurrency: int | None, rule: Tolerance | None = None
     ) -> None:
         limit = session.together.slots
         self.limit = min(limit, max_concurrency or limit)
@@ -636,7 +635,7 @@ def _function(schema: Schema, node: FunctionNode, way_out: WayOut) -> StraightPa
     def reply(result: object) -> Reply:
         """The value of the function: a dict as it is, if its keys are names of fields that the node writes."""
         if type(result) is dict and (own is None or own.issuperset(result)) and _NAMES.issuperset(map(type, result)):
-            return _new(Reply, (result, None, False, None))
+            return _new(Reply, (result, None, False))
         return node.reply(result)
 
     def invoke(_session: Session, arguments: dict[str, Any]) -> Any:
@@ -677,12 +676,9 @@ def _straight(
     name, (invoke, ainvoke) = node.name, invokers
 
     def committed(session: Session, execution: Execution, result: object) -> tuple[Mapping[str, Any], ImmutableState]:
-        updates, _, whole, completions = reply_of(result)
+        updates, _, whole = reply_of(result)
         before, commit_id = execution.branch.state, session.ids.prefix + execution.id
-        patch, after = schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
-        if completions is not None:
-            session.notes.completions[execution.id] = completions
-        return patch, after
+        return schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
 
     def call(session: Session, execution: Execution) -> Transition:
         if execution.branch.head < 0:

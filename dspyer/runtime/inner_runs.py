@@ -19,8 +19,8 @@ from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.rows import EffectRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.steps import InsideRun, SharedFields
-from dspyer.record.turns import turns_and_around
 from dspyer.runtime.lineage_order import changes_of
+from dspyer.runtime.repairs import kept_logs
 from dspyer.runtime.request import REQUEST, CallOptions, Inside, Outcome, Request
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
@@ -56,7 +56,7 @@ def _request_inside(
     # Of a node that is attempted once, nothing need be kept: rows of its commits would be made for nothing.
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     execution = attempt.local_id if key is None else part_id(attempt.local_id, key)
-    outer = around.inside
+    outer, posts = around.inside, around.together.posts
     inside = Inside(
         events=around.events,
         node=attempt.node,
@@ -71,7 +71,7 @@ def _request_inside(
         root=around.ids.root,
         limit=attempt.limit or around.limit,
         max_concurrency=around.together.slots,
-        live=None if shared is None or around.together.posts is None else Around(attempt, shared),
+        live=None if shared is None or posts is None else Around(attempt, shared, posts),
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)
@@ -156,8 +156,8 @@ def check_same_inputs(inside: Inside, records: ExecutionRecords, inputs: Mapping
 def _pass_on(attempt: Attempt, around: Session | None, request: Request) -> None:
     """Gives the run around a node what its trace and its commits do not have, also if the node then fails.
 
-    These are the steps that led to nothing, of attempts that raised and of trials that lost, the commits in which
-    checks have refused something, and turns.
+    These are the steps that led to nothing, of attempts that raised and of trials that lost, the logs in which
+    checks have refused something, or agents took turns.
     """
     outcome = request.outcome
     for steps in (*outcome.lost, *[found for session in outcome.sessions for found in session.lost_steps()]):
@@ -166,12 +166,12 @@ def _pass_on(attempt: Attempt, around: Session | None, request: Request) -> None
         return
     notes = around.notes
     for session in outcome.sessions:
-        notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
-        notes.turns |= turns_and_around(session.ids.scope, session.run.log, session.notes.turns)
+        own = session.ids.scope, session.run.log, session.ids.prefix, session.graph
+        notes.logs |= kept_logs(*own, session.notes.logs)
     if (returned := outcome.returned) is not None:  # by a worker, where it was the outermost run
         inside = request.inside or Inside()
-        turns = turns_and_around((), returned._log, returned._inner_turns)
-        notes.turns |= {(*inside.scope, *scope): log for scope, log in turns.items()}
-        for logged in returned._logged_checks:
-            scope, prefix = (*inside.scope, *logged.scope), id_prefix(*inside.label, *inside.scope)
-            notes.checks[scope] = logged._replace(scope=scope, prefix=prefix + logged.prefix)
+        prefix = id_prefix(*inside.label, *inside.scope)
+        logs = kept_logs((), returned._log, returned._prefixes[1], returned._graph, returned._inner)
+        for kept in logs.values():
+            scope = (*inside.scope, *kept.scope)
+            notes.logs[scope] = kept._replace(scope=scope, prefix=prefix + kept.prefix)

@@ -17,7 +17,6 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.ids import execution_id
 from dspyer.lm.tracing import Steps, is_apart, is_rejected, rejected_step
 from dspyer.nodes.check import FinderNode, rejected_executions
-from dspyer.nodes.node import Node
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, ancestry
@@ -87,43 +86,40 @@ def unfinished_branches(run: RunState) -> dict[BranchPath, Branch]:
     return {branch.path: branch for branch in (*active_branches(run), *failed)}
 
 
-def credited_in(run: RunState, searches: Mapping[str, Node]) -> dict[str, list[tuple[str, bool]]]:
-    """The trials of each execution that made some: the execution of each, and whether it led to the best trial.
-
-    Before the search has ended, none of them did.
-    """
-    return dict(chain.from_iterable(node.trials_in(run.log).items() for node in searches.values()))
-
-
 # --- the trace
 
 
 class LostSteps(NamedTuple):
     """The DSPy trace of an attempt that raised: of a node, or of the item of a map with this index."""
 
-    execution: str
     item: int
     attempt: int
     steps: Steps
 
 
+def _parts(run: RunState, graph: GraphSpec) -> Iterator[tuple[str, str, bool, bool]]:
+    """The executions in lineage order, each followed by its trials of a search: whatever has a trace of its own.
+
+    Of each, the execution, the part, whether it led to the result, which no trial does before the search has ended, and
+    whether a check has refused the output.
+    """
+    rejected = rejected_in(run, graph.rejecting)
+    trials = dict(chain.from_iterable(node.trials_in(run.log).items() for node in graph.searches.values()))
+    for execution in executions_in_order(run):
+        for part, led in ((execution, True), *trials.get(execution, ())):
+            yield execution, part, led, execution in rejected
+
+
 def trace_of(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> list[Any]:
     """The trace in lineage order, whichever node finished first; a failed node's steps follow its branch."""
     last = len(run.log) - 1
-    rejected = rejected_in(run, graph.rejecting)
     never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
     # The traces are in the order of arrival, which is that of the lineage as long as there is one branch.
-    if never_forked and not rejected and not graph.searches:
+    if never_forked and not graph.searches and not rejected_in(run, graph.rejecting):
         return [step for steps in traces.values() for step in steps]
-    trials = credited_in(run, graph.searches)
     copies: dict[int, Any] = {}  # one of each predictor: two steps of one predictor stay steps of one
-    trace: list[Any] = []
-    for execution in executions_in_order(run):
-        steps = traces.get(execution, ())
-        trace += steps if execution not in rejected else [rejected_step(step, copies) for step in steps]
-        for trial, led in trials.get(execution, ()):
-            trace += traces.get(trial, ()) if led else ()
-    return trace
+    found = [(traces.get(part, ()), refused) for _, part, led, refused in _parts(run, graph) if led]
+    return [rejected_step(step, copies) if refused else step for steps, refused in found for step in steps]
 
 
 def trace_steps_of(
@@ -131,25 +127,24 @@ def trace_steps_of(
 ) -> list[TraceStep]:
     """All steps of the trace, in its order, each with what became of it."""
     found: list[TraceStep] = []
-    rejected, commits = rejected_in(run, graph.rejecting), {entry.commit.id: entry.commit for entry in run.log}
-    trials = credited_in(run, graph.searches)
+    commits = {entry.commit.id: entry.commit for entry in run.log}
     failed = {failure.execution: failure for failure in run.failures}
-    for execution in executions_in_order(run):
+    for execution, part, led, rejected in _parts(run, graph):
         commit = commits.get(execution)
         node = failed[execution].node if commit is None else commit.node
         attempt = last_attempt(failed[execution].failed_attempts) if commit is None else commit.attempt
-        for one in sorted(lost.get(execution, ()), key=lambda one: one.item):
-            found += [TraceStep(execution, node, *step, one.attempt, "lost") for step in one.steps]
-        for part, led in ((execution, True), *trials.get(execution, ())):
-            for predictor, inputs, outputs in traces.get(part, ()):
-                refused = execution in rejected or is_rejected(predictor)  # the latter by a check inside the node
-                status: Literal["used", "rejected", "lost"] = "rejected" if refused else "used"
-                status = status if led and not is_apart(predictor) else "lost"
-                found.append(TraceStep(part, node, predictor, inputs, outputs, attempt, status))
+        for one in sorted(lost.get(part, ()), key=lambda one: one.item):
+            found += [TraceStep(part, node, *step, one.attempt, "lost") for step in one.steps]
+        for predictor, inputs, outputs in traces.get(part, ()):
+            refused = rejected or is_rejected(predictor)  # the latter by a check inside the node
+            status: Literal["used", "rejected", "lost"] = "rejected" if refused else "used"
+            status = status if led and not is_apart(predictor) else "lost"
+            found.append(TraceStep(part, node, predictor, inputs, outputs, attempt, status))
     return found
 
 
 def uncredited(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> list[Steps]:
     """The traces of the trials that did not lead to the result, in their order."""
-    trials = credited_in(run, graph.searches).values()
-    return [traces[trial] for made in trials for trial, led in made if not led and trial in traces]
+    if not graph.searches:
+        return []
+    return [traces[part] for _, part, led, _ in _parts(run, graph) if not led and part in traces]

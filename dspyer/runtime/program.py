@@ -44,7 +44,7 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
 from dspyer.threads.graph_changes import Migrate, OtherGraphs
-from dspyer.threads.recovery import recover_threads
+from dspyer.threads.playing import recover_threads
 from dspyer.threads.thread import Thread
 
 _NAMES_ELSEWHERE = {

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
+from dspyer.graph.spec import GraphSpec
 from dspyer.ids import Address, id_order, whole_execution
 from dspyer.log.history import scoped_logs
 from dspyer.log.reader import HistoryReader, RunRows, read_runs
 from dspyer.nodes.check import PROBLEMS, FinderNode, Repair
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace
+from dspyer.record.turns import takes_turn
 from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.schedule import Transition
@@ -31,31 +33,44 @@ from dspyer.values.frozen import thaw
 logger = logging.getLogger("dspyer")
 
 
-class LoggedChecks(NamedTuple):
-    """The commits of one graph within a run, without states, and its checks; `prefix` is what their ids begin with."""
+Scope: TypeAlias = tuple[str, ...]
 
-    scope: tuple[str, ...]
+
+class KeptLog(NamedTuple):
+    """The commits of one graph within a run, without states; `prefix` is what their ids begin with."""
+
+    scope: Scope
     log: Sequence[LogEntry]
     prefix: str
-    nodes: Mapping[str, Node]
-    checks: Mapping[str, FinderNode]
+    graph: GraphSpec
 
 
-def checks_in(
-    scope: tuple[str, ...],
-    log: Iterable[LogEntry],
-    prefix: str,
-    nodes: Mapping[str, Node],
-    checks: Mapping[str, FinderNode],
-) -> list[LoggedChecks]:
-    """The commits of one log, if a check has refused something there."""
-    commits = [entry.commit for entry in log]
-    # Most runs have no refusal: nothing of their logs is kept then.
-    if not any(one.node in checks and checks[one.node].rejects(one.route) for one in commits):
-        return []
+def kept_logs(
+    scope: Scope, log: Iterable[LogEntry], prefix: str, graph: GraphSpec, inner: Mapping[Scope, KeptLog]
+) -> dict[Scope, KeptLog]:
+    """The log of a graph and those inside of it, if there are any, a check has refused something, or an agent ran."""
+    checks = graph.rejecting
+    # Of most runs nothing is kept.
+    if not inner and not any(
+        takes_turn(one.commit) or (one.commit.node in checks and checks[one.commit.node].rejects(one.commit.route))
+        for one in log
+    ):
+        return {}
     # Without states: a run is kept, and sent to other processes, with the commits of the graphs inside of it.
     bare = [LogEntry(one.commit, _NO_STATE, one.parents, None, sends=one.sends) for one in log]
-    return [LoggedChecks(scope, bare, prefix, nodes, checks)]
+    return {scope: KeptLog(scope, bare, prefix, graph), **inner}
+
+
+def committed(logs: Mapping[Scope, KeptLog], outermost: Scope) -> list[KeptLog]:
+    """The logs inside of nodes that have committed, along an error edge too: others may run again."""
+    ids = {scope: {entry.commit.id for entry in one.log} for scope, one in logs.items()}
+    return [
+        one
+        for scope, one in logs.items()
+        if all(
+            whole_execution(scope[depth]) in ids.get(scope[:depth], ()) for depth in range(len(outermost), len(scope))
+        )
+    ]
 
 
 _NO_STATE = ImmutableState()
@@ -83,19 +98,15 @@ def repairs_of_thread(
     return found
 
 
-def _stored_checks(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChecks]:
+def _stored_checks(program: Any, reader: HistoryReader, run: RunRows) -> list[KeptLog]:
     """The commits of a run by the graph that made them: its own, and those of the graphs inside its nodes."""
     programs: dict[tuple[str, ...], Any] = {(): program}
     logs = scoped_logs(reader, run)
     nodes = {
         (*scope, Address.parse(entry.commit.id).own): entry.commit.node for scope, log in logs.items() for entry in log
     }
-    found: list[LoggedChecks] = []
-    for scope, log in logs.items():
-        made_by = _program_at(scope, programs, nodes)
-        if made_by is not None:
-            found += checks_in(scope, log, "", made_by.graph.nodes, made_by.graph.rejecting)
-    return found
+    made_by = {scope: _program_at(scope, programs, nodes) for scope in logs}
+    return [KeptLog(scope, log, "", one.graph) for scope, log in logs.items() if (one := made_by[scope]) is not None]
 
 
 def _program_at(scope: tuple[str, ...], programs: dict[tuple[str, ...], Any], nodes: dict[tuple[str, ...], str]) -> Any:
@@ -121,18 +132,18 @@ def _program_of(held: Any, node: Node, execution: str) -> Any:
     return None
 
 
-def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> list[dspy.Example]:
+def repairs_in(logged: Sequence[KeptLog], redactor: Redactor | None) -> list[dspy.Example]:
     """The repairs in the graphs of a run: those of one graph in the order of its commits, outer graphs first."""
     found: list[dspy.Example] = []
     for one in sorted(logged, key=lambda one: [id_order(execution) for execution in one.scope]):
-        places = {entry.commit.id: index for index, entry in enumerate(one.log)}
+        places = {entry.commit.id: index for index, entry in enumerate(one.log if one.graph.rejecting else ())}
         # By id and not by arrival: two runs whose branches took turns differently give the same list.
         for name in sorted(places, key=id_order):
             commit = one.log[places[name]].commit
-            check = one.checks.get(commit.node)
+            check = one.graph.rejecting.get(commit.node)
             if check is None or check.rejects(commit.route) or not _is_empty(commit.patch.get(check.into)):
                 continue
-            repair = check.repair_in(one.log, places[name], one.nodes)
+            repair = check.repair_in(one.log, places[name], one.graph.nodes)
             found += [] if repair is None else [_example(repair, one.prefix + name, check.into, redactor)]
     return found
 

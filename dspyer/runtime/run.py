@@ -35,7 +35,7 @@ from dspyer.record.stored import canonical_order, record_at
 from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
-from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.runtime.repairs import committed, kept_logs, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, ReadSources, Sources, TokenReads
@@ -258,8 +258,7 @@ class Run:
         self._graph = session.graph
         self._redactor = None if session.graph.redaction is None else redacted(session).own
         self._begin = session.run_start.state
-        self._logged_checks: list[LoggedChecks] = session.logged_checks()
-        self._inner_turns = session.notes.turns
+        self._inner = session.notes.logs
         self._failures = run.failures
         self._scope = session.ids.scope
         self._depth = len(self._scope)
@@ -597,7 +596,8 @@ class Run:
             >>> repair.question, repair.answer, repair.problems, repair.rejected
             ('2 + 2?', '4', [['too long']], [{'answer': 'four'}])
         """
-        return repairs_in(self._logged_checks, self._redactor)
+        logs = kept_logs(self._scope, self._log, self._prefixes[1], self._graph, self._inner)
+        return repairs_in(committed(logs, self._scope), self._redactor)
 
     def record(self) -> Record:
         """The run as one value for readers: its steps, with those inside of nodes, and what each has written.
@@ -614,7 +614,7 @@ class Run:
         if self._source is not None:
             # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
             with suppress(StoreError):
-                return record_at(*self._source, lambda: self._redactor)
+                return record_at(*self._source, self._redactor)
         thread, graph = "" if self._source is None else self._source[1], self._graph
         began = self._ended - self.duration
         return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)
@@ -670,15 +670,14 @@ class Run:
             >>> [(call.name, call.value) for turn in run.trajectory for call in turn.calls]
             [('add', 3), ('submit', {'answer': 3})]
         """
-        inner = dict(self._inner_turns)
+        logs = {self._scope: self._log} | {scope: one.log for scope, one in self._inner.items()}
         if self._replayed and self._source is not None:
             reader, thread, at = self._source
             row = reader.store.thread(thread)
             # What an earlier process has finished inside of nodes is in the store alone.
             rows = read_run(reader.store, at, None if row is None else row.root)
-            inner |= {scope: [one.commit for one in log] for scope, log in scoped_logs(reader, rows, bool).items()}
-        own = [entry.commit for entry in self._log]
-        return turns_in({self._scope: own, **inner}, self._graph.name, self.answers, self._scope)
+            logs |= scoped_logs(reader, rows, bool)
+        return turns_in(logs, self._graph.name, self.answers, self._scope)
 
     @cached_property
     def told(self) -> Mapping[str, Any]:
@@ -700,8 +699,7 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        error = None if self.error is None else display.ErrorText.of(self.error)
-        return display.describe_run(self.record(), error, self.events)
+        return display.describe_run(self.record(), self.error, self.events)
 
     @property
     def internals(self) -> RunInternals:

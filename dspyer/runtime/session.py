@@ -41,7 +41,6 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
-    Commit,
     ConflictFound,
     Doing,
     Emitted,
@@ -58,7 +57,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.ids import RunIds, full_id, id_prefix, path_text, whole_execution
+from dspyer.ids import RunIds, full_id, id_prefix, path_text
 from dspyer.layers.layer import USING, Layer, RunLayers
 from dspyer.lm.tap import LMWatcher, Spent
 from dspyer.lm.tracing import Steps, executing_id, is_apart
@@ -73,7 +72,7 @@ from dspyer.nodes.node import Call
 from dspyer.patch import DELETE, Replace, SealedPatch, seal, update_size
 from dspyer.reducers import Updates
 from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
-from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
+from dspyer.runtime.repairs import KeptLog, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, ReadSources, RunViews
@@ -115,20 +114,17 @@ class ExecutionNotes:
     Attributes:
         traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
-        completions: what a module returned with `n` completions, by execution.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
-        checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
-        turns: by scope, the commits of the graphs inside of nodes that took turns, and of those around them.
+        logs: by scope, the logs of graphs inside of nodes where a check refused or an agent took turns, and of those
+            around them.
         view_reads: the views that nodes have read, for `Run.tokens`.
     """
 
     traces: dict[str, Steps]
     lost: dict[str, list[LostSteps]] = made(default_factory=dict)
-    completions: dict[str, Any] = made(default_factory=dict)
     failed_attempts: dict[str, list[Failure]] = made(default_factory=dict)
-    checks: dict[tuple[str, ...], LoggedChecks] = made(default_factory=dict)
-    turns: dict[tuple[str, ...], Sequence[Commit]] = made(default_factory=dict)
+    logs: dict[tuple[str, ...], KeptLog] = made(default_factory=dict)
     view_reads: list[ViewRead] = made(default_factory=list)
 
 
@@ -226,7 +222,7 @@ class Session(AttemptHost):
         return [thaw(row.body) for row in rows if isinstance(row, LayerRow) and row.name == kind]
 
     def reads(self) -> ReadSources:
-        """What the nodes of its commits so far have read, for a layer that asks at its end."""
+        """The reads of its commits so far, for a layer that asks at its end."""
         log = self.run.log
         writers = Writers(log, parts=partial(self.fields.parts, log))
         return ReadSources(self.graph, self.fields, log, self.notes.view_reads, writers)
@@ -281,8 +277,8 @@ class Session(AttemptHost):
                     self.events.publish_once_written(events)
                 if execution is not None:
                     started.append(execution)
-            for look in together.each_round:
-                look(self)
+            if together.posts is not None:
+                together.posts.look()
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
@@ -316,7 +312,7 @@ class Session(AttemptHost):
             return
         outcome, made = self._with_rows(execution, outcome) if self.layers.writes else (outcome, None)
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
-            lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
+            lost = LostSteps(0, outcome.failure.attempt, steps)  # an error edge leads on
             self.notes.lost.setdefault(execution.id, []).append(lost)
         elif steps:
             self.notes.traces[execution.id] = steps
@@ -411,10 +407,6 @@ class Session(AttemptHost):
         inside = self.inside
         return self.stop_signal if inside is None or inside.outermost is None else inside.outermost
 
-    def stop(self, reason: str) -> None:
-        """Stops the run: no further execution starts. May be called from any thread."""
-        self.stop_signal.stop(reason)
-
     def _next_position(self) -> int | None:
         """The index of the first ready group that does not wait for an answer of a breakpoint after a node."""
         for position, group in enumerate(self.run.ready):
@@ -473,10 +465,7 @@ class Session(AttemptHost):
         """Numbers and publishes a post that waits for the commit of its node. May be called from any thread."""
         together, execution = self.together, attempt.outer_execution
         with together.lock:  # events come in the order of the numbers
-            if together.posts is None:
-                together.posted = seq = together.posted + 1
-            else:
-                together.posts.buffer.seq = seq = together.posts.buffer.seq + 1
+            together.posted = seq = together.posted + 1
             if not self.events.heard:
                 return
             update: Any = value if value is DELETE or isinstance(value, Replace | Updates) else freeze(value)
@@ -506,7 +495,7 @@ class Session(AttemptHost):
             used = {id(step) for run in within for one in run.traces.values() for step in one}
             steps = tuple([step for step in steps if id(step) not in used])
         if steps:
-            lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
+            lost = LostSteps(attempt.index or 0, number, steps)
             self.notes.lost.setdefault(attempt.outer_execution, []).append(lost)
 
     def lost_steps(self) -> list[Steps]:
@@ -542,7 +531,7 @@ class Session(AttemptHost):
     def write_failed(self, log: RunLog, error: BaseException) -> None:
         """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
         self.run = log.failed(error)
-        self.stop("its store failed")  # ends the pauses between attempts
+        self.stop_signal.stop("its store failed")  # ends the pauses between attempts
 
     def end_rows(self, log: RunLog) -> list[DraftRow]:
         """The last rows of the run."""
@@ -664,16 +653,6 @@ class Session(AttemptHost):
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
         traces, lost = self.notes.traces, self.notes.lost
         return trace_steps_of(run, self.graph, traces, lost) if traces or lost else []
-
-    def logged_checks(self) -> list[LoggedChecks]:
-        """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
-        graph, log = self.graph, self.run.log
-        found = checks_in(self.ids.scope, log, self.ids.prefix, graph.nodes, graph.rejecting) if graph.rejecting else []
-        if self.notes.checks:  # of nodes that have committed, along an error edge too: others may run again
-            committed, depth = {entry.commit.id for entry in log}, len(self.ids.scope)
-            inner = self.notes.checks.values()
-            found += [one for one in inner if whole_execution(one.scope[depth]) in committed]
-        return found
 
     def _show_failures(self) -> None:
         """Leaves of the failures what may be shown."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from dataclasses import field as made
 from functools import partial
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dspyer.errors import ThreadError
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.field_access import Changed, ViewSource, chosen_plainly, fields_of_then, kind_of_parts
+from dspyer.nodes.field_access import fields_of_then, kind_of_parts
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.patch import DELETE
@@ -42,7 +42,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentVector
-from dspyer.views import ViewRead, render, select_parts, tokens_of_parts
+from dspyer.views import ViewRead, render, select_parts, select_plain_parts, tokens_of_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
@@ -52,7 +52,11 @@ EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
-class RunViews(ViewSource):
+Changed: TypeAlias = tuple[str, Any, Any, FieldParts | None]
+"""A field, its frozen values before and after (`DELETE` for none), and its new parts; None if it has no parts."""
+
+
+class RunViews:
     """Computes the views of the nodes of a run, or of a node that is called without one.
 
     Args:
@@ -78,7 +82,7 @@ class RunViews(ViewSource):
         """The parts of a field that a node has not seen; the field must have parts."""
         return self._fields.news(field, self._log, branch.head, reader)
 
-    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
+    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> Iterator[Changed]:
         """The changes of fields (None for all) since a node last ran in the lineage of a branch."""
         log = self._fields.log(self._log, "")
         unseen = unseen_commits(log, [branch.head], reader)
@@ -88,7 +92,6 @@ class RunViews(ViewSource):
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
         known = tuple(self.schema.fields) or tuple(branch.state)
         names = [*known, *sorted(touched - set(known))]
-        found = []
         for name in names:
             if name not in touched or (fields is not None and name not in fields):
                 continue
@@ -96,8 +99,12 @@ class RunViews(ViewSource):
             of = self._fields.indexed(name)
             parts = None if of is None else FieldParts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
             if not same(before, after) if parts is None else _has_changed(parts, before, after):
-                found.append(Changed(name, before, after, parts))
-        return found
+                yield name, before, after, parts
+
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that a node may read or write through `ctx`; None for all."""
+        known = self.nodes.get(node)
+        return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""
@@ -188,43 +195,17 @@ TokenRead = tuple[str, str, str | None, int, int]
 of the whole field."""
 
 
-class Sizes:
-    """Counts the tokens of values with a function for texts, each part and each whole value once.
+class TokenReads:
+    """The tokens of what the nodes of a run have read, computed from its log: each part and each whole value once.
 
-    They are known by identity, and kept: an id may be used again once its object is gone.
+    These are known by identity, and kept: an id may be used again once its object is gone.
     """
 
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._known: dict[int, tuple[Any, int]] = {}
-
-    def parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
-        """The tokens of some parts."""
-        # Each part once: a list of which a loop reads the whole at each visit would be counted again each time.
-        if kind == "amount":  # one number, the sum of the parts
-            return tokens_of_parts(kind, tuple(parts), self._count)
-        known = self._known
-        found = 0
-        for part in parts:
-            if id(part) not in known:
-                known[id(part)] = part, tokens_of_parts(kind, (part,), self._count)
-            found += known[id(part)][1]
-        return found
-
-    def whole(self, value: Any) -> int:
-        """The tokens of a whole frozen value."""
-        if id(value) not in self._known:
-            self._known[id(value)] = value, self.parts(*unattributed_parts(value))
-        return self._known[id(value)][1]
-
-
-class TokenReads:
-    """The tokens of what the nodes of a run have read, computed from its log."""
-
     def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
-        self._sizes = Sizes(count)
         self._fields = fields
         self._log = log
+        self._count = count
+        self._known: dict[int, tuple[Any, int]] = {}
 
     def of_views(self, reads: Iterable[ViewRead]) -> Iterator[TokenRead]:
         """The reads of views."""
@@ -233,16 +214,16 @@ class TokenReads:
             kind = kind_of_parts(self._fields.schema, view.field)
             value = self._log[log_index].state.raw(view.field, DELETE)
             if index is None:
-                kind, parts = chosen_plainly(view, value, kind)
+                kind, parts = select_plain_parts(view, value, kind)
             else:
                 parts = select_parts(
                     view, kind, index, node, partial(self._fields.news, view.field, self._log, log_index, node)
                 )
             if view.last_step == "then":
                 field_of = partial(_field, self._log[log_index].state)
-                sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
+                sent = self._of_value(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
             else:
-                sent = self._sizes.parts(kind, parts)
+                sent = self._of_parts(kind, parts)
             yield node, name, repr(view), sent, self._whole(view.field, log_index, value)
 
     def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[TokenRead]:
@@ -261,9 +242,26 @@ class TokenReads:
         """The tokens of a whole field."""
         of = self._fields.indexed(field)
         if of is None or of.reducer.kind == "amount":
-            return self._sizes.whole(value)
+            return self._of_value(value)
         index = self._fields.index(field, self._log, log_index)
-        return 0 if index is None else self._sizes.parts(of.reducer.kind, index.parts)
+        return 0 if index is None else self._of_parts(of.reducer.kind, index.parts)
+
+    def _of_parts(self, kind: str, parts: Iterable[FieldPart]) -> int:
+        # Each part once: a list of which a loop reads the whole at each visit would be counted again each time.
+        if kind == "amount":  # one number, the sum of the parts
+            return tokens_of_parts(kind, tuple(parts), self._count)
+        known = self._known
+        found = 0
+        for part in parts:
+            if id(part) not in known:
+                known[id(part)] = part, tokens_of_parts(kind, (part,), self._count)
+            found += known[id(part)][1]
+        return found
+
+    def _of_value(self, value: Any) -> int:
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._of_parts(*unattributed_parts(value))
+        return self._known[id(value)][1]
 
 
 def _field(state: ImmutableState, name: str) -> Any:

@@ -475,7 +475,8 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
         task = self._future
         if task is None or task.done():
             return
-        _dropped.put(partial(_cancel, self._request, self._queue, task))
+        _dropped.put(partial(_stop, self._request, DROPPED, self._queue))
+        _dropped.put(partial(_cancel_from_any_thread, task))
 
 
 def _begin(work: Callable[[], Awaitable[Run]], request: Request, queue: EventQueue[Event]) -> asyncio.Task[Run]:
@@ -522,12 +523,6 @@ def _begin(work: Callable[[], Awaitable[Run]], request: Request, queue: EventQue
 
 _tasks: set[asyncio.Task[Run]] = set()
 """Keeps tasks alive until they are done: an event loop keeps only weak references to them, a dropped stream none."""
-
-
-def _cancel(request: Request, queue: EventQueue[Event], task: asyncio.Task[Run]) -> None:
-    """Stops the run of a dropped stream, from another thread."""
-    _stop(request, DROPPED, queue)
-    _cancel_from_any_thread(task)
 
 
 def _cancel_from_any_thread(task: asyncio.Task[Run]) -> None:

@@ -35,6 +35,7 @@ from dspyer.scheduler.lineage import (
     Log,
     Obstacle,
     ReachableCommit,
+    by_branch,
     existing_prefix,
     joined_counts,
     merge_base,
@@ -119,21 +120,14 @@ class Join:
         self.writers: dict[int, Writers] = {}  # who has written what since then; see `_writers_apart`
         self.heads = heads
         self.commits = commits  # those after the base, in lineage order
-        self.crossed = False  # whether a commit after the base is in several branches
-        # By branch, the commits that it contains and no branch before it does. `mask & -mask` is the lowest bit of a
-        # mask: the leftmost branch that contains the commit.
-        self.added: list[list[ReachableCommit]] = [[] for _ in heads]
-        for item in commits:
-            leftmost = item.mask & -item.mask
-            self.crossed = self.crossed or item.mask != leftmost
-            self.added[leftmost.bit_length() - 1].append(item)
+        self.crossed = any(item.mask.bit_count() > 1 for item in commits)  # some are in several branches
         live = self._live_updates()
         state = states[0]
         # What the branches folded so far have done, by field: all writes, resets, and writes by key.
         self.writes: dict[str, list[ReachableCommit]] = {}
         self.resets: dict[str, list[ReachableCommit]] = {}
         self.keys: dict[str, dict[Any, list[ReachableCommit]]] = {}
-        for bit, items in enumerate(self.added):
+        for bit, items in enumerate(by_branch(commits, len(heads))):
             touched: dict[str, list[ReachableCommit]] = {}
             for item in items:
                 for field in self.log[item.log_index].commit.patch:

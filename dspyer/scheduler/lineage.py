@@ -120,6 +120,14 @@ def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = Non
     return ordered
 
 
+def by_branch(commits: Iterable[ReachableCommit], width: int) -> list[list[ReachableCommit]]:
+    """By branch, the commits that it contains and no branch before it does."""
+    found: list[list[ReachableCommit]] = [[] for _ in range(width)]
+    for item in commits:  # `mask & -mask` is the lowest bit of a mask: the leftmost branch that contains the commit
+        found[(item.mask & -item.mask).bit_length() - 1].append(item)
+    return found
+
+
 def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
     """The commits that at least one of `heads` contains and at least one does not, in lineage order."""
     masks: dict[int, int] = {}
@@ -214,10 +222,11 @@ They are counted as commits are made. Where branches join, they are added up ove
 
 CALL_KINDS = ("calls", "tool_calls")  # of predictors and of tools; a key is one of them with the name of a node
 REASON_KEY = ("reason",)
+READS = "reads"  # how far a node has read live fields; a key is it with the name of the node
 NO_CALLS = (0, 0)
 
 
-def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any, Any]:
+def extra_counts(commit: Commit, before: Callable[[Any, Any], Any]) -> dict[Any, Any]:
     """Changes by a commit in the counts of its lineage, except for the numbers of commits.
 
     `before(key, default)` returns the value before the commit.
@@ -229,6 +238,10 @@ def extra_counts(commit: Commit, before: Callable[[Any, int], Any]) -> dict[Any,
             found[key] = before(key, 0) + count
     if commit.reason is not None:
         found[REASON_KEY] = commit.reason
+    if commit.live is not None and commit.live.reads:
+        key = (READS, commit.node)
+        known = before(key, {})  # where branches joined, several visits are the last ones
+        found[key] = {**known, **{name: max(seq, known.get(name, 0)) for name, seq in commit.live.reads.items()}}
     return found
 
 
@@ -239,7 +252,7 @@ def joined_counts(log: Log, base: int, commits: Iterable[ReachableCommit]) -> Li
     at_base = counts
     added: dict[Any, Any] = {}
 
-    def before(key: Any, default: int) -> Any:
+    def before(key: Any, default: Any) -> Any:
         return added.get(key) or at_base.get(key, default)
 
     for item in commits:

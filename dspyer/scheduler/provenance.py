@@ -32,6 +32,7 @@ from dspyer.scheduler.lineage import (
     LogEntry,
     ReachableCommit,
     ancestry,
+    by_branch,
     commits_lacking,
     merge_base,
     unshared_commits,
@@ -286,13 +287,9 @@ class FieldIndexes:
                 builder = _IndexBuilder(self.of, self.at(log, base))
                 builder.add_by_arrival(log, writes)
                 return builder
-        added: list[list[ReachableCommit]] = [[] for _ in parents]  # by branch, as in `Join`
-        for item in unshared_commits(log, parents):
-            if field in log[item.log_index].commit.patch:
-                leftmost = item.mask & -item.mask
-                added[leftmost.bit_length() - 1].append(item)
+        writes_apart = [item for item in unshared_commits(log, parents) if field in log[item.log_index].commit.patch]
         before: list[ReachableCommit] = []
-        for bit, items in enumerate(added):
+        for bit, items in enumerate(by_branch(writes_apart, len(parents))):  # as in `Join`
             left_only = [item for item in before if not item.mask >> bit & 1]
             reset = any(resets(log[item.log_index].commit.patch[field]) for item in (*left_only, *items))
             # The parts of the first parent are in the index already. With a reset, either both sides were the same, or
@@ -456,8 +453,8 @@ def _parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tupl
     """The parts of a whole frozen value, as (key, part); none of `DELETE` and None."""
     if value is DELETE or value is None:
         return ()
-    if reducer is not None and reducer.parts_of_value is not None:
-        return reducer.parts_of_value(value)
+    if reducer is not None and reducer.parts is not None and reducer.kind in ("members", "messages"):
+        return reducer.parts(value)
     if isinstance(value, FrozenDict):
         return value.raw_items()
     if isinstance(value, FrozenList):

@@ -47,7 +47,7 @@ from dspyer.scheduler.lineage import (
     ancestry,
     extra_counts,
 )
-from dspyer.scheduler.topology import END, START, Round, Topology
+from dspyer.scheduler.topology import END, START, Edge, Round, Topology
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap, PersistentVector
@@ -433,7 +433,7 @@ def advance(
     if schema.limited_fields:
         commit = schema.with_sizes(commit, patch, state)
     changed: dict[Any, Any] = {node: visit, path: counts._data.get(path, 0) + 1}
-    if made != NO_CALLS or reason is not None:
+    if made != NO_CALLS or reason is not None or live is not None:
         changed |= extra_counts(commit, counts.get)
     counts = counts.update(changed)
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
@@ -762,9 +762,6 @@ class ReleaseOrder:
     def __init__(self, topology: Topology, writes: Mapping[str, Collection[str]]) -> None:
         self._rounds = topology.rounds
         self._writes = writes
-        self._out: dict[str, list[tuple[str, bool]]] = {}
-        for edge in topology.edges:
-            self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
         self._known: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
     def first(self, waiting: Iterable[tuple[Execution, Collection[str]]]) -> Execution:
@@ -788,24 +785,15 @@ class ReleaseOrder:
         key = (position, reader, sends)
         known = self._known.get(key)
         if known is None:
-            found = set(self._writes.get(position[0], ()))
-            least: dict[str, Round] = {}
-            work = [position]
-            while work:
-                node, at = work.pop()
-                for target, conditional in self._out.get(node, ()):
-                    to = self._rounds.move(node, at, target)
-                    if self._waits((target, to), reader) and not (sends and conditional):
-                        continue
-                    if target not in least or to < least[target]:
-                        least[target] = to
-                        found.update(self._writes.get(target, ()))
-                        work.append((target, to))
+
+            def passes(edge: Edge, at: Round) -> bool:
+                # The scheduler's own rule for joins: a group waits for a branch that can reach it.
+                waits = (edge.target, at) != reader and self._rounds.can_reach(*reader, edge.target, at)
+                return not waits or (sends and edge.conditional)
+
+            nodes = (position[0], *self._rounds.least(*position, passes))
+            found = [field for node in nodes for field in self._writes.get(node, ())]
             if len(self._known) >= _CACHE_SIZE:  # a loop asks for new rounds, never again for old ones
                 self._known.clear()
             known = self._known[key] = frozenset(found)
         return known
-
-    def _waits(self, position: Position, reader: Position) -> bool:
-        """Return whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
-        return position != reader and self._rounds.can_reach(reader[0], reader[1], position[0], position[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
@@ -48,6 +48,10 @@ class Edge(NamedTuple):
     conditional: bool = False
     on_error: bool = False
     into: str | None = None
+
+
+Passes = Callable[[Edge, Round], bool]
+"""Says that a branch takes an edge into a round of its target."""
 
 
 class Loop(NamedTuple):
@@ -171,7 +175,9 @@ class Rounds:
                 around[node].append(i)
         self._around = {node: tuple(loops) for node, loops in around.items()}  # the outermost loop first
         self._moves = {(edge.source, edge.target): self._move(edge.source, edge.target) for edge in edges}
-        self._out = _successors(edges)
+        self._out: dict[str, list[Edge]] = {}
+        for edge in edges:
+            self._out.setdefault(edge.source, []).append(edge)
         self._reach: dict[str, dict[str, tuple[int, Round]]] = {}  # `_least_rounds` of each source
         self._bits: dict[str, int] = {}  # the bit of each node
         self._below: dict[str, int] = {}  # the bits of each node and of all that it can reach
@@ -223,8 +229,21 @@ class Rounds:
         """Return whether edges lead from a node to another one that is in no loop."""
         if not self._below:
             self._bits = {node: 1 << number for number, node in enumerate(self._around)}
-            self._below = descendants(list(self._around), self._out, self._bits)
+            self._below = descendants(list(self._around), _successors(self.edges), self._bits)
         return source != target and bool(self._below[source] & self._bits[target])
+
+    def least(self, source: str, at: Round, passes: Passes | None = None) -> dict[str, Round]:
+        """The least round in which a branch reaches each node, along edges that let it pass into these rounds."""
+        least: dict[str, Round] = {}
+        work = [(source, at)]
+        while work:
+            node, at = work.pop()
+            for edge in self._out.get(node, ()):
+                target, found = edge.target, self.move(node, at, edge.target)
+                if (target not in least or found < least[target]) and (passes is None or passes(edge, found)):
+                    least[target] = found
+                    work.append((target, found))
+        return least
 
     def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
         """For each node that `source` can reach: the number of loops around both, and the least round in which it does.
@@ -233,19 +252,9 @@ class Rounds:
         on a least path the counters of outer shared loops do not change, because the innermost shared loop is strongly
         connected, and the counters of loops further in do not depend on the round of the source.
         """
-        least: dict[str, Round] = {}
-        zero = (0,) * len(self._around[source])
-        work = [(source, zero)]
-        while work:
-            node, at = work.pop()
-            for target in self._out.get(node, ()):
-                found = self.move(node, at, target)
-                if target not in least or found < least[target]:
-                    least[target] = found
-                    work.append((target, found))
         around = self._around[source]
         result = {}
-        for target, at in least.items():
+        for target, at in self.least(source, self.first(source)).items():
             shared = sum(1 for a, b in zip(around, self._around[target], strict=False) if a == b)
             result[target] = (shared, at[max(shared - 1, 0) :])
         return result

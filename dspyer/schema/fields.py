@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from dspyer import reducers
+from dspyer import errors, reducers
 from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
 from dspyer.hints import UNIONS, without_none
 from dspyer.message_list import Edited
@@ -40,7 +40,6 @@ from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same, unvalidated
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
-from dspyer.values.scalars import check_flags
 
 Check = Callable[[Any], Any]
 """Validates a value and returns it as the declared type; raises `ValidationError`."""
@@ -146,7 +145,8 @@ class Field:
         if not whole and not self.always_replaces and isinstance(update, Mapping):
             if self.unvalidated_mapping or self.validate_entries is not None:
                 return self._patched(old, update, others)
-            if self.model is not None and isinstance(old, CopyOnRead) and _names_fields(old.cls, update):
+            of_model = self.model is not None and isinstance(old, CopyOnRead)
+            if of_model and all(key in old.cls.model_fields for key in update):
                 return self._valid(merged_model(old.read(), update), others)
         return self._valid(update, others)
 
@@ -260,10 +260,6 @@ class Field:
         if self.checks_result and type(new) not in self.exact_types:
             return self._keep(new, self.validate(thaw(new), NO_OTHER_FIELDS))
         return new
-
-
-def _names_fields(model: type[BaseModel], update: Mapping[Any, Any]) -> bool:
-    return all(key in model.model_fields for key in update)
 
 
 def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
@@ -715,7 +711,6 @@ class Live:
         on_conflict: `"merge"`: both values are kept; under one key mappings are merged, lists are concatenated, and of
             any other values the later one is kept. `"last_write_wins"`: the later value is kept. `"reject"`: the post
             raises, and its author may read and post again.
-        show_reads: whether each entry that a node reads is an event, `Heard`.
 
     Example:
         >>> live(on_conflict="reject")
@@ -723,14 +718,13 @@ class Live:
     """
 
     on_conflict: LiveConflictRule = "merge"
-    show_reads: bool = False
 
-    def __call__(self, *, on_conflict: LiveConflictRule = "merge", show_reads: bool = False) -> Live:
-        """Return a marker with another rule for conflicts, or with events for reads.
+    @errors.refuses_removed("Live")
+    def __call__(self, *, on_conflict: LiveConflictRule = "merge") -> Live:
+        """Return a marker with another rule for conflicts.
 
         Args:
             on_conflict: what happens to a value that was written without having read the value before it.
-            show_reads: whether each entry that a node reads is an event.
 
         Returns:
             The marker.
@@ -739,19 +733,16 @@ class Live:
             GraphError: there is no such rule.
 
         Example:
-            >>> live(on_conflict="last_write_wins", show_reads=True)
-            live(on_conflict='last_write_wins', show_reads=True)
+            >>> live(on_conflict="last_write_wins")
+            live(on_conflict='last_write_wins')
         """
         known = get_args(LiveConflictRule)
         if on_conflict not in known:
             raise GraphError(f"live(on_conflict={on_conflict!r}): it is one of {', '.join(map(repr, known))}")
-        check_flags(show_reads=show_reads)
-        return Live(on_conflict, show_reads)
+        return Live(on_conflict)
 
     def __repr__(self) -> str:
-        given = [] if self.on_conflict == "merge" else [f"on_conflict={self.on_conflict!r}"]
-        given += ["show_reads=True"] if self.show_reads else []
-        return f"live({', '.join(given)})" if given else "live"
+        return "live" if self.on_conflict == "merge" else f"live(on_conflict={self.on_conflict!r})"
 
 
 live = Live()

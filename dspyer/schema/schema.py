@@ -27,7 +27,7 @@ from dspyer.events import Commit, FieldShape
 from dspyer.hints import bare_subclass
 from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff, diff_value
 from dspyer.policies import ShowPath, show_brief
-from dspyer.reducers import Reducer, Updates, built_in
+from dspyer.reducers import BUILT_IN, Reducer, Updates
 from dspyer.schema.fields import (
     NO_OTHER_FIELDS,
     Field,
@@ -72,19 +72,6 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = (
-        "_defaults",
-        "_read_only_class",
-        "field_shapes",
-        "fields",
-        "lasting",
-        "limited_fields",
-        "live_fields",
-        "model",
-        "show_value",
-        "user_folded",
-    )
-
     def __init__(
         self,
         model: type[BaseModel] | None,
@@ -108,7 +95,7 @@ class Schema:
         self.user_folded = frozenset(
             name
             for name, field in fields.items()
-            if field.reducer is not None and built_in(field.reducer.name) is not field.reducer
+            if field.reducer is not None and BUILT_IN.get(field.reducer.name) is not field.reducer
         )
 
     @classmethod
@@ -139,6 +126,10 @@ class Schema:
     def accepts_any_key(self) -> bool:
         """Return whether any key is allowed and nothing is validated."""
         return self.model is None
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a state may have a field of this name."""
+        return self.model is None or name in self.fields
 
     def reducer(self, name: str) -> Reducer | None:
         """Return the reducer of a field; None if it has none, or is unknown."""

@@ -145,7 +145,7 @@ def update_type(schema: Schema, name: str) -> Any:
     found = field.reducer.update_type(field.annotation)
     if field.reducer.assign_ids is None or found is Any:
         return found
-    if get_origin(found) is dict:  # messages by key, of `reducers.each`
+    if get_origin(found) is dict:  # of messages by key
         key, messages = get_args(found)
         return dict[key, messages | get_args(messages)[0]]  # type: ignore[misc, valid-type]  # a type made at run time
     return found | get_args(found)[0]  # a message alone is as good as a list of one

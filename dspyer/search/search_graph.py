@@ -21,16 +21,15 @@ from dspyer.errors import (
     GraphError,
     NodeOutputError,
     SearchError,
-    annotate,
     brief,
     list_names,
+    noting,
     suggestion,
     with_article,
 )
 from dspyer.extend import (
     NodeOptions,
     Schema,
-    apply_value,
     is_number,
     is_program,
     is_whole_number,
@@ -59,6 +58,7 @@ from dspyer.search.trial import (
     as_float,
     change_of,
     path_to,
+    state_of,
 )
 from dspyer.threads.graph_changes import named_classes
 
@@ -152,21 +152,15 @@ def tree(
                 f"its inputs ({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
                 f"{(fields.inputs or ['a field'])[0]!r}}}"
             )
-    schema = _schema(fields, name)
+    model = _schema(fields, name)
+    schema = Schema.of(model)
     known = [field for field in fields.types if field not in (TREE, BEST)]
-    graph = Graph(
-        schema,
-        name=name,
-        inputs=fields.inputs,
-        required=fields.required,
-        outputs=fields.given,
-    )
-    folded = frozenset(field for field in fields.types if Schema.of(schema).reducer(field) is not None)
+    graph = Graph(model, name=name, inputs=fields.inputs, required=fields.required, outputs=fields.given)
     graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
     trial = TrialOptions(module, reward, done, rollout_id, float(temperature))
-    graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
+    graph._nodes["trial"] = NodeOptions("trial", schema, trial, fields.reads, fields.writes)
     graph.add_node("grow", grow, writes=[TREE])
-    graph.add_node(FINISH, _finish_node(name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())])
+    graph.add_node(FINISH, _finish_node(name, schema), reads=[TREE, *known], writes=[BEST, *(fields.given or ())])
     graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
     if bounds.rounds is not None:
         # A graph with a loop has no bound of its own, and a long search must not end at the default of `max_steps=`.
@@ -377,11 +371,8 @@ def _program(given: Any, what: str) -> Any:
                 "Graph"
             )
         return given
-    try:
+    with noting(f"in the graph that was given as the {what} of a search"):
         return given.compile()
-    except Exception as error:
-        annotate(error, f"in the graph that was given as the {what} of a search")
-        raise
 
 
 def _check_lasting(module: dspy.Module) -> None:
@@ -562,11 +553,8 @@ def _schema(fields: _Fields, name: str) -> Any:
         BEST: (str, Field()),
         TRIALS: (list[TrialEntry], []),
     }
-    try:
+    with noting("these are the fields of the module of a search"):
         return create_model(name, **fields.types, **own)
-    except Exception as error:
-        annotate(error, "these are the fields of the module of a search")
-        raise
 
 
 # --- the nodes
@@ -625,11 +613,11 @@ def grow(tree, trials):  # type: ignore[no-untyped-def]
     return {TREE: {**{trial["name"]: Replace(trial) for trial in trials}, **changes}}
 
 
-def _finish_node(search: str, folded: frozenset[str]) -> Callable[..., Any]:
+def _finish_node(search: str, schema: Schema) -> Callable[..., Any]:
     def finish(state: ImmutableState, ctx: Context) -> dict[str, Any]:
         entries = state.raw(TREE)
         best = _best(Tree(entries), search, ctx)
-        return {BEST: best, **_changes(state, entries, best, folded)}
+        return {BEST: best, **_changes(state, entries, best, schema)}
 
     return finish
 
@@ -649,24 +637,18 @@ def _best(tree: Tree, search: str, ctx: Context) -> str:
     raise SearchError(text, failures) from first
 
 
-def _changes(state: ImmutableState, entries: Any, best: str, folded: frozenset[str]) -> dict[str, Any]:
+def _changes(state: ImmutableState, entries: Any, best: str, schema: Schema) -> dict[str, Any]:
     """Changes by the trials on the path to the best one, as updates of the state."""
-    updates: dict[str, list[Any]] = {}
-    values: dict[str, Any] = {}
+    updates: dict[str, list[Any] | None] = {}  # of a field with a reducer, as long as nothing replaces its value
     for name in path_to(best):
         change = change_of(entries.raw(name))
-        for field, update in cast(Any, change.patch).raw_items():
-            if update is not None and field in folded:
-                updates.setdefault(field, []).extend(update.raw_items())
-            else:
-                updates.pop(field, None)
-                values[field] = apply_value(values.get(field, state.raw(field, DELETE)), update)
-        for field, value in change.whole.items():
-            updates.pop(field, None)
-            values[field] = value
+        for field, update in change.patch.raw_items():
+            before = updates.get(field, [])
+            folds = before is not None and update is not None and schema.reducer(field) is not None
+            updates[field] = [*(before or ()), *update.raw_items()] if folds else None
+        updates |= dict.fromkeys(change.whole)
+    after = state_of(state, entries, best, schema)
     # Whole values, and for reducers the updates in their order: the join and the history then show what the best trial
     # wrote.
-    found: dict[str, Any] = {field: DELETE if value is DELETE else Replace(value) for field, value in values.items()}
-    for field, parts in updates.items():
-        found[field] = Updates(*([found[field]] if field in found else []), *parts)
-    return found
+    whole = {field: Replace(after.raw(field)) if field in after else DELETE for field in updates}
+    return {field: whole[field] if parts is None else Updates(*parts) for field, parts in updates.items()}

@@ -195,8 +195,8 @@ class TrialNode(Node):
     def script(self, call: Call) -> Script[Reply]:
         """Make the trials, as many at once as the runner allows."""
         # The choice comes with the `Send` and in no field, so nothing else can write it.
-        chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
-        trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
+        chosen = () if call.overlay is None else list(call.overlay.raw(CHOSEN, FrozenList()).raw_items())
+        trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(chosen)]
         return Reply({TRIALS: freeze((yield from results_of(trials, call)), (TRIALS,))})
 
     def _trial(self, call: Call, chosen: FrozenDict[str, Any], index: int, count: int) -> _Trial:
@@ -247,7 +247,7 @@ class _Trial(Item):
         # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
         if not self.of_tree.number:
             attempt.host.first_trial_error = raised
-        entry = self._entry(TrialChange({}, {}), None, True) | {"failure": attempt.failure(raised, number)}
+        entry = self._entry(NO_CHANGE, None, True) | {"failure": attempt.failure(raised, number)}
         result = freeze(entry, (TRIALS, self.index))
         yield from self.record(attempt, result)
         return result
@@ -293,7 +293,7 @@ class _Trial(Item):
             call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
         )
         call.context.delegate.finish()
-        return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
+        return Output(patch, after, None, None, False, None, call, reply.updates)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self.node.reward
@@ -332,10 +332,6 @@ class _Trial(Item):
             yield from self.record(part, frozen)
 
 
-def _raw_items(values: Any) -> Sequence[Any]:
-    return list(values.raw_items()) if isinstance(values, FrozenList) else list(values)
-
-
 def _number(found: object, who: str) -> float:
     """The reward as a number; True counts as 1."""
     value = as_float(found)
@@ -355,8 +351,8 @@ class TrialChange(NamedTuple):
         whole: the new values of fields for which such a patch cannot be written: it knows no None as a value.
     """
 
-    patch: Mapping[str, Any]
-    whole: Mapping[str, Any]
+    patch: FrozenDict[str, Any]
+    whole: FrozenDict[str, Any]
 
     @classmethod
     def of(cls, patch: Mapping[str, Any], after: ImmutableState, schema: Schema) -> TrialChange:
@@ -374,19 +370,19 @@ class TrialChange(NamedTuple):
                 whole[field] = after.raw(field)
             else:
                 found[field] = None
-        return cls(found, whole)
+        return cls(freeze(found), freeze(whole))
 
     def applied(self, state: ImmutableState, schema: Schema) -> ImmutableState:
         """The state with this change."""
-        for field, update in _raw_pairs(self.patch):
+        for field, update in self.patch.raw_items():
             value = state.raw(field, DELETE)
             if update is not None and schema.reducer(field) is not None:
-                for part in _raw_items(update):
+                for part in update.raw_items():
                     value = schema.fold(field, value, part)
             else:
                 value = apply_value(value, update)
             state = state.discard(field) if value is DELETE else state.set(field, value)
-        for field, value in _raw_pairs(self.whole):
+        for field, value in self.whole.raw_items():
             state = state.set(field, value)
         return state
 
@@ -403,13 +399,12 @@ def _as_merge_patch(update: Any) -> list[Any]:
     return [{key: part[0] for key, part in found.items()}] if all(found.values()) else []
 
 
-def _raw_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return iter(values.raw_items() if isinstance(values, FrozenDict) else values.items())
+NO_CHANGE = TrialChange(FrozenDict(), FrozenDict())
 
 
 def change_of(entry: FrozenDict[str, Any]) -> TrialChange:
     """The change of an entry of the tree."""
-    return TrialChange(entry.raw("patch"), entry.raw("whole", {}))
+    return TrialChange(entry.raw("patch"), entry.raw("whole", NO_CHANGE.whole))
 
 
 def path_to(name: str) -> list[str]:

@@ -45,8 +45,6 @@ from ag_ui.core import (
     ToolCallStartEvent,
     ToolMessage,
 )
-from ag_ui.encoder import EventEncoder
-from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from dspyer import START, ImmutableState, Run
@@ -71,13 +69,10 @@ _THOUGHTS = ("reasoning", THOUGHT)
 
 
 def encoded(event: BaseEvent) -> bytes:
-    """An event as it is sent."""
-    try:
-        return EventEncoder().encode(event).encode()
-    except PydanticSerializationError:  # it is nested deeply; or it has half of a surrogate pair, which is sent as "?"
-        text = json.dumps(event.model_dump(by_alias=True, exclude_none=True))
-        plain = json.loads(text, parse_constant=lambda _: None)
-        return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
+    """An event as it is sent. Not by AG-UI's encoder, which takes neither deep values nor half of a surrogate pair."""
+    text = json.dumps(event.model_dump(by_alias=True, exclude_none=True))
+    plain = json.loads(text, parse_constant=lambda _: None)
+    return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
 
 
 def refusal(error: BaseException) -> RunErrorEvent:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from heapq import nsmallest
 from itertools import islice
 from threading import RLock
 from typing import Any
 
 from dspyer.clock import now
+from dspyer.errors import refuses_removed
 from dspyer.stores.base import (
     NO_EPOCHS,
     Change,
@@ -48,7 +49,6 @@ class Memory(Store):
             owner. None keeps all.
         max_commits: about how many rows of a thread's history are kept: older ones are pruned whenever the thread is
             released, back to a row with a snapshot at which a run was continued. None keeps all.
-        clock: returns seconds; leases are compared by it.
 
     Raises:
         ValueError: a limit is below 1.
@@ -62,18 +62,12 @@ class Memory(Store):
         Memory(1000, None)
     """
 
-    def __init__(
-        self,
-        max_threads: int | None = None,
-        max_commits: int | None = None,
-        *,
-        clock: Callable[[], float] = now,
-    ) -> None:
+    @refuses_removed("Memory")
+    def __init__(self, max_threads: int | None = None, max_commits: int | None = None) -> None:
         for name, limit in (("max_threads", max_threads), ("max_commits", max_commits)):
             if limit is not None and limit < 1:
                 raise ValueError(f"{name}={limit}: keep at least 1, or None for all")
         self._limits = (max_threads, max_commits)
-        self._clock = clock
         self._lock = RLock()
         # Least recently written first. In these rows, `lease` is the time at which the lease expires.
         self._threads: dict[str, ThreadRow] = {}
@@ -126,7 +120,7 @@ class Memory(Store):
             if not change.thread:
                 return 0
             self._threads.pop(change.thread, None)  # inserted again below: the most recently written comes last
-            self._threads[change.thread] = changed = thread_after(change, thread, plan, self._clock())
+            self._threads[change.thread] = changed = thread_after(change, thread, plan, now())
             self._move_head(change.thread, thread and thread.head, changed.head)
             self._enforce_limits(change)
             return plan.epoch
@@ -157,7 +151,7 @@ class Memory(Store):
     def thread(self, name: str) -> ThreadRow | None:
         with self._lock:
             found = self._threads.get(name)
-            return None if found is None else as_read(found, self._clock())
+            return None if found is None else as_read(found, now())
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         with self._lock:

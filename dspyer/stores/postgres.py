@@ -25,7 +25,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -372,9 +371,9 @@ class Postgres(SQLStore):
         read_only: bool = False,
         flush: bool = False,
     ) -> None:
+        super().__init__(connections=connections, read_only=read_only, flush=flush)
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
-        self._max_connections = connections
         self._connections = SHARED.setdefault((whole, connections), ServerConnections(whole, connections))
         self._connections.users.add(self)
         self._prepared = False
@@ -384,17 +383,6 @@ class Postgres(SQLStore):
     @property
     def address(self) -> str:
         return self._public if self._schema == SCHEMA else with_schema(self._public, self._schema)
-
-    def __repr__(self) -> str:
-        return f"Postgres({self.address!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {
-            "connections": self._max_connections,
-            "read_only": self._read_only,
-            "flush": self._flush,
-        }
-        return partial(Postgres, schema=self._schema, **options), (self._public,)
 
     def write(self, change: Change) -> int:
         if len(change.thread) > MAX_NAME // 4 and len(encode_text(change.thread)) > MAX_NAME:

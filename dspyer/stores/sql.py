@@ -99,17 +99,9 @@ def decode_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def decode_points(data: bytes | None) -> tuple[Point, ...]:
-    return () if data is None else tuple([Point(run, seq) for run, seq in json.loads(data)])
-
-
 def decode_point(run: str | None, seq: int | None) -> Point | None:
     """The point of two columns; None where both are null."""
     return None if run is None or seq is None else Point(run, seq)
-
-
-def decode_owner(data: bytes | str | None) -> Owner | None:
-    return None if data is None else Owner(*json.loads(data))
 
 
 BLOB_ID = re.compile("(?:[0-9a-f]{2})+")
@@ -176,9 +168,9 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
 # --- the column `ended` of a run
 
 
-def encode_ended(row: Row) -> bytes:
+def encode_ended(row: Row | None) -> bytes | None:
     """Encode how a run ended, by its row of the kind `"end"`: its status, its number and its header, in three lines."""
-    return b"%b\n%d\n%b" % (encode_text(ending_of(row)), row.seq, encode_json(row.header))
+    return row and b"%b\n%d\n%b" % (encode_text(ending_of(row)), row.seq, encode_json(row.header))
 
 
 def decode_ended(ended: bytes) -> tuple[str, Row]:
@@ -324,7 +316,16 @@ def _marks(keys: Collection[Any]) -> str:
 
 
 class SQLStore(Store):
-    """A store in tables."""
+    """A store in tables; `options` are those with which it was made, but for its address."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._options), (self.address,)
 
     @abstractmethod
     def _read(self, work: Callable[[SQLSession], T]) -> T:
@@ -425,7 +426,8 @@ def _naming(table: str, decode: Callable[[SQLSession, Sequence[Any]], T]) -> Cal
 def _decode_thread(session: SQLSession, columns: Sequence[Any]) -> ThreadRow:
     name, epoch, head, head_seq, root, root_seq, owner, lease, runs = columns
     points = decode_point(head, head_seq), decode_point(root, root_seq)
-    return ThreadRow(session.decode_name(name), points[0], epoch, decode_owner(owner), lease, points[1], runs)
+    held = None if owner is None else Owner(*json.loads(owner))
+    return ThreadRow(session.decode_name(name), points[0], epoch, held, lease, points[1], runs)
 
 
 def read_run(session: SQLSession, run: str) -> RunRow | None:
@@ -439,7 +441,8 @@ def read_runs(session: SQLSession, where: str, value: Any) -> list[RunRow]:
 
 def _decode_run(session: SQLSession, columns: Sequence[Any]) -> RunRow:
     run, thread, parents, header = columns
-    return RunRow(run, session.decode_name(thread), decode_points(parents), dict(json.loads(header)))
+    points = tuple([Point(run, seq) for run, seq in json.loads(parents)])
+    return RunRow(run, session.decode_name(thread), points, dict(json.loads(header)))
 
 
 decode_thread, decode_run = _naming("thread", _decode_thread), _naming("run", _decode_run)
@@ -535,8 +538,7 @@ def _listed(session: SQLSession, columns: Sequence[Any], is_last: bool) -> Liste
     started, ended, last = columns[4:7]
     if is_last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
         last = thread.head.seq
-        end = read_end(session, run.id, last)
-        ended = None if end is None else encode_ended(end)
+        ended = encode_ended(read_end(session, run.id, last))
     status, row = ("", None) if ended is None else decode_ended(ended)
     return ListedRun(thread, run, float(started), status, last, row)
 
@@ -605,8 +607,7 @@ def write_planned(session: SQLSession, change: Change, encoded: EncodedChange) -
 
 def ended_by(rows: Sequence[Row]) -> bytes | None:
     """The column `ended` of a run after rows of which one says how it ended, or that it was resumed."""
-    end = end_of(reversed(rows))
-    return None if end is None else encode_ended(end)
+    return encode_ended(end_of(reversed(rows)))
 
 
 def write_ended(session: SQLSession, run: str, rows: Sequence[Row]) -> None:
@@ -708,8 +709,7 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
         freed |= _delete_refs(session, _SPAN, (run, -1 - last, -1 - first))
     _delete_unused(session, freed)
     for run in {run for run, *_ in plan.rows}:  # the end of a run may be among the deleted rows
-        end = read_end(session, run)
-        session("UPDATE {s}.run SET ended = ? WHERE id = ?", (None if end is None else encode_ended(end), run))
+        session("UPDATE {s}.run SET ended = ? WHERE id = ?", (encode_ended(read_end(session, run)), run))
     for statement, keys in (
         ("DELETE FROM {s}.thread WHERE name IN (KEYS)", map(session.encode_name, plan.threads)),
         ("DELETE FROM {s}.link WHERE child IN (KEYS)", plan.runs),

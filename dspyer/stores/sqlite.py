@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from dspyer.clock import now, wall
-from dspyer.errors import StoreError
+from dspyer.errors import StoreError, refuses_removed
 from dspyer.stores.base import (
     Change,
     CurrentRows,
@@ -665,7 +665,6 @@ class SQLite(SQLStore):
 
     Args:
         path: the file; the first write creates it.
-        clock: returns seconds, the same for every process that uses the file: leases are compared by it.
         patience: seconds to wait for the lock of another process, or for other threads of this one.
         read_only: reads the file and writes nothing: it is not created, and no file is made next to it.
         flush: whether each change is on the disk when its write returns, so that a power failure loses nothing. Ends,
@@ -685,20 +684,18 @@ class SQLite(SQLStore):
         ['t-1']
     """
 
+    @refuses_removed("SQLite")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        clock: Callable[[], float] = wall,
         patience: float = PATIENCE,
         read_only: bool = False,
         flush: bool = False,
     ) -> None:
+        super().__init__(patience=patience, read_only=read_only, flush=flush)
         self._path = Path(path).absolute()
         self._flush = flush
-        self._clock = clock
-        self._patience = patience
-        self._read_only = read_only
         self._connections: FileConnections | ReadOnlyFile = (
             ReadOnlyFile(self._path) if read_only else FileConnections(self._path, patience)
         )
@@ -706,18 +703,6 @@ class SQLite(SQLStore):
     @property
     def address(self) -> str:
         return str(self._path)
-
-    def __repr__(self) -> str:
-        return f"SQLite({self.address!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {
-            "clock": self._clock,
-            "patience": self._patience,
-            "read_only": self._read_only,
-            "flush": self._flush,
-        }
-        return partial(SQLite, **options), (self.address,)
 
     def write(self, change: Change) -> int:
         work = partial(self._apply, change, EncodedChange.of(change))
@@ -728,14 +713,14 @@ class SQLite(SQLStore):
         return self._connections.write_now(work, change.flush or self._flush)
 
     def _apply(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
-        session = SQLiteSession(connection, self._clock)
+        session = SQLiteSession(connection)
         return change.epoch if _append(session, change, encoded) else write_planned(session, change, encoded)
 
     def _read(self, work: Callable[[SQLSession], T]) -> T:
-        return self._connections.read(lambda connection: work(SQLiteSession(connection, self._clock)))
+        return self._connections.read(lambda connection: work(SQLiteSession(connection)))
 
     def _write(self, work: Callable[[SQLSession], T]) -> T:
-        return self._connections.write(lambda connection: work(SQLiteSession(connection, self._clock)))
+        return self._connections.write(lambda connection: work(SQLiteSession(connection)))
 
     def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
         """Delete, then empty the log, which still has what was overwritten in the file."""
@@ -767,24 +752,15 @@ _CURRENT = f"""
 
 
 class SQLiteSession(SQLSession):
-    """Executes statements with a connection, within the transaction of its caller.
-
-    Args:
-        connection: the connection.
-        clock: returns seconds.
-    """
+    """Executes statements with a connection, within the transaction of its caller."""
 
     lease = "lease_until"
-
-    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
-        super().__init__(connection)
-        self._clock = clock
 
     def text(self, statement: str) -> str:
         return statement.replace("{s}.", "")
 
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
-        return as_read(thread, self._clock())
+        return as_read(thread, wall())
 
     def lock(self, change: Change) -> CurrentRows:
         run = "" if change.run is None else change.run.id
@@ -798,7 +774,7 @@ class SQLiteSession(SQLSession):
         self.each("INSERT OR IGNORE INTO blob VALUES (?, ?)", blobs.items())
 
     def write_thread(self, change: Change, current: CurrentRows, plan: WritePlan) -> None:
-        name, head, epoch, owner, lease, root, runs = thread_after(change, current.thread, plan, self._clock())
+        name, head, epoch, owner, lease, root, runs = thread_after(change, current.thread, plan, wall())
         owned = None if owner is None else encode_json(owner)
         columns = name, epoch, *(head or (None, None)), *(root or (None, None)), owned, lease, runs
         self("INSERT OR REPLACE INTO thread VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from threading import Barrier
 from typing import Any
@@ -18,7 +17,7 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.content import blob_id
-from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, row, rows
+from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, dump, row, rows
 
 THREADS = 8
 ROUNDS = 10
@@ -108,16 +107,7 @@ def expected_after(name: str, count: int) -> dict[str, Any]:
 
 def read_back(store: Store, name: str) -> dict[str, Any]:
     """Read the threads and runs of `changes_of_every_kind` from a store."""
-    found: dict[str, Any] = {}
-    for thread in (store.thread(name), store.thread(f"{name} copy")):
-        if thread is not None:
-            found[thread.name] = (thread.epoch, thread.head, thread.owner is not None)
-    for run in (f"{name}-r", f"{name}-s"):
-        if store.run(run) is not None:
-            found[run] = [(entry.seq, entry.content) for entry in store.rows(run)]
-            assert has_all_blobs(store, run)
-    snapshot = store.snapshot(Point(f"{name}-r", 99))
-    return found if snapshot is None else {**found, "snapshot": snapshot}
+    return {part: {one: found[one] for one in found if one.startswith(name)} for part, found in dump(store).items()}
 
 
 def run_in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
@@ -138,12 +128,14 @@ def child_processes(
     opener: OpenStore, job: Job, arguments: Sequence[tuple[Any, ...]]
 ) -> Iterator[list[tuple[Connection, BaseProcess]]]:
     """Child processes that open the store and do a job, each with a pipe to it; none is left running at the end."""
-    context = _process_context()
+    # They inherit no open store, and start in milliseconds: the fork server has imported this module already.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     children: list[tuple[Connection, BaseProcess]] = []
     try:
         for values in arguments:
             here, there = context.Pipe()
-            child = context.Process(target=job, args=(opener, there, *values))  # type: ignore[attr-defined]  # typeshed: BaseContext has no Process
+            child: BaseProcess = context.Process(target=job, args=(opener, there, *values))
             child.start()
             there.close()  # only the child may hold its end: recv() then raises EOFError if the child dies
             children.append((here, child))
@@ -155,15 +147,3 @@ def child_processes(
             child.kill()
             child.join()
             pipe.close()
-
-
-def _process_context() -> BaseContext:
-    """Start children that inherit no open store: from a fork server where there is one, else as new interpreters.
-
-    The fork server has imported this module already, so that a child starts in milliseconds.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context

@@ -1,4 +1,4 @@
-"""Change a thread outside of a run: copy, rerun from a commit, commit a patch manually, merge, delete, prune.
+"""Change a thread outside of a run: copy, rerun from a commit, commit a patch manually, merge, send, delete, prune.
 
 Copies and reruns begin at a `HistoryPrefix`, the history up to a given commit. Nothing is rewritten: a rerun, and a
 manual commit in an open run, are a new part of the run, whose header names the rows of the parts before that it
@@ -14,28 +14,30 @@ states, if the caller names the state that both come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
+from secrets import token_hex
 from typing import Any, NamedTuple, cast
 
 from dspyer.errors import (
     ConcurrentRunError,
+    InputError,
     NodeOutputError,
     StateError,
     StoreError,
     ThreadError,
-    annotate,
     brief,
     list_names,
+    noting,
     suggestion,
 )
-from dspyer.events import Commit, MergedConflict
+from dspyer.events import Commit, Sent
 from dspyer.graph.spec import TO_KEEP, Exit, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
-from dspyer.log.history import CommitListing, History
-from dspyer.log.journal import Journal
+from dspyer.log.history import CommitListing
+from dspyer.log.journal import MOST, CheckedStore, Journal
 from dspyer.log.reader import (
     RowRange,
     RunRows,
@@ -59,11 +61,13 @@ from dspyer.log.rows import (
     OpenRow,
     ResumeRow,
     RowKind,
+    SentRow,
     end_row,
     first_version,
     frozen_conflicts,
+    row_time,
 )
-from dspyer.log.time_travel import Moment
+from dspyer.log.time_travel import Moment, identity_of, inbox_of, messages_of, status_of, unnamed
 from dspyer.message_list import EMPTY, Remove, edited
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import run_script
@@ -71,16 +75,18 @@ from dspyer.patch import DELETE, Replace, diff, each_update, resets
 from dspyer.policies import Conflict, Policies
 from dspyer.runtime.execution import checked_targets
 from dspyer.runtime.session import log_conflict
-from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup
+from dspyer.scheduler.join import Join, JoinFailedError, JoinResult
 from dspyer.scheduler.lineage import UPDATE_AUTHOR, ancestry, decided_by, sent_to
 from dspyer.scheduler.schedule import Branch, RunState, Target, active_branches
 from dspyer.scheduler.topology import END, START
-from dspyer.schema.schema import NOTHING_MADE, Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
-from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, names_of_next
+from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, checked_note
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
+from dspyer.values.json import with_valid_text
+from dspyer.values.persistent import PersistentMap
 from dspyer.values.scalars import KeyPath, check_flags
 
 NewRun = tuple[RunRow, list[DraftRow]]
@@ -177,7 +183,7 @@ def first_write_of_rerun(thread: StoredThread, version: int | str, head: ThreadH
     part = thread.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, changed)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
     blobs = thread.compatibility.fingerprint.blobs if changed else NO_BLOBS
-    rows = [ResumeRow(0, tuple(names_of_next(run_start.run))).row(blobs), *migration]
+    rows = [ResumeRow().row(blobs), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
 
@@ -452,11 +458,8 @@ def _decided_anew(thread: StoredThread, run: RunState, branch: Branch, after: Im
         found = [(exit_,) if isinstance(exit_, str) else run_script(exit_.script(call)).targets for exit_ in exits]
         return checked_targets(thread.graph, node, [target for targets in found for target in targets])
 
-    try:
+    with noting(f"asked again, since thread.update(...) of thread {thread.name!r} changes what it has read"):
         old, new = decided(branch.state), decided(after)
-    except Exception as error:
-        annotate(error, f"asked again, since thread.update(...) of thread {thread.name!r} changes what it has read")
-        raise
     # A node that has gone elsewhere was asked by no router: its own code has decided.
     return () if old == new or [target.node for target in old] != [groups[0].position[0]] else new
 
@@ -505,22 +508,6 @@ def _with_edits(
 # --- merge
 
 
-class MergeResult(NamedTuple):
-    """The merge of two states.
-
-    Attributes:
-        patch: of the merge commit: the resolved values, or all that differs if the sides have no commit in common.
-        state: the merged state.
-        conflicts: the decisions of the merge policies.
-        winners: for each resolved path, the global id of the commit whose value was kept; `FIRST` for the merge.
-    """
-
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    conflicts: tuple[MergedConflict, ...] = ()
-    winners: Mapping[KeyPath, str] = NOTHING_MADE
-
-
 def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None, policy: object) -> bool:
     """Merge another thread of the same store; return whether it had anything new.
 
@@ -543,6 +530,7 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     if head.row.head is None:
         raise ThreadError(f"thread {thread.name!r} has no run yet: make it with other.copy(to={thread.name!r})")
     history = thread.history.extended(head.row, other_head.row)
+    log = history.log
     root = other_head.row.root
     if root != head.row.root and root in history.roots.intersection(history.runs_behind([other_head.row.head])):
         raise ThreadError(
@@ -551,10 +539,10 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
         )
     # The last commit of each that all its branches shared.
     left, right = (history.runs[at].trunk_index for at in (head.row.head, other_head.row.head))
-    ours = set(ancestry(history.log, [] if left is None else [left]))
+    ours = set(ancestry(log, [] if left is None else [left]))
     if right is None or right in ours:
         return False
-    related = any(place in ours for place in ancestry(history.log, [right]))
+    related = any(place in ours for place in ancestry(log, [right]))
     if related and base is not None:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have commits in common: merge them without base="
@@ -569,7 +557,11 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
                 policies.decider_for(path) if thread.graph.lasts(path[0]) else ("last_write_wins", attrgetter("right"))
             )
 
-        merged = _merge_lineages(history, left, right, other.name, deciding)
+        try:  # as a join merges branches: by the commits that only one of them descends from
+            join = Join(log, other.name, history.reader.schema, deciding, len(log))
+            merged = join.merge([left, right], [log[left].state, log[right].state])
+        except JoinFailedError as raised:
+            raise raised.error from None
     else:
         raise ThreadError(
             f"threads {thread.name!r} and {other.name!r} have no commit in common, so that no common state "
@@ -585,30 +577,16 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     commit = Commit(FIRST, version, f"join:{other.name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())
     made = topology.schema.made(head.state, merged.state, None)
     conflicts = frozen_conflicts(merged.conflicts)
-    row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=merged.winners)
+    # By their global ids; `FIRST` for a value that the merge itself has made.
+    ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
+    row = CommitRow.of_commit(commit, kind=RowKind.MERGE, made=made, conflicts=conflicts, winners=ids)
     _write_run(thread.store, head.row, _run_with(thread, head, heads, version, row.row(), "completed"))
     return True
 
 
-def _merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
-    """Merge two commits as a join merges branches: by the commits that only one of them descends from.
-
-    `left` and `right` are indexes in the log of the history; they have ancestors in common, and the right one is no
-    ancestor of the left one. `name` is that of the join in conflicts. Raises `MergeConflictError` if a policy does.
-    """
-    log = history.log
-    join = Join(log, name, history.reader.schema, deciding, len(log))
-    try:
-        merged = join.merge([left, right], [log[left].state, log[right].state])
-    except JoinFailedError as raised:
-        raise raised.error from None
-    ids = {path: FIRST if at == len(log) else log[at].commit.id for path, at in merged.winners.items()}
-    return MergeResult(merged.patch, merged.state, merged.conflicts, ids)
-
-
 def _merge_states(
     base: Mapping[str, Any], schema: Schema, left: ImmutableState, right: ImmutableState, policy: Policies
-) -> MergeResult:
+) -> JoinResult:
     """Merge two states that come from a third one, `base`, without commits; a policy may raise `MergeConflictError`."""
     merged = left.merge(right, policy, base=base)
     for name in merged:
@@ -620,7 +598,91 @@ def _merge_states(
         # What reducers fold is replaced: no update of either side leads there.
         if schema.reducer(field) is not None and patch[field] is not DELETE:
             patch[field] = Replace(merged.raw(field))
-    return MergeResult(patch, merged)
+    return JoinResult(merged, patch, (), {}, PersistentMap())
+
+
+# --- messages
+
+
+LONGEST_TEXT = 100_000
+"""Most bytes of a message."""
+
+
+def send_message(thread: StoredThread, text: str, to: str | None, by: str, key: str | None) -> Sent:
+    """Write a message to the inbox of a thread; return it, or the one that was sent with this key before.
+
+    It needs no ownership: a row that exists is refused, so of two senders one takes the next number. It is written
+    under the epoch that the thread has, so that none reaches a thread that was deleted meanwhile.
+    """
+    store, name, inbox = thread.store, thread.name, inbox_of(thread.name)
+    text, by = _checked_message(thread.graph.listeners, text, to, by, key)
+    made = SentRow(token_hex(8), row_time(), text, by, to, key)
+    while True:
+        row = store.thread(name)
+        if row is None or row.head is None:
+            raise ThreadError(f"thread {name!r} has no run yet: begin with thread.run(...). Nothing was sent")
+        number, known = _numbers(store, inbox)
+        first = [] if key is None or key not in known else messages_of(store, inbox, known[key], known[key])
+        for sent in first:
+            if (sent.text, sent.to) != (text, to):
+                raise InputError(
+                    f"key={key!r} is that of message {sent.number} of thread {name!r}, which has another text or "
+                    "another agent: nothing was sent. A key stands for one message: give another one another key"
+                )
+            return replace(sent, open=status_of(store, name) != "completed")
+        try:
+            # Of no thread, for which the store would count it as a run.
+            if not number and not identity_of(store, inbox):
+                store.write(Change(run=RunRow(inbox, name, (), {"inbox": token_hex(8)})))
+            store.write(Change(name, row.epoch, rows_of=inbox, rows=[made.row().numbered(number)], flush=True))
+        except ConcurrentRunError:
+            continue  # another message has this number, or another run has the thread
+        return Sent(number, text, by, made.at, to, status_of(store, name) != "completed")
+
+
+def _numbers(store: CheckedStore, inbox: str) -> tuple[int, Mapping[str, int]]:
+    """The number of the next message, and those of messages by their keys: what is known here, and what is new."""
+    inboxes = store.heads.inboxes
+    last, name, known = inboxes.get(inbox, (0, "", {}))
+    rows = store.rows(inbox, last)
+    if name and (not rows or SentRow.of(rows[0]).id != name):
+        # Another process has deleted the thread since, and maybe loaded an older export of it.
+        known, rows = {}, store.rows(inbox)
+    for row in rows:
+        found = SentRow.read(row, store.blobs)
+        last, name = row.seq, found.id
+        if found.key is not None:
+            known[found.key] = row.seq
+    if not rows:
+        return 0, {}
+    inboxes[inbox] = last, name, known
+    if len(inboxes) > MOST:
+        inboxes.pop(next(iter(inboxes)), None)
+    return last + 1, known
+
+
+def _checked_message(listeners: Collection[str], text: Any, to: Any, by: Any, key: Any) -> tuple[str, str]:
+    """The text and the name of its author, as they are stored."""
+    if not listeners:
+        raise ThreadError(
+            "the program has no agent that could read a message: change its state with thread.update(...), or answer "
+            "its questions with thread.resume(...)"
+        )
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"a message is a text that is not empty, not {brief(text)}. Nothing was sent")
+    text, by = with_valid_text(text), checked_note("by", by, "Nothing was sent")
+    size = len(text.encode())
+    if size > LONGEST_TEXT:
+        raise InputError(f"a message has at most {LONGEST_TEXT:,} bytes, and this one {size:,}. Nothing was sent")
+    if key is not None and (not isinstance(key, str) or not key):
+        raise InputError(f"key= is a text that is not empty, not {brief(key)}. Nothing was sent")
+    if to is None and not unnamed(listeners):
+        raise InputError(f"say which agent is meant, to=...: {list_names(listeners)}. Nothing was sent")
+    if to is not None and (not to or to not in listeners):
+        named = [path for path in listeners if path]
+        known = f"Agents: {list_names(named)}" if named else "The program is the only agent: leave to= out"
+        raise InputError(f"to={brief(to)} is no agent.{suggestion(str(to), named)} {known}. Nothing was sent")
+    return text, by
 
 
 # --- delete: what other threads still reach stays

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
-from dspyer.log.journal import LEASE, CheckedStore, Journal, is_alive, leases, new_owner
-from dspyer.log.message_log import inbox_of
+from dspyer.log.journal import LEASE, CheckedStore, is_alive, leases, new_owner
 from dspyer.log.reader import HistoryReader, check_snapshot, check_thread_name, cyclic_history, read_run
 from dspyer.log.rows import EndRow, is_readable
-from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, last_end, thread_bounds
+from dspyer.log.time_travel import Bounds, ThreadReader, failures_in, inbox_of, last_end, thread_bounds
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import (
     INBOX,
@@ -208,12 +207,9 @@ def _read_all(store: Memory, name: str) -> None:
 
 def _write(store: Store, name: str, exported: Exported) -> None:
     """Write a thread that the store does not have, and own it meanwhile."""
-    owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    moved = _moved(store, name, exported)
+    owner, moved = new_owner(), _moved(store, name, exported)
     try:
-        leases.hold(owner.token, journal)  # before the write that makes the owner visible
-        epoch = store.write(Change(name, 0, None, owner, LEASE))
-        journal.set_epoch(epoch)
+        epoch = leases.acquire(store, name, 0, owner).epoch
         try:
             _fill(store, name, epoch, moved)
         except BaseException:

@@ -317,7 +317,7 @@ class GraphCompatibility:
         else:
             made_by = self._made_by(last)
             unsure = set(schema.fields) if made_by is None else changed_fields(made_by, self.fingerprint.facts)
-            values = {name: state.raw(name) for name in state if schema.accepts_any_key or name in schema.fields}
+            values = {name: state.raw(name) for name in state if name in schema}
             gone = [name for name in state if name not in values]
             if gone:
                 logger.warning(
@@ -354,7 +354,7 @@ class GraphCompatibility:
                 "dict",
                 ["migrate= returned no dict"],
             )
-        unknown = [name for name in new if not schema.accepts_any_key and name not in schema.fields]
+        unknown = [name for name in new if name not in schema]
         if unknown:
             hints = "".join(suggestion(name, schema.fields) for name in unknown)
             raise ChangedGraphError(
@@ -377,10 +377,7 @@ class GraphCompatibility:
             self.check_graph(last)
         if allow or not self.changed(last):
             return self.changed(last)
-        made_by = self._made_by(last)
-        found = ["the graph that made the run is not stored, so the differences are unknown"]
-        if made_by is not None:
-            found = differences(made_by, self.fingerprint.facts)
+        found = self._differences(last) or ["the graph that made the run is not stored, so the differences are unknown"]
         raise ChangedGraphError(
             f"the graph has changed since the open run of thread {self.thread!r} was made:{_lines(found)}\n"
             "Nothing was called. Continue as far as the log fits with thread.resume(allow_changed_graph=True), or "
@@ -390,14 +387,17 @@ class GraphCompatibility:
 
     def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:
         """The error of a replay that does not fit the graph, with all that has changed since the run was made."""
-        made_by = self._made_by(last)
-        found = [] if made_by is None else differences(made_by, self.fingerprint.facts)
+        found = self._differences(last)
         return ChangedGraphError(
             f"thread {self.thread!r} cannot continue with this graph: {error}.{_lines(found)}\nNothing was called. "
             "Give renamed nodes their old names until the run has ended, or abandon it with "
             "thread.run(..., if_open='abandon')",
             (*error.changes, *found),
         )
+
+    def _differences(self, last: RunRows) -> list[str]:
+        made_by = self._made_by(last)
+        return [] if made_by is None else differences(made_by, self.fingerprint.facts)
 
     def adapted_run(self, run_start: RunStart, last: RunRows) -> tuple[RunStart, list[DraftRow]]:
         """A rebuilt run with its state fitted to the graph, and the rows that store the change; none if it is the same.

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
-from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.graph.spec import check_inputs, check_inputs_by_name
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import ExecutionRecords, RecordKey
 from dspyer.log.reader import read_run
@@ -28,7 +28,7 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
 INPUTS = RecordKey("", "inputs")
-"""Where the digest of the inputs of a run is: with the results of effects, since headers are not encrypted."""
+"""Where the digests of the inputs of a run are: with the results of effects, since headers are not encrypted."""
 
 
 class KeyedRun:
@@ -59,11 +59,18 @@ class KeyedRun:
                 f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
                 f"none: {error}"
             ) from error
-        # Two deliveries with one digest in common have the same inputs. They are compared as given, too: a value that
-        # validation makes anew each time, such as an id by `default_factory`, is equal in no other digest.
-        read, self._refusal = _digests_as_read(thread.graph, inputs)
-        self._digests = (given, *read[1:])
-        self._of_first_run = (given, *read)
+        # Two deliveries with one digest in common have the same inputs: as they are given, or as the graph reads them.
+        # A value that validation makes anew each time is equal in the first alone.
+        self._digests, schema = [given], thread.graph.topology.schema
+        self._refusal: Exception | None = None
+        own = {name for name in inputs if name not in schema.fields or not schema.fields[name].reads_other_fields}
+        schema.initial_state({name: value for name, value in inputs.items() if name in own})
+        try:
+            read = schema.initial_state(inputs)
+        except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
+            self._refusal = error
+        else:
+            self._digests.append(_digest({name: _comparable(read.raw(name)) for name in inputs if name in read}))
 
     def first_write(self, head: ThreadHead) -> FirstWrite | Request:
         """Return a new run, or the open one of the key resumed, or the one that is done as it is stored."""
@@ -85,12 +92,10 @@ class KeyedRun:
         first = self._thread.new_run(head, self._inputs, self._request, self._if_open, own_part=True)
         salt = salt or token_hex(8)
         run_id = run_id or self._id(salt)
-        # Of the first run of a thread one more: there is no earlier value that a field could keep.
-        digests = self._digests if head.row.head else self._of_first_run
         opening, *others = first.rows
         return first._replace(
             run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
-            rows=[opening, EffectRow(*INPUTS, digests).row(), *others],
+            rows=[opening, EffectRow(*INPUTS, tuple(self._digests)).row(), *others],
             start=first.start._replace(run_id=run_id),
         )
 
@@ -141,7 +146,7 @@ class KeyedRun:
         records = ExecutionRecords()
         records.read(self._store.rows(run.id, 0, 1), self._thread.reader.fetch)
         known = records.effects.get(INPUTS)
-        if known is not None and not {*self._of_first_run}.intersection(known):
+        if known is not None and not {*self._digests}.intersection(known):
             raise self._refusal or ThreadError(
                 f"key {self._key!r} identifies a run of thread {self._name!r} that began with other inputs: a key "
                 "stands for one request. Give another request another key"
@@ -190,28 +195,6 @@ class KeyedRun:
         rows = self._store.rows(part)
         completed = bool(rows) and rows[-1].kind == RowKind.END and EndRow.of(rows[-1]).status == "completed"
         return Point(part, rows[-1].seq) if completed else None
-
-
-def _digests_as_read(graph: GraphSpec, inputs: Mapping[str, Any]) -> tuple[tuple[str, ...], Exception | None]:
-    """Return the digests of inputs as the graph reads them: in the first run of a thread, and in a later one.
-
-    A default that is given counts as left out, but in a later run only where a run begins with the default, not with
-    the value of the run before. Without digests, with the reason why a validator refuses the inputs.
-    """
-    schema = graph.topology.schema
-    validated = {name for name in inputs if name in schema.fields and schema.fields[name].reads_other_fields}
-    schema.initial_state({name: value for name, value in inputs.items() if name not in validated})
-    try:
-        read = schema.initial_state(inputs)
-    except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
-        return (), error
-    default = schema.initial_state({})
-    values = {name: _comparable(read.raw(name)) for name in inputs if name in read}
-    same = {name for name in values if name in default and values[name] == _comparable(default.raw(name))}
-    return tuple(
-        _digest([when, {name: values[name] for name in values if name not in left_out}])
-        for when, left_out in (("first", same), ("later", {name for name in same if not graph.lasts(name)}))
-    ), None
 
 
 def _comparable(frozen: Any) -> Any:

@@ -17,6 +17,7 @@ A start has three steps, in this order, which makes it safe against crashes and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -28,15 +29,15 @@ import anyio
 
 from dspyer.clock import now, wall
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError, brief
-from dspyer.log.journal import LEASE, STOPPING, Journal, NewRows, is_alive, leases, new_owner
+from dspyer.log.journal import LEASE, STOPPING, CheckedStore, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import RowKind, end_row
-from dspyer.record.stored import due_since
+from dspyer.record.stored import due_since, due_threads
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
-from dspyer.runtime.request import Request
+from dspyer.runtime.request import Request, new_request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.stores.base import Change, Owner, Point, ThreadRow
+from dspyer.stores.base import Change, Owner, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.keyed_runs import KeyedRun
 from dspyer.threads.start import MAX_RESUMES, REPLACE, Delivery, FirstWrite, StoredThread, ThreadHead
@@ -46,6 +47,8 @@ from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
+
+logger = logging.getLogger("dspyer")
 
 LONGEST_PAUSE = 0.05
 """Most seconds between two attempts to acquire a thread."""
@@ -94,19 +97,31 @@ def resumed_play(
     return Play(thread, {}, request, first, take_over)
 
 
-def recovered_play(thread: StoredThread, request: Request) -> Play:
-    """Return the play of a run that is due, to be resumed: it has crashed, or a question of it has expired."""
+def recover_threads(store: CheckedStore, graph: str, thread: Callable[[str], Thread]) -> list[str]:
+    """Resume the runs of a graph that are due, one by one, and return the names of their threads."""
+    resumed = []
+    for name in due_threads(store, graph):
+        stored, request = thread(name)._stored, new_request(None, True, None)
+        try:
+            Play(stored, {}, request, partial(_first_write_if_due, stored, request), take_over=False).run()
+        except ConcurrentRunError:
+            continue  # its owner lives, or another process was faster
+        except DspyerError as error:  # one thread that cannot go on must not keep the others from it
+            logger.error("the run of thread %r cannot be resumed: %s", name, error, exc_info=error)
+            continue
+        resumed.append(name)
+    return resumed
 
-    def first_write(head: ThreadHead) -> FirstWrite | Request:
-        # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
-        last = head.last_run
-        rows = () if last is None else last.rows
-        since = due_since(last and last.status, next((row for row in reversed(rows) if row.kind == RowKind.END), None))
-        if last is not None and last.status is not None and (since is None or since > wall()):
-            raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
-        return thread.resumed_run(head, Delivery(permits=False), request, MAX_RESUMES, allow=False)
 
-    return Play(thread, {}, request, first_write, take_over=False)
+def _first_write_if_due(thread: StoredThread, request: Request, head: ThreadHead) -> FirstWrite | Request:
+    """A run that has crashed, or of which a question has expired, resumed."""
+    # Asked again where the thread is acquired: another process may have resumed the run, and it may have failed.
+    last = head.last_run
+    rows = () if last is None else last.rows
+    since = due_since(last and last.status, next((row for row in reversed(rows) if row.kind == RowKind.END), None))
+    if last is not None and last.status is not None and (since is None or since > wall()):
+        raise ConcurrentRunError(f"another process has resumed the run of thread {thread.name!r}")
+    return thread.resumed_run(head, Delivery(permits=False), request, MAX_RESUMES, allow=False)
 
 
 def rerun_play(thread: StoredThread, version: int | str, request: Request, take_over: bool) -> Play:
@@ -262,7 +277,7 @@ class Play:
         try:
             if head.row.owner is not None:
                 # It may still be writing. Fence it off, then read again: all that it wrote until then is kept.
-                replacing = replace_owner(self.thread, head.row, owner)
+                replacing = leases.acquire(self.thread.store, head.row.name, head.row.epoch, owner)
                 head = self.thread.load_head()
                 again = self.first_write(head)
                 if isinstance(again, Request):  # the other owner was alive, and has finished the run
@@ -339,14 +354,6 @@ class Play:
             leases.let_go(owner.token)
 
 
-def replace_owner(thread: StoredThread, row: ThreadRow, owner: Owner) -> Journal:
-    """Make `owner` the owner of a thread that has one. The old one can write nothing more."""
-    journal = Journal(thread.store, thread.name, 0, "", 0)
-    leases.hold(owner.token, journal)  # before the write, for the reason given in `Play._write_first`
-    journal.set_epoch(thread.store.write(Change(thread.name, row.epoch, row.epoch + 1, owner, LEASE)))
-    return journal
-
-
 # --- stop
 
 
@@ -367,7 +374,7 @@ def stop_run(thread: StoredThread) -> None:
         journal: Journal | None = None
         try:
             # First the fence, then the head: the owner may commit until then, and all of that is kept.
-            journal = replace_owner(thread, row, owner)
+            journal = leases.acquire(thread.store, row.name, row.epoch, owner)
             fenced = True
             head = thread.load_head()
             if head.last_run is not None and head.last_run.status is None:

@@ -33,13 +33,13 @@ from dspyer.log.execution_records import (
     expired_text,
     has_expired,
     no_answer,
+    patches_in,
     run_usage,
     totals_at,
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.message_log import TOOK, progress_at
-from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run, read_runs
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
     LONGEST_NOTE,
@@ -50,12 +50,17 @@ from dspyer.log.rows import (
     OpenRow,
     ResumeRow,
     RowKind,
-    Totals,
     end_row,
     first_version,
     row_time,
 )
-from dspyer.log.time_travel import ThreadReader, open_questions, resumes_without_progress, thread_redactor
+from dspyer.log.time_travel import (
+    TOOK,
+    ThreadReader,
+    open_questions,
+    progress_at,
+    resumes_without_progress,
+)
 from dspyer.nodes.attempt import check_shape, schema_of, validated
 from dspyer.record_codec import changed
 from dspyer.redaction import HIDDEN, Redactor
@@ -185,8 +190,16 @@ class StoredThread:
         return ThreadReader(self.reader, self.name)
 
     def redactor(self) -> Redactor | None:
-        """Return what hides values of the thread where it is read; None if the graph hides none."""
-        return thread_redactor(self.reader, self.name, self.graph.redaction, lambda: self.load_head().state)
+        """Return what hides values of the thread where it is read: it knows all that its runs have written."""
+        row = None if self.graph.redaction is None else self.store.thread(self.name)
+        if self.graph.redaction is None or row is None or row.head is None:
+            return None
+        # With the state, since a pruned history has not written all that is in it.
+        redactor = Redactor(self.graph.redaction, dict(self._head_of(row).state.raw_items()))
+        for run in read_runs(self.store, [row.head], row.root):
+            for patch in patches_in(run.rows, self.reader.fetch, self.reader.decode):
+                redactor.learn_patch(patch)
+        return redactor
 
     # --- the head of the thread
 
@@ -339,20 +352,19 @@ class StoredThread:
         """
         at, status = head.row.head, None if head.last_run is None else head.last_run.status
         answers = delivery.answers or {}
-        if answers and at is not None and not head.broken and status in DONE:
-            last = read_run(self.store, at)
-            if _Asked(self, last).were_given(answers, completed=status == "completed"):
-                return self.as_stored(last, request)
+        can_be_read = not head.broken and (head.open or answers)
+        asked = _Asked(self, read_run(self.store, at)) if at is not None and can_be_read else None
+        if asked and answers and status in DONE and asked.were_given(answers, completed=status == "completed"):
+            return self.as_stored(asked.run, request)
         if not head.open or at is None:
             found = "has no run yet" if head.last_run is None else "has finished its last run"
             raise ThreadError(
                 f"thread {self.name!r} {found}: there is nothing to resume; start a run with thread.run(...)"
             )
-        if head.broken:
+        if asked is None:
             raise head.broken_error()
-        last = read_run(self.store, at)
+        last = asked.run
         changed = self.compatibility.allows(last, allow)
-        asked = _Asked(self, last)
         given, records = asked.given(delivery), asked.records
         # An edit after the end of the run may lead to another node; and a program may know answers itself.
         as_it_ended = status == "interrupted" and last.rows[-1].kind == RowKind.END and not changed
@@ -365,8 +377,8 @@ class StoredThread:
         run_start, migration = self.compatibility.adapted_run(self.rebuild(last, records), last)
         # Counted in the log: a node that kills its process leaves nothing else behind.
         count = 1 + resumes_without_progress(last.rows)
-        running = names_of_next(run_start.run)
         if count > max_resumes:
+            running = sorted(run_start.run.running) or [group.position[0] for group in run_start.run.ready]
             raise ThreadError(
                 f"the last run of thread {self.name!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
@@ -375,7 +387,7 @@ class StoredThread:
         blobs = self.compatibility.fingerprint.blobs if changed else NO_BLOBS
         rows = [AnswerRow.of_answer(one).row() for one in given]
         rows += [records.add(*added)] if added else []
-        rows += [ResumeRow(count, tuple(running)).row(blobs), *migration]
+        rows += [ResumeRow(count).row(blobs), *migration]
         run, seq = last.run, at.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
         if own_part or changed or run.thread != self.name or self.store.rows(run.id, seq, seq):
@@ -481,7 +493,7 @@ class StoredThread:
 
     # --- totals
 
-    def _totals_at(self, head: ThreadHead, at: Point | None) -> Totals:
+    def _totals_at(self, head: ThreadHead, at: Point | None) -> Mapping[str, Any]:
         """The totals of the thread up to a row; of its head, mostly without reading any."""
         rows = () if head.last_run is None else head.last_run.rows
         if at == head.row.head and rows and rows[-1].kind == RowKind.END:
@@ -572,11 +584,6 @@ INHERITED = ("graph", "shape", "drawing", "named", "first", "live")
 """What a part of a run has in its header from the part before."""
 
 
-def names_of_next(run: RunState) -> list[str]:
-    """The executions that a rebuilt run starts first; a resume stores them, and names them in its error."""
-    return sorted(run.running) or [group.position[0] for group in run.ready]
-
-
 def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
     """For each part of a run, the number of commits up to its end, and the prefix of their ids."""
     found: list[tuple[int, str]] = []
@@ -592,6 +599,14 @@ def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
 # --- answers that a caller gives: checked before anything is stored
 
 
+def checked_note(name: str, text: Any, undone: str) -> Any:
+    """Return a text about an answer or a message as it is stored; raises `InputError` if it is none, or too long."""
+    if not isinstance(text, str) or len(text) > LONGEST_NOTE:
+        found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
+        raise InputError(f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. {undone}")
+    return with_valid_text(text)
+
+
 class Delivery(NamedTuple):
     """The answers of one call of `resume`, by key or id, who gives them, and what is said with them.
 
@@ -604,21 +619,17 @@ class Delivery(NamedTuple):
     permits: bool = True
 
     @classmethod
-    def checked(cls, answers: AnswersByKey, by: object, comment: object) -> Delivery:
+    def checked(cls, answers: AnswersByKey, by: str | None, comment: str | None) -> Delivery:
         """Return the delivery; raises `InputError` for notes that are no texts, or too long."""
-        for name, text in (("by", by), ("comment", comment)):
-            if text is not None and (not isinstance(text, str) or len(text) > LONGEST_NOTE):
-                found = f"one of {len(text):,}" if isinstance(text, str) else brief(text)
-                raise InputError(
-                    f"{name}= is a text of at most {LONGEST_NOTE} characters, not {found}. Nothing was answered"
-                )
-        if isinstance(by, str) and not by.strip():
+        by = None if by is None else checked_note("by", by, "Nothing was answered")
+        comment = None if comment is None else checked_note("comment", comment, "Nothing was answered")
+        if by is not None and not by.strip():
             raise InputError("by= is empty: give a name, or None for none. Nothing was answered")
         if by == EXPIRED:
             raise InputError(
                 f"by={by!r} is the author of defaults, which no person has given: say it with another name"
             )
-        return cls(answers, with_valid_text(by), with_valid_text(comment))
+        return cls(answers, by, comment)
 
 
 LATE = "Nothing was stored: resume() goes on with its default, or with QuestionExpired if it has none"
@@ -628,7 +639,7 @@ class _Asked:
     """The questions of a run, as answers name them: found once, since a run may ask thousands."""
 
     def __init__(self, thread: StoredThread, run: RunRows) -> None:
-        self.records = thread.read_records(run)
+        self.run, self.records = run, thread.read_records(run)
         self._graph = thread.graph
         self._open = self.records.open_questions()
         self._ids = {question.id: question for question in self.records.questions.values()}

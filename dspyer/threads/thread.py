@@ -14,20 +14,19 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
-from dspyer.log.execution_records import thread_usage
-from dspyer.log.message_log import send, unread
+from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
-from dspyer.log.time_travel import Moment, failures_of, open_questions, status_of
+from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
 from dspyer.record.items import Items
 from dspyer.record.record import Record
-from dspyer.record.stored import FollowedRecords, record_of, records_of
+from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, update_thread
+from dspyer.threads.changes import copy_thread, delete_thread, merge_thread, prune_thread, send_message, update_thread
 from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import NO_OTHERS, OtherGraphs
 from dspyer.threads.playing import new_play, rerun_play, resumed_play, stop_run
@@ -313,10 +312,8 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -345,10 +342,8 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request, answered = (
-            new_request(resources, True, budget, tokens, reads),
-            Delivery.checked(answers, by, comment),
-        )
+        request = new_request(resources, True, budget, tokens, reads)
+        answered = Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
@@ -391,7 +386,9 @@ class Thread:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures with which the last run ended: also in another process, days later."""
-        return failures_of(self._stored.reader.store, self.name)
+        store = self._stored.store
+        head, _ = thread_bounds(store, self.name)
+        return failures_in(store, None if head is None else last_end(store, head))
 
     @property
     def error(self) -> Failure | None:
@@ -401,7 +398,8 @@ class Thread:
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens, requests and USD by language model, of all runs, also of those that were pruned."""
-        return thread_usage(self._stored.reader.store, self.name)
+        row = self._stored.store.thread(self.name)
+        return totals_at(self._stored.store, () if row is None or row.head is None else (row.head,), row and row.root)
 
     @property
     def cost(self) -> float | None:
@@ -459,7 +457,7 @@ class Thread:
             >>> t.run({"n": 1}).record().to_dict() == t.record("t-42.1").to_dict()
             True
         """
-        return record_of(self._stored.reader, self.name, run, self._stored.redactor)
+        return record_of(self._stored.reader, self.name, run, self._stored.redactor())
 
     def items(self, node: str, run: str | None = None) -> Items:
         """The items of a map of the last run, as `run.items(node)`, also while a process runs it, and after a crash.
@@ -730,7 +728,7 @@ class Thread:
             >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
             ('completed', False, ['In words.'])
         """
-        return send(self._stored.store, self.name, self._program.graph.listeners, text, to, by, key)
+        return send_message(self._stored, text, to, by, key)
 
     async def asend(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
         """Sends a message in async code; arguments, result and errors are those of `send`.
@@ -749,7 +747,7 @@ class Thread:
     @property
     def unread(self) -> tuple[Sent, ...]:
         """The messages that no turn has taken, in the order in which they were sent."""
-        return unread(self._stored.store, self.name, self._program.graph.listeners)
+        return unread_of(self._stored.store, self.name)
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.

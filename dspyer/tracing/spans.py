@@ -36,9 +36,7 @@ from dspyer.events import (
     Joined,
     LiveConflict,
     NodeFailed,
-    Numbered,
     Posted,
-    Read,
     is_built_in,
     path_of_event,
 )
@@ -90,8 +88,6 @@ CONFLICT: Final = "dspyer.conflict"
 ROUTE: Final = "dspyer.route"
 INTERRUPT: Final = "dspyer.interrupt"
 POST: Final = "dspyer.post"
-NUMBERED: Final = "dspyer.numbered"
-READ: Final = "dspyer.read"
 CACHE_HIT: Final = "dspyer.cache_hit"
 ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
@@ -123,17 +119,13 @@ class _OpenTelemetry:
         self._suppressed = str(getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
         # What a program has that sets no provider.
         self._none = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-        self._last: tuple[object, Tracer] | None = None
 
     def tracer(self) -> Tracer | None:
         """The tracer of the program's provider; None if it has set none, or traces nothing in this context."""
         provider = self.trace.get_tracer_provider()
         if isinstance(provider, self._none) or self.context.get_value(self._suppressed):
             return None
-        last = self._last
-        if last is None or last[0] is not provider:
-            self._last = last = (provider, provider.get_tracer("dspyer"))
-        return last[1]
+        return provider.get_tracer("dspyer")
 
     def stored(self, stored: StoredTrace) -> Context:
         """A context whose current span is the one that a stored run began with."""
@@ -162,8 +154,8 @@ def span_layers() -> tuple[Layer, ...]:
     if found is None:
         return ()
     # Shared by the three layers: an event of a run must find the span of its node.
-    open_runs = _OpenRuns()
-    return NodeSpans(found, open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
+    open_runs = _OpenRuns(found)
+    return NodeSpans(open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
 
 
 def _takes_traces_whole() -> bool:
@@ -262,14 +254,12 @@ class RunSpans:
     """
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
-        thread = "" if run.log is None else run.log.journal.thread
         self._api = api
         self._tracer = tracer
         self._graph: GraphSpec = run.graph
-        self._run_id = run.run_id
         self.scope: tuple[str, ...] = run.scope
         self._stored = run.log is not None and not run.scope
-        self._thread = thread
+        self._thread = "" if run.log is None else run.log.journal.thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self._hidden = Redacted()
         self._is_outermost = around is None
@@ -296,15 +286,13 @@ class RunSpans:
             SPAN_KIND: "CHAIN",
             OPERATION: INVOKE_RUN,
             GRAPH_NAME: graph.name,
-            RUN_ID: self._run_id,
+            RUN_ID: session.run_id,
             **self._common,
         }
         trace = session.records.trace if self._stored else None
         with self._guard:
             if self._captures:
-                # Live fields that a graph around would have in common with it are no inputs of its own.
-                also = graph.also.difference(graph.topology.schema.live_fields)
-                given = [name for name in (*graph.inputs, *also) if name in session.run_start.patch]
+                given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
                 attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
@@ -438,33 +426,23 @@ class RunSpans:
                     running.span.set_attributes({INPUT: shown, INPUT_TYPE: _JSON})
         return running
 
-    def item(self, call: Call, inner: Inner) -> Script[Any]:
-        """The script of an item of a map, or of a trial of a search."""
-        attempt = call.context.delegate
-        attributes = {EXECUTION: attempt.local_id, NODE_NAME: attempt.node}
-        return self._part(f"item {attempt.index}", attempt.execution, attributes, inner(call))
+    def below(self, call: Call, inner: Inner, name: str, key: str = "", **more: Any) -> Script[Any]:
+        """The script of an item or an attempt, with a span below the current one.
 
-    def attempt(self, call: Call, inner: Inner) -> Script[Any]:
-        """The script of an attempt after the first one."""
+        `key` is the execution whose events it gets; "" for none.
+        """
         attempt = call.context.delegate
-        attributes = {EXECUTION: attempt.local_id, NODE_NAME: attempt.node, ATTEMPT: attempt.number}
-        if attempt.part:
-            attributes[LAYER] = attempt.part
-        return self._part(f"attempt {attempt.number}", "", attributes, inner(call))
-
-    def _part(self, name: str, key: str, attributes: dict[str, Any], script: Script[Any]) -> Script[Any]:
-        """A script with a span below the current one. `key` is the execution whose events it gets; "" for none."""
-        kind = {SPAN_KIND: "CHAIN", OPERATION: INVOKE_NODE}
+        kind = {SPAN_KIND: "CHAIN", OPERATION: INVOKE_NODE, EXECUTION: attempt.local_id, NODE_NAME: attempt.node}
         span = None
         with self._guard:
-            span = self._tracer.start_span(name, attributes={**kind, **attributes, **self._common})
+            span = self._tracer.start_span(name, attributes={**kind, **more, **self._common})
         if span is None:
-            return (yield from script)
+            return (yield from inner(call))
         if key and span.is_recording():
             self._running[key] = _Running(span)
         try:
             with _Current(self._api, self._api.trace.set_span_in_context(span)):
-                return (yield from script)
+                return (yield from inner(call))
         except BaseException as error:
             self._part_raised(span, error)
             raise
@@ -511,7 +489,17 @@ class RunSpans:
         """Adds an event of the run to its spans, as the outermost run shows it."""
         if self._span.is_recording():
             with self._guard:
-                _ADDERS.get(type(event), RunSpans._add_any)(self, event)
+                match event:
+                    case Committed():
+                        self._add_commit(event)
+                    case NodeFailed():
+                        self._add_failure(event)
+                    case Asked(question) if question.key != "after":
+                        pass  # those of an execution are on its span
+                    case _:
+                        name, told = _told(event, self._question)
+                        execution = path_of_event(event)[-1] if hasattr(event, "execution") else ""
+                        self._span_of(execution).add_event(name, told, int(event.at * 1e9))
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
@@ -545,57 +533,6 @@ class RunSpans:
         if running.ended is not None:  # otherwise an error edge leads on, or a tool reports it
             self._finish(event.execution, "failed")
 
-    def _add_attempt(self, event: AttemptFailed) -> None:
-        told: dict[str, Any] = {
-            "attempt": event.attempt,
-            "pause": event.pause,
-            "exception.type": type(event.error).__qualname__,
-            "exception.message": error_text(event.error),
-        }
-        self._span_of(event.execution).add_event(ATTEMPT_FAILED, told)
-
-    def _add_join(self, event: Joined) -> None:
-        told: dict[str, Any] = {"node": event.node, "branches": [path_text(path) for path in event.branches]}
-        self._span.add_event(JOIN, {**told, "branch": path_text(event.branch)})
-
-    def _add_conflict(self, event: ConflictFound) -> None:
-        found = event.conflict
-        told: dict[str, Any] = {"join": found.join, "path": ".".join(map(str, found.path)), "policy": found.policy}
-        told["authors"] = [author for author, _ in found.values]
-        if found.winner is not None:
-            told["winner"] = found.winner
-        self._span.add_event(CONFLICT, told)
-
-    def _add_live_conflict(self, event: LiveConflict) -> None:
-        told: dict[str, Any] = {"path": event.field, "authors": [event.author, event.other], "policy": event.rule}
-        self._span.add_event(CONFLICT, told)
-
-    def _add_question(self, event: Asked) -> None:
-        question = event.question
-        if question.key == "after":  # those of an execution are on its span
-            self._span.add_event(INTERRUPT, self._question(question))
-
-    def _add_post(self, event: Posted) -> None:
-        told: dict[str, Any] = {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
-        self._span_of(event.execution).add_event(POST, told)
-
-    def _add_versions(self, event: Numbered) -> None:
-        self._span.add_event(NUMBERED, {"versions": _json_text(dict(event.versions))})
-
-    def _add_read(self, event: Read) -> None:
-        self._span_of(event.execution).add_event(READ, {"fields": list(event.fields)})
-
-    def _add_any(self, event: Event) -> None:
-        """Adds an event of a class that is not known here: its label and its fields."""
-        told: dict[str, Any] = {"label": event.label()}
-        for name, value in event.to_dict().items():
-            if name not in ("event", "scope", "at") and value is not None:
-                told[name] = value if isinstance(value, str | bool | int | float) else _json_text(value)
-        at = int(event.at * 1e9)
-        self._span_of(path_of_event(event)[-1] if hasattr(event, "execution") else "").add_event(
-            type(event).__name__, told, at
-        )
-
     # --- what is shown
 
     def _asked(self, span: Span, interrupt: Interrupt) -> None:
@@ -628,18 +565,37 @@ class RunSpans:
         span.set_status(self._api.trace.Status(self._api.trace.StatusCode.ERROR, text))
 
 
-_ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
-    Committed: RunSpans._add_commit,
-    NodeFailed: RunSpans._add_failure,
-    AttemptFailed: RunSpans._add_attempt,
-    Joined: RunSpans._add_join,
-    ConflictFound: RunSpans._add_conflict,
-    LiveConflict: RunSpans._add_live_conflict,
-    Asked: RunSpans._add_question,
-    Posted: RunSpans._add_post,
-    Numbered: RunSpans._add_versions,
-    Read: RunSpans._add_read,
-}
+_SHOWN: Final = frozenset((
+    *(Committed, NodeFailed, AttemptFailed, Joined, ConflictFound, LiveConflict, Asked, Posted),
+))  # fmt: skip
+"""The events of dspyer that spans have."""
+
+
+def _told(event: Event, of_question: Callable[[Any], dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The name and the attributes of the event of a span."""
+    told: dict[str, Any]
+    match event:
+        case AttemptFailed(attempt=attempt, pause=pause, error=error):
+            told = {"exception.type": type(error).__qualname__, "exception.message": error_text(error)}
+            return ATTEMPT_FAILED, {"attempt": attempt, "pause": pause, **told}
+        case Joined(node, branches, branch):
+            return JOIN, {"node": node, "branches": [*map(path_text, branches)], "branch": path_text(branch)}
+        case ConflictFound(found):
+            told = {"join": found.join, "path": ".".join(map(str, found.path)), "policy": found.policy}
+            winner = {} if found.winner is None else {"winner": found.winner}
+            return CONFLICT, {**told, "authors": [author for author, _ in found.values], **winner}
+        case LiveConflict():
+            return CONFLICT, {"path": event.field, "authors": [event.author, event.other], "policy": event.rule}
+        case Asked(question):
+            return INTERRUPT, of_question(question)
+        case Posted():
+            return POST, {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
+    # Of a class that is not known here: its label and its fields.
+    told = {"label": event.label()}
+    for name, value in event.to_dict().items():
+        if name not in ("event", "scope", "at") and value is not None:
+            told[name] = value if isinstance(value, str | bool | int | float) else _json_text(value)
+    return type(event).__name__, told
 
 
 # --- the layers
@@ -647,6 +603,9 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
 
 class _OpenRuns(list["RunSpans"]):
     """The spans of the runs of a call that have not ended. Each operation is atomic: threads need no lock."""
+
+    def __init__(self, tracing: tuple[_OpenTelemetry, Tracer]) -> None:
+        self.tracing = tracing
 
     def last(self, scope: tuple[str, ...], execution: str = "") -> RunSpans | None:
         """The spans of a run by its scope, which is how an event names its run.
@@ -657,24 +616,25 @@ class _OpenRuns(list["RunSpans"]):
         return next((one for one in found if execution in one._running), found[-1] if found else None)
 
 
-class NodeSpans(Layer):
-    """Makes the span of each run, and of each execution in it."""
+class _SpansOfRun(Layer):
+    __slots__ = ("_open_runs", "_spans")
 
-    __slots__ = ("_open_runs", "_spans", "_tracing")
-    place: ClassVar[Place] = "outside"
-
-    def __init__(
-        self, tracing: tuple[_OpenTelemetry, Tracer], open_runs: _OpenRuns, spans: RunSpans | None = None
-    ) -> None:
-        self._tracing = tracing
+    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs
         self._spans = spans
 
+
+class NodeSpans(_SpansOfRun):
+    """Makes the span of each run, and of each execution in it."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "outside"
+
     def of(self, run: Any) -> NodeSpans:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
-        spans = RunSpans(*self._tracing, run, self._spans)
+        spans = RunSpans(*self._open_runs.tracing, run, self._spans)
         self._open_runs.append(spans)
-        return NodeSpans(self._tracing, self._open_runs, spans)
+        return NodeSpans(self._open_runs, spans)
 
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
@@ -694,7 +654,7 @@ class NodeSpans(Layer):
 
     def event(self, event: Event) -> Event:
         """Adds an event to the span that it is of, once the outermost run shows it."""
-        if self._spans is not None and not self._spans.scope and (type(event) in _ADDERS or not is_built_in(event)):
+        if self._spans is not None and not self._spans.scope and (type(event) in _SHOWN or not is_built_in(event)):
             path = path_of_event(event)
             spans = self._open_runs.last(event.scope, path[-1] if len(path) > len(event.scope) else "")
             if spans is not None:
@@ -702,36 +662,28 @@ class NodeSpans(Layer):
         return event
 
 
-class _WithinNodes(Layer):
-    """Makes the spans of parts of executions."""
-
-    __slots__ = ("_open_runs", "_spans")
-    around_parts: ClassVar[bool] = True
-
-    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
-        self._open_runs = open_runs
-        self._spans = spans
-
-    def of(self, run: Any) -> Layer:
-        """Its part in one run."""
-        return type(self)(self._open_runs, self._open_runs.last(run.scope))
-
-
-class ItemSpans(_WithinNodes):
+class ItemSpans(_SpansOfRun):
     """Makes the spans of items of maps, and of trials of searches."""
 
     __slots__ = ()
     place: ClassVar[Place] = "retry"
+    around_parts: ClassVar[bool] = True
+
+    def of(self, run: Any) -> Layer:
+        """Its part in one run."""
+        return type(self)(self._open_runs, self._open_runs.last(run.scope))
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an item, within its span; a router, or what condenses, is in the span of its node."""
         attempt, spans = call.context.delegate, self._spans
         if spans is None or bool(attempt.part) is (attempt.index is not None):
             return inner(call)
-        return spans.part(call, inner) if attempt.part else spans.item(call, inner)
+        if attempt.part:
+            return spans.part(call, inner)
+        return spans.below(call, inner, f"item {attempt.index}", attempt.execution)
 
 
-class AttemptSpans(_WithinNodes):
+class AttemptSpans(ItemSpans):
     """Makes the span of each attempt after the first one."""
 
     __slots__ = ()
@@ -739,7 +691,11 @@ class AttemptSpans(_WithinNodes):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt."""
-        return inner(call) if self._spans is None or call.attempt < 2 else self._spans.attempt(call, inner)
+        attempt, spans = call.context.delegate, self._spans
+        if spans is None or call.attempt < 2:
+            return inner(call)
+        part = {LAYER: attempt.part} if attempt.part else {}
+        return spans.below(call, inner, f"attempt {attempt.number}", "", **{ATTEMPT: attempt.number, **part})
 
 
 def _node_before(run: RunState, head: int) -> str:

@@ -186,6 +186,13 @@ def test_posts_of_another_run_are_numbered_anew() -> None:
     assert [text for _, _, text in posts_in(run.state["talk"])] == ["research: again"] * 2
 
 
+def test_an_agent_that_waits_for_posts_which_its_node_does_not_read_is_a_warning() -> None:
+    reader = agents.tool_loop("task -> report", [agents.wait_for_posts], schema=Notes)
+    graph = Graph(inputs=["task"]).add_node("reader", reader, reads=["task"]).add_path(START, "reader", END)
+    with pytest.warns(UserWarning, match="node 'reader' reads no live field, so that `wait_for_posts` of its agent"):
+        graph.compile()
+
+
 TUNED = dspy.Example(task="t").with_inputs("task")
 
 
@@ -364,6 +371,7 @@ def planned(name: str, plan: list[str]) -> Callable[[Prompt], dict[str, Any]]:
     return answer
 
 
+@pytest.mark.filterwarnings("ignore:.*node 'node_.' reads no live field")
 @modes
 def test_each_reader_gets_each_post_once_and_in_one_order(mode: str) -> None:
     for seed in range(8):

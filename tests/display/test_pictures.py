@@ -318,7 +318,7 @@ def test_mermaid_escapes_markup_in_labels(label: str, shown: str) -> None:
 
 def across(text: str) -> dict[str, float]:
     """Where the middle of each node is."""
-    return {node.name: node.box.x for node in picture(text).drawing().nodes}
+    return {node.name: node.x for node in picture(text).drawing().nodes}
 
 
 @each(
@@ -358,12 +358,12 @@ def test_texts_are_escaped_shortened_and_measured() -> None:
     names = [12 * "語", 12 * "m", 12 * "a", 12 * "i", 36 * "b", 37 * "b"]
     text = "\n".join(f"START ? n{at}\nn{at} -> END" for at in range(len(names)))
     made = picture(text, renamed={f"n{at}": name for at, name in enumerate(names)})
-    nodes = [node.to_dict() for node in made.drawing().nodes if node.name in names]
-    widths = [node["w"] for node in nodes]
+    nodes = [node for node in made.drawing().nodes if node.name in names]
+    widths = [node.w for node in nodes]
     assert widths[:5] == sorted(widths[:4], reverse=True) + widths[4:5]
     assert len(set(widths[:4])) == 4
     assert widths[4:] == [widths[4], widths[4]]
-    assert [node["label"] for node in nodes[4:]] == [36 * "b", 35 * "b" + "…"]
+    assert [node.label for node in nodes[4:]] == [36 * "b", 35 * "b" + "…"]
     numbers = " ".join(path.get("d", "") for path in drawn(made).iter(f"{SVG}path"))
     assert not re.search(r"\.\d\d|-0(?![.\d])|\.0", numbers)
     assert "<title>" in made.to_svg()

@@ -474,13 +474,6 @@ def COMPILED() -> None:
 
 
 @law
-def COMPLETIONS() -> None:
-    prediction = ask()
-    assert getattr(prediction, not_public.COMPLETIONS) is prediction.completions
-    assert prediction.completions.a == ["blue"]
-
-
-@law
 def INPUT_KEYS() -> None:
     example = dspy.Example(q="sky", a="blue")
     assert getattr(example, not_public.INPUT_KEYS) is None
@@ -592,7 +585,6 @@ def test_without_a_setting_it_says_which(name: str) -> None:
     "owner, attribute, said",
     [
         ("Module", None, "dspy.Module has no '_compiled'"),
-        ("Prediction", None, "dspy.Prediction has no '_completions'"),
         ("Example", None, "dspy.Example has no '_input_keys'"),
         ("BootstrapFewShot", "_bootstrap", "dspy.BootstrapFewShot has no '_bootstrap'"),
         ("BootstrapFewShot", "_bootstrap_one_example", "dspy.BootstrapFewShot has no '_bootstrap_one_example'"),

@@ -85,7 +85,6 @@ class Recorded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
-        self.warned: list[str] = []
         self.opened = threading.Event()
         self.addresses: list[str] = []
         monkeypatch.setattr("webbrowser.open", self.open)
@@ -99,24 +98,26 @@ class Recorded:
         signal.raise_signal(signal.SIGINT)  # the server takes it as Ctrl-C
 
     def inspect(self, **options: Any) -> None:
-        dspyer.inspector.inspect(Memory(), say=self.say, warn=self.warned.append, **options)
+        dspyer.inspector.inspect(Memory(), say=self.say, **options)
 
 
-def test_it_opens_a_browser_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_opens_a_browser_unless_told_not_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Recorded(monkeypatch)
     server.inspect(browser=False)
     server.inspect()
     assert server.opened.wait(PATIENCE)
     assert server.addresses == server.said[1:]
     assert server.said[0] != server.said[1]  # each has a token of its own
-    assert server.warned == []
+    assert caplog.messages == []
 
 
-def test_another_host_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_host_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     server = Recorded(monkeypatch)
     server.inspect(host="0.0.0.0", browser=False)
     assert server.said[0].startswith(f"http://{socket.gethostname()}:")
-    assert "SSH tunnel" in server.warned[0]
+    assert "SSH tunnel" in caplog.text
 
 
 def test_a_port_that_is_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_a_port_that_is_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_which_hosts_are_this_machine_alone(
-    host: str, loopback: bool, name: str, monkeypatch: pytest.MonkeyPatch
+    host: str, loopback: bool, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Recorded(monkeypatch)
     with monkeypatch.context() as patch:  # a machine that has all of these addresses
@@ -148,4 +149,4 @@ def test_which_hosts_are_this_machine_alone(
         patch.setattr(socket, "create_server", lambda *_, **__: bound())
         server.inspect(host=host, browser=False)
     assert server.said[0].startswith(f"http://{name}:")
-    assert bool(server.warned) != loopback
+    assert bool(caplog.messages) != loopback

@@ -213,6 +213,16 @@ def test_what_cannot_be_one_field_is_an_error_of_the_graph(reads: Any, writes: A
         graph.add_path(START, "team", END).compile()
 
 
+@pytest.mark.parametrize("options", [{"inputs": ["echoes"]}, {}], ids=["named", "inferred"])
+def test_a_live_field_that_is_no_input_is_given_by_a_graph_around_alone(options: dict[str, Any]) -> None:
+    inner = Graph(Board, **options).add_node("one", writer, writes=["notes"]).add_path(START, "one", END)
+    with pytest.raises(errors.InputError, match="has no input 'notes'"):
+        inner.compile().run({"notes": "mine"})
+    graph = Graph(Board, inputs=["notes"]).add_node("team", inner)
+    run = graph.add_path(START, "team", END).compile().run({"notes": "mine"})
+    assert list(run.state["notes"]) == ["mine", "a", "b", "c"]
+
+
 def test_a_field_of_the_same_name_that_is_another_one_is_a_warning() -> None:
     graph = (
         Graph(Board).add_node("team", team(one=writer), reads=["notes"], writes=["notes"]).add_path(START, "team", END)

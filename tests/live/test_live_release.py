@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
-from dspyer.layers.live import LiveBuffer, LiveWaiters, ReaderCursor
+from dspyer.layers.live import LiveField, LiveWaiters, ReaderCursor
 from dspyer.log.rows import PostRow
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Waiter
@@ -135,7 +135,7 @@ def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) 
 
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
-    waiters = LiveWaiters(1, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
+    waiters = LiveWaiters(1, {})
     woken: list[str] = []
     waiter = Waiter("r", ("f",), lambda: woken.append("r"))
     waiters.enter(waiter)
@@ -148,12 +148,12 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
 
 
 def test_a_timeout_is_raised_when_nothing_arrives() -> None:
-    waiters = LiveWaiters(2, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
+    waiters = LiveWaiters(2, {})
     waiter = Waiter("r", ("f",), lambda: None)
     waiters.enter(waiter)
     waiters.end_wait("r", "timeout")
     waiters.grant(1)
-    assert (waiter.outcome, waiters.count) == ("timeout", 0)
+    assert (waiter.outcome, waiters.waiting) == ("timeout", {})
 
 
 # --- keys: a post replaces what its author has read, and is kept with what it has not read
@@ -183,7 +183,7 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
     """Also on a board that is made again from what was recorded."""
     schema = Schema.of(Table)
     state = schema.initial_state({})
-    board, model = LiveBuffer(schema, state, {}), Model()
+    board, model = LiveField(schema, "t", state), Model()
     attempts = [Attempt(node=f"n{number}", branch=(number,), execution=f"{number}:0") for number in range(4)]
     readers = [ReaderCursor((attempt,), {}) for attempt in attempts]
     for action, number in actions:
@@ -192,14 +192,15 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
             while reader.next(board, "t") is not None:
                 pass
             continue
-        key, seq = action[-1], board.seq + 1
+        key, seq = action[-1], len(board.posts)
         value = f"{name} {seq}"
         update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
-        over = board.conflicts(reader, "t", update, reader.reads.get("t", 0))[0]
+        over = board.conflicts(reader, update, reader.reads.get("t", 0))[0]
         post = PostRow(name, (), f"n{number}", "t", seq, str(seq), over, 0.0, {"t": update})
-        found, board.seq = board.add(post), seq
+        found = board.add(post)
         model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
         assert plain(found)[key] == model.values(key)
-        again = LiveBuffer(schema, state, board.recorded)
-        assert again.seq == board.seq
+        again = LiveField(schema, "t", state)
+        for one in board.posts[1:]:
+            again.add(one)
         assert again.entries(post) == board.entries(post)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, limit, live, reducers
 from dspyer.errors import MergeConflictError
-from dspyer.events import Heard, LiveConflict, Posted, RunStarted
+from dspyer.events import LiveConflict, Posted, RunStarted
 from tests.live.kit import drives, finished, modes, team
 
 # --- the latest value
@@ -127,27 +127,6 @@ def test_the_event_of_a_post_has_update_reducer_and_time() -> None:
     assert event.to_dict()["value"] == {"k": "été"}
     hidden = team(sequence=True, one=(lambda ctx: ctx.post("code", {"k": "secret"}), ["code"])).compile(redact="code.k")
     assert "secret" not in str([event.to_dict() for event in hidden.run({}).events])
-
-
-def test_reads_are_events_with_show_reads() -> None:
-    """S004-17."""
-
-    class Shown(BaseModel):
-        notes: Annotated[list[str], reducers.append, live(show_reads=True)] = []
-        quiet: Annotated[list[str], reducers.append, live] = []
-
-    def writes(ctx: Context) -> None:
-        ctx.post("notes", "a")
-        ctx.post("quiet", "b")
-
-    def reads(ctx: Context) -> None:
-        assert [len(list(ctx.live(field))) for field in ("notes", "quiet")] == [1, 1]
-
-    graph = Graph(Shown).add_node("writes", writes, writes=["notes", "quiet"]).add_node("reads", reads, writes=[])
-    run = finished(graph.add_path(START, "writes", "reads", END).compile().run({}))
-    heard = [event for event in run.events if isinstance(event, Heard)]
-    assert [(event.field, event.node, event.seq, event.author) for event in heard] == [("notes", "reads", 1, "writes")]
-    assert repr(live(show_reads=True)) == "live(show_reads=True)"
 
 
 # --- who is there, in any graph

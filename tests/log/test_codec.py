@@ -184,7 +184,7 @@ RECORDS: list[StoredRow] = [
     SentRow("5c1f", 3.5, "Leave out Hull.", "ada", "team/lead", "m-17"),
     LMCallsRow("trunk:1[0]", "a", [encode_call(USUAL, {})]),
     StoredTrace({"traceparent": "00"}, 5, "t"),
-    ResumeRow(2, ("trunk:1",)),
+    ResumeRow(2),
     EndRow("failed", usage={"lm": {"cost": None}}, ended=5, steps=3, failures=[{"node": "a"}]),
 ]
 """Records of every kind, with and without what may be left out."""

@@ -86,7 +86,7 @@ def test_without_failures_a_row_has_the_size_of_before() -> None:
     store = Recorder()
     start(program(store, 0), "sync")
     rows = [row for change in store.changes for row in change.rows if row.kind == "commit"]
-    assert [set(row.header) - {"visit"} for row in rows] == [{"id", "node", "to", "at"}] * 2
+    assert [set(row.header) - {"step"} for row in rows] == [{"id", "node", "to", "at"}] * 2
     assert rows[1].content is not None
     assert rows[1].content.data == b'{"patch":{"n":1}}'
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
+from dspyer import END, START, Archive, CompiledGraph, Graph
 from dspyer.errors import StoreError
-from dspyer.reducers import Reducer
 from dspyer.stores import Memory
 
 
@@ -48,7 +47,7 @@ def named(function: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any]
 
 
 def write(name: str, q: str) -> dict[str, Any]:
-    return {"n": 1, "xs": [name + q], "sums": {q: 2}}
+    return {"n": 1, "xs": [name + q]}
 
 
 def nothing() -> dict[str, Any]:
@@ -56,15 +55,13 @@ def nothing() -> dict[str, Any]:
 
 
 def forked(store: Any, reducer: Any, **options: Any) -> CompiledGraph:
-    """Two branches write a sum, a list and sums by key, which functions fold; `reducer` None deletes the fields."""
+    """Two branches write a sum and a list, which functions fold; `reducer` None deletes the fields."""
     kinds: dict[str, Any] = {"q": (str, ""), "done": (str, "")}
     if reducer is not None:
         kinds["n"] = (Annotated[int, reducer], 0)
         kinds["xs"] = (Annotated[list[str], reducer], [])
-        by_key = reducers.each(reducer if isinstance(reducer, Reducer) else Reducer.of(reducer))
-        kinds["sums"] = (Annotated[dict[str, int], by_key], {})
     schema: type[BaseModel] = create_model("State", **kinds)
-    writes = [] if reducer is None else ["n", "xs", "sums"]
+    writes = [] if reducer is None else ["n", "xs"]
     graph = Graph(schema, name="G", inputs=["q"], keep="all")
     for name in ("l", "r"):
         graph.add_node(name, partial(write, name) if writes else nothing, writes=writes)
@@ -96,7 +93,7 @@ def test_values_stay_as_they_were_made(after: Any, tmp_path: Path) -> None:
         wrote.run({"q": q})
     wrote.update({"n": 5})
     states = [wrote.at(version).to_dict() for version in range(len(wrote.history()))]
-    assert states[-1] == {"q": "b", "done": "b", "n": 9, "xs": ["la", "ra", "lb", "rb"], "sums": {"a": 4, "b": 4}}
+    assert states[-1] == {"q": "b", "done": "b", "n": 9, "xs": ["la", "ra", "lb", "rb"]}
     commits = [commit.id for commit in wrote.history()]
     wrote.export(tmp_path / "t.jsonl")
     seen: list[dict[str, Any]] = []

@@ -150,7 +150,7 @@ def test_a_warning_is_a_note() -> None:
     assert "dspy.Prediction has methods called items" in note
 
 
-@pytest.mark.filterwarnings("ignore:dspy.Prediction has methods")
+@pytest.mark.filterwarnings("ignore:graph .*dspy.Prediction has methods")
 def test_what_nodes_use_is_not_asked_for_anything() -> None:
     proxy = Proxy()
     builder = StateGraph(Named).add_node("x", lambda state: proxy.items()).add_edge(START, "x")

@@ -1,4 +1,4 @@
-"""A graph of one module answers as the module: values, completions, trace, prompts, for classes and types of DSPy."""
+"""A graph of one module answers as the module: values, trace, prompts, for classes and types of DSPy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Write(dspy.Signature):
 
 
 class Vote(dspy.Module):
-    """A module that uses completions, and gives its own."""
+    """A module that uses completions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Vote(dspy.Module):
 
 
 class Fresh(dspy.Module):
-    """A module that gives a prediction without completions."""
+    """A module that makes its own prediction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,53 +167,17 @@ def told(prediction: dspy.Prediction) -> tuple[dict[str, Any], dict[str, list[An
 def test_a_graph_of_one_module_answers_as_the_module(name: str, tmp_path: Path) -> None:
     make, script, inputs = ROWS[name]
     with ScriptedLM(script) as by_hand, dspy.context(trace=[]):
-        values, completions = told(quiet(make)(**inputs))
+        values = dict(quiet(make)(**inputs).items())
         trace = [(dict(given), *told(outputs)) for _, given, outputs in dspy.settings.trace]
 
     for way, answer in WAYS.items():
         with ScriptedLM(script) as lm, dspy.context(trace=[]):
-            found, found_completions = told(answer(quiet(make), inputs, tmp_path))
+            found = dict(answer(quiet(make), inputs, tmp_path).items())
             steps = [(dict(given), *told(outputs)) for _, given, outputs in dspy.settings.trace]
         assert found == {field: values[field] for field in found}, way
         assert set(values) - set(found) <= {"reasoning", "trajectory", "rationale"}, "by-products have no field here"
-        kept = None if completions is None else {field: completions[field] for field in found}
-        assert found_completions == kept, way
         assert steps == trace, way
         assert [call.messages for call in lm.calls] == [call.messages for call in by_hand.calls], way
-
-
-def test_completions_are_those_of_the_node_that_wrote_the_outputs() -> None:
-    """By the fields that it writes; none if several nodes have written outputs, or what was written was changed."""
-    ask = dspy.Predict("question -> answer", n=2)
-
-    def completions(graph: Graph, *answers: str, **inputs: Any) -> dict[str, list[Any]] | None:
-        with ScriptedLM([{"answer": answer} for answer in answers]):
-            return told(graph.compile()(question="q", **inputs))[1]
-
-    renamed = Graph(outputs=["reply"]).add_node("ask", ask, writes={"answer": "reply"})
-    assert completions(renamed.add_path(START, "ask", END), "a", "b") == {"reply": ["a", "b"]}
-
-    then = Graph(outputs=["answer"]).add_node("ask", ask).add_node("note", lambda answer: {"note": answer})
-    assert completions(then.add_path(START, "ask", "note", END), "a", "b") == {"answer": ["a", "b"]}
-
-    several = Graph(outputs=["answer", "note"]).add_node("ask", ask).add_node("note", lambda answer: {"note": answer})
-    assert completions(several.add_path(START, "ask", "note", END), "a", "b") is None
-
-    class Empty(dspy.Module):
-        def forward(self, question: str) -> dspy.Prediction:
-            made = dspy.Prediction.from_completions({})  # of which DSPy cannot say the length
-            made.answer = question
-            return made
-
-    nothing = Graph(outputs=["answer"]).add_node("ask", Empty(), writes=["answer"])
-    assert completions(nothing.add_path(START, "ask", END)) is None
-
-    changed = Graph(outputs=["answer"]).add_node("ask", ask).add_node("loud", lambda answer: {"answer": answer.upper()})
-    assert completions(changed.add_path(START, "ask", "loud", END), "a", "b") is None
-
-    checked = Graph(outputs=["answer"]).add_node("ask", ask)
-    checked.add_check("short", lambda answer: ["too long"] if len(answer) > 1 else [], of="ask")
-    assert completions(checked.add_path(START, "ask", END), "long", "b", "c") == {"answer": ["c"]}
 
 
 def test_a_tool_keeps_its_function_in_a_run_and_what_prompts_show_in_a_store(tmp_path: Path) -> None:

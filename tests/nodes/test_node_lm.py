@@ -225,6 +225,11 @@ def test_what_is_no_language_model_is_refused(given: Any) -> None:
         one(Answer, lm=given).compile()
 
 
+def test_a_function_without_predictors_takes_none() -> None:
+    with pytest.raises(GraphError, match="node 'asks': lm= is for predictors, and it has none"):
+        one(shout, writes=["a"], lm=model("small")).compile()
+
+
 # --- optimizers tune the predictors apart
 
 

@@ -285,7 +285,6 @@ def test_joins_and_conflicts_are_events_of_the_run(traces: Traces, play: Play) -
             {"join": "c", "path": "secret", "authors": ("a", "b"), "policy": "last_write_wins", "winner": "b"},
         ),
         ("dspyer.join", {"node": "c", "branches": ("0", "1"), "branch": "trunk"}),
-        ("dspyer.numbered", {"versions": '{"0:0":1,"1:0":2}'}),
     ]
 
 

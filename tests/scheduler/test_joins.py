@@ -301,13 +301,17 @@ def add(old: int, new: int) -> int:
     return old + new
 
 
+def extended(old: dict[str, list[str]], new: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {key: [*old.get(key, []), *new.get(key, [])] for key in (*old, *new)}
+
+
 class Fields(BaseModel):
     """A state with fields of every kind that a join folds."""
 
     x: Any = 0
     n: dict[str, Any] = {}
     files: Annotated[dict[str, Any], reducers.update] = {}
-    lists: Annotated[dict[str, list[str]], reducers.each(reducers.extend)] = {}
+    lists: Annotated[dict[str, list[str]], extended] = {}
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
     tags: Annotated[set[str], reducers.union] = set()
     log: Annotated[list[str], reducers.extend] = []

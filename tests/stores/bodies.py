@@ -28,4 +28,6 @@ def unpacked(stored: bytes) -> bytes:
 
 def ended(row: Row) -> bytes:
     """The column of a run that ended with a row."""
-    return encode_ended(row)
+    found = encode_ended(row)
+    assert found is not None
+    return found

@@ -10,6 +10,7 @@ import pytest
 
 from dspyer.stores import Memory
 from dspyer.stores.base import Change, Point, Snapshot
+from dspyer.testing import clock
 from tests.stores.kit import OWNER, Content, append, begin, content, numbers, row, run, snapshot
 
 
@@ -108,14 +109,14 @@ def test_a_copy_keeps_rows_that_its_source_pruned() -> None:
     assert numbers(store, "r0") == [3]
 
 
-def test_leases_expire_by_the_clock_of_the_store() -> None:
-    now = [100.0]
-    store = Memory(clock=lambda: now[0])
-    store.write(Change("t", owner=OWNER, lease=30.0))
-    now[0] += 40
-    thread = store.thread("t")
+def test_leases_expire_by_the_clock() -> None:
+    store = Memory()
+    with clock() as time:
+        store.write(Change("t", owner=OWNER, lease=30.0))
+        time.advance(40)
+        thread = store.thread("t")
     assert thread is not None
-    assert (thread.owner, thread.lease) == (OWNER, -10.0)
+    assert (thread.owner, round(thread.lease, 3)) == (OWNER, -10.0)
 
 
 def test_copies_are_shared_and_pickles_are_empty() -> None:

@@ -25,6 +25,7 @@ from dspyer.stores import SQLite, sqlite
 from dspyer.stores.base import Change, Point
 from dspyer.stores.sql import PATIENCE
 from dspyer.stores.sqlite import LOG_LIMIT, FileConnections, checkpoint
+from dspyer.testing import clock
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 
@@ -68,15 +69,14 @@ def test_any_text_is_a_name(tmp_path: Path) -> None:
 
 
 def test_leases_expire_by_the_clock(path: Path) -> None:
-    now = [1_000.0]
-    with SQLite(path, clock=lambda: now[0]) as store:
+    with clock() as time, SQLite(path) as store:
         store.write(Change("t", owner=OWNER, lease=30.0))
-        now[0] += 10
+        time.advance(10)
         store.write(Change("t", 1, lease=30.0))  # renewed
-        now[0] += 35
+        time.advance(35)
         thread = store.thread("t")
         assert thread is not None
-        assert (thread.owner, thread.lease) == (OWNER, -5.0)
+        assert (thread.owner, round(thread.lease, 3)) == (OWNER, -5.0)
         store.write(Change("t", 1, lease=0.0))
         thread = store.thread("t")
         assert thread is not None

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, Kept, Run, reducers
 from dspyer.stores import Memory
 from dspyer.stores.base import Change, Owner, Store, ThreadRow
+from dspyer.testing import FakeClock
 
 
 class Count(BaseModel):
@@ -78,8 +79,8 @@ class BackgroundRun:
 class WatchedStore(Memory):
     """Counts reads of the rows of threads, and calls functions of the test before and after each write."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        super().__init__()
         self.reads = threading.Semaphore(0)
         self.before: Callable[[Change], None] = lambda change: None
         self.after: Callable[[Change], None] = lambda change: None
@@ -110,13 +111,12 @@ class WatchedStore(Memory):
 
 
 class Clock:
-    """A clock that the test sets."""
+    """The clock of the process, which the test puts forward without waking anybody: as of a machine that slept."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, time: FakeClock) -> None:
+        self.ahead = 0.0
+        standing = time.now
+        time.now = lambda: standing() + self.ahead  # type: ignore[method-assign]
 
 
 def owner_of(store: Store, thread: str = "t") -> Owner | None:

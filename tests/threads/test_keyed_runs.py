@@ -612,13 +612,12 @@ def test_the_owner_can_be_replaced(store: Store) -> None:
     assert gate.calls == 2
 
 
-def test_an_owner_that_only_seemed_dead_may_finish_the_run_before_it_is_replaced() -> None:
-    clock = Clock()
-    gate, store = Gate(), WatchedStore(clock=clock)
+def test_an_owner_that_only_seemed_dead_may_finish_the_run_before_it_is_replaced(late_clock: Clock) -> None:
+    gate, store = Gate(), WatchedStore()
     t = gated(gate, store).thread("t")
     working = BackgroundRun(lambda: t.run({"n": 1}, key="a"))
     assert gate.inside.wait(20)
-    clock.now += 31  # its lease has ended, as of a process that was suspended
+    late_clock.ahead += 31  # its lease has ended, as of a process that was suspended
 
     def finish(change: Change) -> None:
         if change.owner is not None and not change.rows and not gate.opened.is_set():

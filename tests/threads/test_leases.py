@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import cache
@@ -34,9 +33,10 @@ from tests.threads.test_stop import Stage
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_an_owner_on_another_host_is_replaced_only_after_its_lease_has_expired(kind: str, tmp_path: Path) -> None:
-    clock = Clock()
-    store: Store = Memory(clock=clock) if kind == "memory" else SQLite(tmp_path / "runs.db", clock=clock)
+def test_an_owner_on_another_host_is_replaced_only_after_its_lease_has_expired(
+    kind: str, tmp_path: Path, late_clock: Clock
+) -> None:
+    store: Store = Memory() if kind == "memory" else SQLite(tmp_path / "runs.db")
     gate = Gate()
 
     def fails(state: Any) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def test_an_owner_on_another_host_is_replaced_only_after_its_lease_has_expired(k
     set_owner_on_another_host(store)
     gate.opened.set()
     thread = gated(gate, store).thread("t")
-    clock.now += 29
+    late_clock.ahead += 29
     with pytest.raises(ConcurrentRunError, match="'set_owner_on_another_host'; its lease ends in 1 s"):
         thread.resume()
-    clock.now += 2
+    late_clock.ahead += 2
     assert thread.resume().status == "completed"
     assert gate.calls == 1
 
@@ -65,8 +65,7 @@ def set_owner_on_another_host(store: Store, lease: float = 30.0) -> None:
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="the system has no PID namespaces")
 def test_an_owner_in_another_container_of_the_same_host_name_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process ids there belong to another PID namespace, so only the lease counts."""
-    clock = Clock()
-    store, gate = Memory(clock=clock), Gate()
+    store, gate = Memory(), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
     assert gate.inside.wait(20)
     with monkeypatch.context() as patched:
@@ -98,12 +97,13 @@ graph.compile(store=sys.argv[1]).thread("t").run({"n": 1})
 
 
 @pytest.mark.parametrize("system", ["linux", "win32"])
-def test_no_process_of_windows_gets_a_signal(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_of_windows_gets_a_signal(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_clock: Clock
+) -> None:
     """There `os.kill(pid, 0)` is Ctrl-C, so only the lease says whether another process is at work."""
-    path, clock = tmp_path / "runs.db", Clock()
+    path = tmp_path / "runs.db"
     assert run_python(DIES, str(path), system).returncode == 7
-    clock.now = time.time()
-    store = SQLite(path, clock=clock)
+    store = SQLite(path)
     row = store.thread("t")
     assert row is not None
     assert row.owner is not None
@@ -116,7 +116,7 @@ def test_no_process_of_windows_gets_a_signal(system: str, tmp_path: Path, monkey
     if system == "win32":
         with pytest.raises(ConcurrentRunError, match=r"its lease ends in (30|29) s"):
             thread.resume()
-        clock.now += 31
+        late_clock.ahead += 31
     assert thread.resume().status == "completed"
 
 
@@ -124,16 +124,15 @@ def no_proc(path: object) -> str:
     raise FileNotFoundError(path)
 
 
-def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    store, gate = Memory(clock=clock), Gate()
+def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch, late_clock: Clock) -> None:
+    store, gate = Memory(), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
     assert gate.inside.wait(20)
     with monkeypatch.context() as patched:
         patched.setattr("socket.gethostname", lambda: "set_owner_on_another_host")
         thread = gated(gate, store).thread("t")
         for _ in range(3):
-            clock.now += 20
+            late_clock.ahead += 20
             leases.renew()
             with pytest.raises(ConcurrentRunError):
                 thread.resume()
@@ -158,14 +157,13 @@ def test_a_lease_is_renewed_so_early_that_one_renewal_may_fail() -> None:
         assert first.end().status == "completed"
 
 
-def test_an_owner_whose_lease_has_expired_fails_at_its_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_whose_lease_has_expired_fails_at_its_next_write(late_clock: Clock) -> None:
     """A machine was suspended, and another process has resumed the run meanwhile."""
-    clock = Clock()
-    store, gate, other = Memory(clock=clock), Gate(), Gate()
+    store, gate, other = Memory(), Gate(), Gate()
     other.opened.set()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
     assert gate.inside.wait(20)
-    clock.now += 31
+    late_clock.ahead += 31
     assert gated(other, store).thread("t").resume().status == "completed"
     leases.renew()
     gate.opened.set()

@@ -30,7 +30,7 @@ class Refund(BaseModel):
     notes: Annotated[Kept[list[str]], reducers.append] = []
     messages: Messages = []
     said: Annotated[Said, reducers.add_messages] = []
-    sessions: Annotated[dict[str, Said], reducers.each(reducers.conversation)] = {}
+    sessions: Annotated[dict[str, Said], reducers.conversations] = {}
 
 
 class Three(BaseModel):
@@ -280,6 +280,6 @@ def test_an_answer_in_a_field_that_lasts_is_a_warning_of_compile() -> None:
         warnings.simplefilter("error")
         asking("amount").compile()
     for graph in (asking("refunds"), asking("amount", keep=["amount"])):
-        with pytest.warns(UserWarning, match=r"add_interrupt\('ask', into='.*'\) of graph 'Refund': .* lasts") as found:
+        with pytest.warns(UserWarning, match=r"graph 'Refund': add_interrupt\('ask', into='.*'\): .* lasts") as found:
             graph.compile()
         assert found[0].filename == __file__

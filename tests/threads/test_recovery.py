@@ -121,8 +121,8 @@ def test_each_run_goes_to_one_of_two_processes(tmp_path: Path) -> None:
 class LateStore(Memory):
     """Lets another process be faster: between the list of the crashed runs and the resume of one."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock=clock)
+    def __init__(self) -> None:
+        super().__init__()
         self.meanwhile: Any = lambda: None
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
@@ -132,22 +132,21 @@ class LateStore(Memory):
         return found
 
 
-def crashed_store() -> tuple[LateStore, Clock]:
+def crashed_store() -> LateStore:
     """A store with a run whose owner, on another host, has 30 s left."""
-    clock, gate = Clock(), Gate()
-    store = LateStore(clock)
+    gate, store = Gate(), LateStore()
     running = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
     assert gate.inside.wait(20)
     set_owner_on_another_host(store)
     gate.opened.set()
     running.wait()
-    return store, clock
+    return store
 
 
 @pytest.mark.parametrize("status", ["failed", "completed"])
-def test_a_run_that_another_process_takes_first_is_left_out(status: str) -> None:
+def test_a_run_that_another_process_takes_first_is_left_out(status: str, late_clock: Clock) -> None:
     """Also if it has failed there since: it would be called again without a crash."""
-    store, clock = crashed_store()
+    store = crashed_store()
     made: list[int] = []
 
     def work(state: Any) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def test_a_run_that_another_process_takes_first_is_left_out(status: str) -> None
 
     program = gated(Gate(), store, work)
     assert program.recover() == []  # its lease has not ended
-    clock.now += 31
+    late_clock.ahead += 31
     store.meanwhile = lambda: program.thread("t").resume()
     assert program.recover() == []
     assert (program.thread("t").status, made) == (status, [1])

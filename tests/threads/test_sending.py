@@ -208,5 +208,10 @@ def test_another_process_may_load_an_older_export_meanwhile(tmp_path: Path) -> N
         assert [same.send(text, key=text).number for text in ("Two.", "Three.")] == [1, 2]
         thread.delete()
         thread.load(tmp_path / "t.jsonl")
-        assert same.send("Three.", key="Three.").number == 1
+        assert [same.send("Three.", key="Three.").number for _ in range(2)] == [1, 1]
         assert texts(same) == texts(thread) == [(0, "One."), (1, "Three.")]
+        thread.delete()
+        thread.load(tmp_path / "t.jsonl")
+        assert [thread.send(text, key=text).number for text in ("Four.", "Five.")] == [1, 2]
+        assert same.send("Three.", key="Three.").number == 3, "as many as were there, and other ones"
+        assert texts(same) == [(0, "One."), (1, "Four."), (2, "Five."), (3, "Three.")]
