@@ -122,6 +122,11 @@ class Layer:
         return ()
 
     @property
+    def stays_here(self) -> bool:
+        """Whether a call in a block `using` of it is made in this process, also of a program with an executor."""
+        return False
+
+    @property
     def note(self) -> str:
         """The words of `explain()` for it, at each node that it is around."""
         return f"in {type(self).__name__}"

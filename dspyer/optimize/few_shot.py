@@ -15,7 +15,7 @@ from dspyer.errors import StoreError, brief
 from dspyer.lm.not_public import Hasher
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, PredictorCall, faults, observe
+from dspyer.optimize.gold_run import PredictorCall, Sheet, faults, observe
 
 logger = logging.getLogger("dspyer")
 

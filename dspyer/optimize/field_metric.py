@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from threading import Lock
 from typing import Any
@@ -203,7 +204,9 @@ class FieldMetric:
             ValueError: by_field: nothing writes 'word'. Did you mean 'words'? The program writes 'words'
         """
         written = _written(program)
-        problems = [problem for key in self.metrics if written and (problem := _key_problem(key, written))]
+        # The code of a module around graphs may give the goal itself.
+        keys = [key for key in self.metrics if key != self.goal or isinstance(program, CompiledGraph) or "." in key]
+        problems = [problem for key in keys if written and (problem := _key_problem(key, written))]
         if problems:
             raise ValueError(f"by_field: {' '.join(problems)}")
         given = list(examples)
@@ -334,19 +337,30 @@ Written = Mapping[tuple[str, ...], frozenset[str] | None]
 """By the path of each node, the fields that it writes; None if they are unknown."""
 
 
-def _written(program: dspy.Module) -> Written:
-    found: dict[tuple[str, ...], frozenset[str] | None] = {}
+def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledGraph]]:
+    """The graphs of a program, with their paths: with the key of a dict as `named_predictors` writes it."""
     for name, graph in program.named_sub_modules():
         if isinstance(graph, CompiledGraph):
-            around, spec = tuple(name.split(".")[1:]), graph.graph
-            schema = spec.topology.schema
-            for node in spec.nodes.values():
-                known = None if node.writes is None else frozenset(node.writes.values())
-                known = frozenset(schema.fields) if known is None and not schema.accepts_any_key else known
-                found[*around, node.name] = known
-            for router in spec.routers:
-                if router.module_name is not None:
-                    found[*around, router.module_name] = frozenset(router.writes.values())
+            yield tuple(re.sub(r"\[(?!\d+\])([^]]*)\]", r"['\1']", name).split(".")[1:]), graph
+
+
+def _written(program: dspy.Module) -> Written:
+    found: dict[tuple[str, ...], frozenset[str] | None] = {}
+    graphs: list[tuple[str, ...]] = []
+    for around, graph in graphs_in(program):
+        schema = graph.graph.topology.schema
+        for node in graph.graph.nodes.values():
+            known = None if node.writes is None else frozenset(node.writes.values())
+            known = frozenset(schema.fields) if known is None and not schema.accepts_any_key else known
+            found[*around, node.name] = known
+        for router in graph.graph.routers:
+            if router.module_name is not None:
+                found[*around, router.module_name] = frozenset(router.writes.values())
+        graphs.append(around)
+    for name, predictor in program.named_predictors() if found else ():  # what a module calls beside its graphs
+        at = tuple(name.split("."))
+        if not any(at[: len(around)] == around for around in graphs):
+            found[at] = frozenset(predictor.signature.output_fields)
     return found
 
 

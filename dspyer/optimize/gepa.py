@@ -24,8 +24,8 @@ from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, TRACE, FailedPrediction
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
+from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
 
 logger = logging.getLogger("dspyer")
 

@@ -27,8 +27,8 @@ ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
 
 SHEET: Final = "dspyer_sheet"
-"""The setting with the sheet of the call of a program, and the number of the outermost run in it. DSPy carries it to
-the threads of nodes."""
+"""The setting with the sheet of the call of a program, the number of the outermost run in it, and the layer that has
+put them there. DSPy carries it to the threads of nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,15 +49,23 @@ class GoldLayer(Layer):
         del run
         return self if [one for one in layers_around() if isinstance(one, GoldLayer)][-1] is self else None
 
+    @property
+    def stays_here(self) -> bool:
+        """What it watches has to be seen."""
+        return self.sheet() is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layer, ()  # what it does not watch may be sent to a worker
+
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
         """A block around a run: at its end, the sheet learns what its nodes have read."""
-        if run.scope:
-            sheet, number = dspy.settings[SHEET]
-        else:
-            sheet = self.sheet()
-            number = 0 if sheet is None else sheet.begin(run.program)
-        with dspy.context(**{SHEET: (sheet, number)}):
+        sheet, number, layer = dspy.settings.get(SHEET) or (None, 0, None)
+        if not run.scope:  # it may be called by the code of a node
+            around = number if layer is self else None
+            sheet = sheet if layer is self else self.sheet()
+            number = 0 if sheet is None else sheet.begin(run.program, around)
+        with dspy.context(**{SHEET: (sheet, number, self)}):
             try:
                 yield
             finally:
@@ -66,7 +74,7 @@ class GoldLayer(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output of a node, with gold in the place of what is wrong; the decision of a router likewise."""
-        sheet, number = dspy.settings[SHEET]
+        sheet, number, _ = dspy.settings[SHEET]
         node = call.runner.session.graph.nodes.get(call.node)
         part = call.context.delegate.part
         if sheet is None:
@@ -141,7 +149,7 @@ class ItemLayer(Layer):
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The result of an item."""
         result = yield from inner(call)
-        sheet, number = dspy.settings[SHEET]
+        sheet, number, _ = dspy.settings.get(SHEET) or (None, 0, None)  # in a worker there is none
         if sheet is not None and call.context.delegate.index is not None:
             sheet.made_item(number, call)
         return result

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import always_raised, brief, with_article
+from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
-from dspyer.lm.tracing import original_id
+from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
-from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
@@ -78,6 +78,9 @@ class Value:
         result: what the metric found; None if it was not judged.
         gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
+        folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
+        leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
+        lost: whether a merge policy has preferred another one, before anything has read it.
         replaced: whether gold was put in its place.
         steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
@@ -97,6 +100,9 @@ class Value:
     result: FieldResult | None = None
     gold: Any = NO_GOLD
     may_replace: bool = True
+    folds: bool = False
+    leads: bool = False
+    lost: bool = False
     replaced: bool = False
     steps: tuple[PredictorCall, ...] = ()
     reads: list[Value] = made(default_factory=list)
@@ -133,15 +139,17 @@ class _Ended:
     def __init__(self, run: Any) -> None:
         self.graph = run.graph
         self.entries = {entry.commit.id: entry for entry in run.run.log}
-        self.parents = {id_: [list(self.entries)[at] for at in entry.parents] for id_, entry in self.entries.items()}
+        self.ids = list(self.entries)
+        self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
+        self.state = next((one.state for one in reversed(run.run.log) if not one.commit.branch), self.given)
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
             self.steps.setdefault(step.execution, []).append(step)
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
-        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit
+        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
         modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
         parts = [vars(run.program)[name] for name in modules if name is not None]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
@@ -181,7 +189,9 @@ class Sheet:
         self._ended: dict[Scope, _Ended] = {}
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
+        self._callers: dict[int, tuple[Scope, str]] = {}  # the execution whose code has begun an outermost run
         self._prefixes: list[tuple[str, ...]] = []  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
@@ -191,13 +201,17 @@ class Sheet:
         """Learns the full names of the predictors."""
         self._names = self._names or {id(one): name for name, one in program.named_predictors()}
 
-    def begin(self, graph: Any) -> int:
-        """The number of an outermost run that begins, of a graph of the program."""
+    def begin(self, graph: Any, around: int | None) -> int:
+        """The number of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
         program = (dspy.settings.get("caller_modules") or [graph])[0]
-        found = next((name for name, one in program.named_sub_modules() if one is graph), "self")
+        path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
-            self._prefixes.append(tuple(found.split(".")[1:]))
+            self._prefixes.append(path)
             self.name_predictors(program)
+            here = executing.get()
+            if around is not None and here is not None:
+                *outer, execution = here.id.split("/")
+                self._callers[len(self._prefixes) - 1] = (around, tuple(outer)), execution
             return len(self._prefixes) - 1
 
     def enter(self, number: int, call: Call) -> None:
@@ -217,7 +231,7 @@ class Sheet:
         return self._paths[(number, around[:-1]), whole_execution(around[-1])]
 
     def judged(self, number: int, call: Call, node: Node, output: Output) -> list[list[Value]]:
-        """The values that a node has written, judged if the example is known: for each field a list, of items of a map."""
+        """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
         session, execution = call.runner.session, call.context.delegate.execution
         graph, scope = session.graph, (number, session.scope)
         check = graph.rejecting.get(node.name)
@@ -229,7 +243,7 @@ class Sheet:
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
-        found: list[list[Value]] = []
+        leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
                 continue
@@ -241,8 +255,11 @@ class Sheet:
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
-            made.may_replace = field not in schema.live_fields and (reducer is None or made.part is not None)
-            found.append([made] if self._example is None else self._judged(made))
+            made.folds, made.leads = reducer is not None and made.part is None, leads
+            made.may_replace = field not in schema.live_fields and not made.folds
+            found.append(self._judged(made))
+        if leads and not found:
+            self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
 
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
@@ -257,13 +274,12 @@ class Sheet:
 
     def label(self, number: int, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
         """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
-        scope, field = (number, call.runner.session.scope), router.writes.get(router.label)
-        if field is None:
-            return prediction
+        scope, field = (number, call.runner.session.scope), router.writes.get(router.label, "")
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
-        commit = whole_execution(call.context.delegate.execution)
-        found = Value(scope, commit, path, field, router.label, label, call.state.set(field, label), "router")
-        gold = self._add([found] if self._example is None else self._judged(found))
+        commit, state = whole_execution(call.context.delegate.execution), call.state
+        after = state.set(field, label) if field else state
+        found = Value(scope, commit, path, field, router.label, label, after, "router", leads=True)
+        gold = self._add(self._judged(found))
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
     def _add(self, values: Sequence[Value]) -> Any:
@@ -291,10 +307,10 @@ class Sheet:
         return self
 
     def _judged(self, value: Value) -> list[Value]:
-        """A value with its verdict; the items of a list one by one, if gold has as many."""
+        """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
         metric, example = self._metric, self._example
         key = metric._key_for(value.path, value.field)
-        if key is None or (key in self._unused and key != metric.goal):
+        if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
@@ -325,8 +341,14 @@ class Sheet:
             ended = self._ended.get(value.scope)
             if ended is not None and value.commit in ended.entries:
                 ended.values.setdefault((value.commit, value.field), []).append(value)
-                if value.kind == "router":
-                    ended.labels.setdefault(value.commit, []).append(value)
+                if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
+                    mended = value.kind == "router" or not value.replaced
+                    ended.labels.setdefault(value.commit, []).append(
+                        value if mended else replace(value, replaced=False)
+                    )
+        for scope, ended in self._ended.items():  # before what has read only the beginning of a list
+            for field in ended.written:
+                self._last(scope, ended, field)
         for value in self.values:
             ended = self._ended.get(value.scope)
             if value.scope == OUTSIDE:
@@ -334,7 +356,18 @@ class Sheet:
             if ended is not None and value.commit in ended.entries:
                 value.steps = self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
+        read = {id(one) for value in self.values for one in value.reads}
+        for ended in self._ended.values():
+            self._note_lost(ended, read)
         return self
+
+    def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
+        """Notes which values have lost a merge, unread."""
+        for id_, entry in ended.entries.items():
+            for (field, *rest), winner in entry.winners.items():
+                for side in () if rest else ended.reads.of(id_).node.get(field, ()):
+                    for one in ended.values.get((side, field), ()):
+                        one.lost = side != ended.ids[winner] and id(one) not in read
 
     def _add_outside(self) -> None:
         """Adds what predictors have given that a hand-written module calls itself, outside of its graphs."""
@@ -349,7 +382,7 @@ class Sheet:
                 made = Value(
                     *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
                 )
-                self.values += [made] if self._example is None else self._judged(made)
+                self.values += self._judged(made)
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
@@ -369,28 +402,71 @@ class Sheet:
             kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
+        inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
         found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
+        found = [step for step in found if id(step[2]) not in inside]
         return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
 
     def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
+        passed = value.kind == "graph" and ended.graph.nodes[value.path[-1]].mapped is None
+        for scope, inner in self._inside(value) if value.kind != "router" else ():
+            for name in [value.output] if passed else inner.written:
+                yield from self._last(scope, inner, name)
         if value.kind == "graph":
-            node, own = ended.graph.nodes[value.path[-1]], _own_execution(value)
-            for scope, inner in self._ended.items():
-                number, around = scope
-                if not around or (number, around[:-1]) != value.scope:
-                    continue
-                if own in (around[-1], whole_execution(around[-1])):
-                    for name in inner.written if node.mapped is not None else [value.output]:
-                        yield from self._behind(scope, inner, name, inner.reads.last(name))
             return
-        sources = ended.reads.of(value.commit)
+        sources, parents = ended.reads.of(value.commit), ended.parents[value.commit]
+        at = value.commit if value.kind == "router" else parents[0]
         found = {**sources.routers} if value.kind == "router" else {**sources.node}
         for check in ended.graph.rejecting.values():
             found.pop(check.into, None)  # problems are no values of the program
         for field, commits in found.items():
-            yield from self._behind(value.scope, ended, field, commits)
-        for parent in ended.parents[value.commit]:  # what led here
+            yield from self._at(value.scope, ended, field, commits, ended.entries[at].state)
+        for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from ended.labels.get(parent, ())
+            for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
+                yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+
+    def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
+        """The run and the execution in which a run was called; None if that was outside of all graphs."""
+        number, around = scope
+        return ((number, around[:-1]), around[-1]) if around else self._callers.get(number)
+
+    def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
+        """The runs that were called where a value was made, as graphs of the node or by its code."""
+        own = _own_execution(value)
+        for scope, ended in self._ended.items():
+            outer, execution = self._caller(scope) or (None, "")
+            if outer == value.scope and own in (execution, whole_execution(execution)):
+                yield scope, ended
+
+    def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
+        """The values of a field at the end of a run."""
+        return self._at(scope, ended, field, ended.reads.last(field), ended.state)
+
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], state: Any) -> list[Value]:
+        """The values of a field in a state, given the commits behind it; what a reducer has folded is judged there."""
+        found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
+        parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
+        if not parts or field not in state:
+            return found
+        key = (scope, field, *map(id, parts))
+        whole = self._wholes.get(key)
+        if whole is None:
+            whole = parts[0]
+            if len(parts) > 1:
+                commit = " ".join([one.commit for one in parts])
+                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
+            whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
+            self._judged(whole)
+            if whole.verdict == "wrong" and state is not ended.state:  # others may add to it
+                rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
+                begun = is_list and all(one in rest for one in whole.value)
+                whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
+            whole.folds = len(parts) == 1
+            if len(parts) > 1 and whole.result is not None:
+                self.values.append(whole)
+            self._wholes[key] = whole
+        return found if whole.result is None else [*(one for one in found if one not in parts), whole]
 
     def _behind(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str]) -> Iterator[Value]:
         """The values of a field, given the commits behind it."""
@@ -413,14 +489,26 @@ class Sheet:
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
-        """The values that the code around the graphs may have used: the ends of earlier runs, and of calls of predictors."""
+        """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
+        caller = self._callers.get(runs) if value is None else None
         for one in self.values:
-            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
+            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)) and caller is None:
                 yield one
-        for number in range(runs or len(self._prefixes)) if value is not None or runs else ():
-            ended = self._ended[number, ()]
-            for name in ended.written:
-                yield from self._behind((number, ()), ended, name, ended.reads.last(name))
+        for number in range(len(self._prefixes) if value is not None else runs):
+            if self._callers.get(number) == caller:
+                ended = self._ended[number, ()]
+                for name in ended.written:
+                    yield from self._last((number, ()), ended, name)
+        if caller is not None and caller[0] in self._ended:
+            scope, commit = caller[0], whole_execution(caller[1])
+            for name in self._ended[scope].reads.of(commit).node if commit in self._ended[scope].entries else ():
+                yield from self._read_by(scope, commit, name)
+
+    def _read_by(self, scope: Scope, commit: str, field: str) -> list[Value]:
+        """The values of a field that the node of a commit has read."""
+        ended = self._ended[scope]
+        commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
+        return self._at(scope, ended, field, commits, ended.entries[parent].state)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -439,7 +527,7 @@ class Sheet:
             name = node.mapped.over
         else:
             name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
-        yield from self._behind(outer, around_it, name, around_it.reads.of(commit).node.get(name, ()))
+        yield from self._read_by(outer, commit, name)
 
 
 def _own_execution(value: Value) -> str:
@@ -485,7 +573,7 @@ def observe(
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
-            if always_raised(error):
+            if isinstance(error, RunStoppedError):
                 raise
             sheet.error = error
     return sheet.link()
@@ -546,14 +634,21 @@ class _Carried:
 
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
-    read = {id(one) for value in run.values for one in value.reads}
-    wrong = [one for one in run.values if one.verdict == "wrong" and one.key in keys and one.gold is not NO_GOLD]
-    return any(id(one) in read for one in wrong)
+
+    def through(values: Iterable[Value]) -> Iterator[Value]:
+        for value in values:
+            yield value
+            if value.kind == "graph":  # it is no reader: it passes on what those inside of it have written
+                yield from through(value.reads)
+
+    read = {id(one) for value in run.values if value.kind != "graph" for one in through(value.reads)}
+    wrong = [one for one in run.values if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
+    return any(id(one) in read for one in wrong if one.key in keys)
 
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
-    right = {one.place for one in run.values if one.verdict == "right"} if gold is not None else ()
+    right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
     carried, found = _Carried(right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):

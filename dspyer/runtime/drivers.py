@@ -34,7 +34,7 @@ from dspyer.events import Asked
 from dspyer.executors import ExecutorCall, lost
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.ids import full_id, new_run_id
-from dspyer.layers.layer import Layer
+from dspyer.layers.layer import Layer, layers_around
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
@@ -339,7 +339,7 @@ def _raise(error: BaseException) -> NoReturn:
 def call_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> dspy.Prediction:
     """Runs the graph of a program as the request in DSPy's settings says, and returns its outputs."""
     request = _request_of(program, args)
-    if vars(program).get("_executor") is not None:
+    if vars(program).get("_executor") is not None and not _stays_here():
         return _executor_call(program, request, inputs, is_async=False).run()
     with request.until_ctrl_c():
         session = _open(program, request, inputs)
@@ -354,7 +354,7 @@ def call_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any])
 async def acall_program(program: Any, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> dspy.Prediction:
     """The same in async code."""
     request = _request_of(program, args)
-    if vars(program).get("_executor") is not None:
+    if vars(program).get("_executor") is not None and not _stays_here():
         return await _executor_call(program, request, inputs, is_async=True).arun()
     session = _open(program, request, inputs)
     try:
@@ -418,6 +418,11 @@ def _request_of(program: Any, args: tuple[Any, ...]) -> Request:
         raise InputError(f"graph {graph.name!r} takes its inputs by name: write program({name}=...)")
     request: Request = dspy.settings.get(REQUEST) or Request(CALLED)
     return request
+
+
+def _stays_here() -> bool:
+    """Tell if a layer around this call has to be in the process of its run."""
+    return any(layer.stays_here for layer in layers_around())
 
 
 def _executor_call(program: Any, request: Request, inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:

@@ -81,9 +81,9 @@ def test_culprits_and_feedback_of_a_metric_by_field_are_the_same(pool: BytesExec
         trace: list[Any] = []
         with dspy.context(lm=SharedSkillLM(hard=ONE_EACH), trace=trace):
             prediction = one(n=2)
-        judged = optimize.culprits(Run.of(prediction), examples(3)[2], BY_FIELD)
+            judged = optimize.culprits(one, examples(3)[2], BY_FIELD)
         feedback = [BY_FIELD(examples(3)[2], prediction, trace, "a name", [step]).feedback for step in trace]
-        found.append((plain(judged.notes), judged.shares, feedback, len(trace)))
+        found.append((judged.to_dict(), feedback, len(trace)))
     assert found[0] == found[1]
     assert found[0][-1] == 3
 

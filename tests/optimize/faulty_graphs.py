@@ -1,24 +1,22 @@
 """Random graphs in which some nodes go wrong at some of their visits, and what is known of that without dspyer.
 
-A right value begins with `ok`. A node gives one if all that it reads is right, if it should run at all, and if no fault
-is planted in this visit of it. Where only the last is not so, the node notes itself as a culprit.
+A node gives a right value if all that it reads is right, if it should run at all, and if no fault is planted in this
+visit of it. Where only the last is not so, the node notes itself as a culprit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import dspy
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Command, Failure, Graph, Send, reducers
+from dspyer import END, START, Command, Graph, Send, reducers
 from dspyer.optimize import equals
-
-BAD = "bad"
-REFUSED = "refused"
+from tests.optimize.planted import BAD, REFUSED, FakePredict, is_right
 
 
 class Block(NamedTuple):
@@ -36,33 +34,15 @@ class Plan(NamedTuple):
     faults: tuple[tuple[int, int], ...]
 
 
-class FakePredict(dspy.Predict):
-    """A predictor that calls a function, and appends its step to the trace."""
-
-    def __init__(self, inputs: Sequence[str], outputs: Mapping[str, Any], give: Callable[..., Any]) -> None:
-        fields: dict[str, Any] = {name: (Any, dspy.InputField()) for name in inputs}
-        fields |= {name: (kind, dspy.OutputField()) for name, kind in outputs.items()}
-        super().__init__(dspy.Signature(fields))  # type: ignore[arg-type, unused-ignore]
-        self.give = give
-
-    def forward(self, **inputs: Any) -> dspy.Prediction:
-        (name,) = self.signature.output_fields
-        prediction = dspy.Prediction(**{name: self.give(**inputs)})
-        dspy.settings.trace.append((self, inputs, prediction))
-        return prediction
-
-
-def is_right(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(is_right, value))
-    return not isinstance(value, str) or value.startswith("ok")
-
-
 def reading(field: str, function: Callable[[Any], Any], returns: Any = None) -> Callable[..., Any]:
     """The same function with a parameter of this name: a node or router reads the field, and nothing else."""
     named: Callable[..., Any] = eval(f"lambda {field}: function({field})", {"function": function})
     named.__annotations__.update({} if returns is None else {"return": returns})
     return named
+
+
+def signature(inputs: Sequence[str], output: str = "out") -> str:
+    return f"{', '.join(inputs)} -> {output}"
 
 
 def all_right(example: Any, **fields: Any) -> bool:
@@ -76,7 +56,8 @@ class FaultyGraph:
         program: the program.
         metrics: the metric of each field that a node with a predictor writes.
         example: the right values.
-        culprits: the nodes that went wrong although nothing before them had.
+        culprits: in the last run, the nodes that went wrong although nothing before them had; fixes in any run.
+        runs: how often the program was called.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -87,9 +68,12 @@ class FaultyGraph:
         self.nodes: list[str] = []
         self._readable = ["q"]
         self._folding: list[tuple[str, str]] = []
+        self._predictors: dict[str, str] = {}  # where they are not named as their nodes
         self._visits: Counter[str] = Counter()
         self._steps: list[Callable[[Graph], Any]] = []
-        last = START
+        self.runs = 0
+        self._do(lambda g: g.add_node("begin", self._begin, writes=[]).add_edge(START, "begin"))
+        last = "begin"
         for number, block in enumerate(plan.blocks):
             last = getattr(self, f"_{block.kind}")(f"b{number}", block, last)
         self._node_at("goal", self._readable[-1:], last)
@@ -102,15 +86,15 @@ class FaultyGraph:
         self.program = graph.compile()
         self.example = dspy.Example(q="ok", **self.gold).with_inputs("q")
 
-    def run(self) -> Any:
+    @property
+    def blamed(self) -> set[str]:
+        """The culprits, and those who have folded something into what a culprit gave: nobody can tell them apart."""
+        return self.culprits.union(*[pair for pair in self._folding if self.culprits.intersection(pair)])
+
+    def _begin(self) -> None:
+        self.runs += 1
         self._visits.clear()
-        self.culprits.clear()
-        with dspy.context(trace=[]):
-            run = self.program.run({"q": "ok"})
-        for first, second in self._folding:  # what the second one added cannot be judged alone
-            if not is_right(run.state[f"w{first}"][0]):
-                self.culprits.discard(second)
-        return run
+        self.culprits = {name for name in self.culprits if name.endswith("_fix")}
 
     # --- what a node does
 
@@ -121,11 +105,9 @@ class FaultyGraph:
         self._visits[node] += 1
         visit = visit or self._visits[node]
         if misled or not all(map(is_right, inputs)):
-            return "right" if wrong == "right" else BAD
+            return BAD if wrong == REFUSED else wrong
         if node in self.faults and self.faults[node] in (0, visit):
-            self.culprits.add(node)
-            if wrong is ValueError:
-                raise ValueError("planted")
+            self.culprits.add(self._predictors.get(node, node))
             return wrong
         return right
 
@@ -152,7 +134,7 @@ class FaultyGraph:
             return self._answer(name, list(inputs.values()), f"ok:{field}", **options)
 
         self.nodes.append(name)
-        self._do(lambda g: g.add_node(name, FakePredict([*own], {"out": str}, give), reads=own, writes={"out": field}))
+        self._do(lambda g: g.add_node(name, FakePredict(signature([*own]), give), reads=own, writes={"out": field}))
         if last is not None:
             self._edge(last, name)
         if field == f"f{name}":
@@ -184,7 +166,7 @@ class FaultyGraph:
         self._node_at(left, ["q"], None, both)
         more = self._node_at(f"{name}_more", [both], left, one)
         self._node_at(right, ["q"], None, both, misled=True)
-        meet = self._node_at(f"{name}_meet", [both, one], None)
+        meet = self._node_at(f"{name}_meet", [both], None)
         self._edge(more, meet)
         self._edge(right, meet)
         return {"left": left, "right": right}
@@ -209,7 +191,7 @@ class FaultyGraph:
             return self._answer(router, list(inputs.values()), "left", "right")
 
         self.nodes.append(router)
-        module = FakePredict([read], {"label": Literal["left", "right"]}, give)
+        module = FakePredict(signature([read], "label: Literal['left', 'right']"), give)
         self._do(lambda g: g.add_conditional_edges(name, module, targets, writes={"label": label}))
         return f"{name}_meet"
 
@@ -226,7 +208,8 @@ class FaultyGraph:
             return Command({label: out}, targets["left" if is_right(out) else "right"])
 
         self.nodes.append(name)
-        ask = FakePredict(["value"], {"out": str}, give)
+        self._predictors[name] = f"{name}.ask"
+        ask = FakePredict("value -> out", give)
         options: Any = {"reads": {"value": read}, "writes": [label], "goto": [*targets.values()]}
         self._do(lambda g: g.add_node(name, decide, modules={"ask": ask}, **options))
         self._edge(last, name)
@@ -264,7 +247,7 @@ class FaultyGraph:
             return [Send(worker, {"item": item}) for item in range(block.size)]
 
         self.nodes.append(worker)
-        module = FakePredict(["item", "value"], {"out": str}, give)
+        module = FakePredict("item: int, value -> out", give)
         reads = {"value": read}
         self._do(lambda g: g.add_conditional_edges(name, reading(read, spread, list[Send]), [worker]))
         self._do(lambda g: g.add_node(worker, module, reads=reads, writes={"out": notes}))
@@ -283,7 +266,7 @@ class FaultyGraph:
         reads, field, problems = self._reads(block), f"f{name}", f"p{name}"
         self._node_at(name, reads, last, wrong=REFUSED)
         self.fields[problems] = (list[str], [])
-        inputs = [*(f"i{at}" for at in range(len(reads))), "previous_out", "problems"]
+        inputs = [*(f"i{at}" for at in range(len(reads))), "previous_out", "problems: list[str]"]
 
         def give(**inputs: Any) -> Any:
             return self._answer(f"{name}_fix", [inputs[one] for one in inputs if one[0] == "i"], f"ok:{field}")
@@ -292,28 +275,17 @@ class FaultyGraph:
             return ["no"] if value == REFUSED else []
 
         self.nodes.append(f"{name}_fix")
-        fix = FakePredict(inputs, {"out": str}, give)
+        fix = FakePredict(signature(inputs), give)
         self._do(
             lambda g: g.add_check(f"{name}_check", reading(field, finds), of=name, max_fixes=2, fix=fix, into=problems)
         )
         return self._node_at(f"{name}_meet", [field], name)
 
-    def _error(self, name: str, block: Block, last: str) -> str:
-        """A planted fault raises, and a handler that should not run leads on."""
-        failure = f"p{name}"
-        self.fields[failure] = (Failure | None, None)
-        self._node_at(name, self._reads(block), last, wrong=ValueError)
-        handler = self._node_at(f"{name}_handler", ["q"], None, self._field(f"h{name}", default="ok"), misled=True)
-        self._do(lambda g: g.add_error_edge(name, handler, into=failure))
-        meet = self._node_at(f"{name}_meet", [f"f{name}"], name)
-        self._edge(handler, meet)
-        return meet
-
 
 KINDS = [
     name.removeprefix("_")
     for name in (
-        "_node _fork _function_router _module_router _command _loop _sends _folded _check _error".split()  # noqa: SIM905
+        "_node _fork _function_router _module_router _command _loop _sends _folded _check".split()  # noqa: SIM905
     )
 ]
 BLOCKS = st.builds(

@@ -13,7 +13,7 @@ from dspyer.optimize import by_field, equals
 from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import LABEL, TEXTS
 from tests.dspy_optimizers.table import FEW
-from tests.optimize.faulty_graphs import FakePredict
+from tests.optimize.planted import FakePredict
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -66,9 +66,7 @@ def looped() -> Any:
     graph.add_path(START, "write", "count")
     graph.add_conditional_edges("count", lambda rounds: END if rounds > 1 else "write", [END, "write"])
     made = graph.compile()
-    made.write = FakePredict(
-        ["question", "rounds"], {"label": str}, lambda question, rounds: "no" if not rounds else "east"
-    )
+    made.write = FakePredict("question, rounds -> label", lambda question, rounds: "no" if not rounds else "east")
     return made
 
 
