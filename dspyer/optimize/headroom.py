@@ -68,7 +68,7 @@ class Headroom:
         table = table_html(head, rows, [self._head(), *self._notes()])
         target = Path(path)
         begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        begin += '<title>Headroom</title><style>body{font-family:sans-serif;margin:2em}</style>'
+        begin += "<title>Headroom</title><style>body{font-family:sans-serif;margin:2em}</style>"
         target.write_text(f"{begin}\n{table}\n", "utf-8")
         return target
 
