@@ -14,7 +14,7 @@ import dspy
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Command, Graph, Send, reducers
+from dspyer import END, START, Command, CompiledGraph, Graph, Send, reducers
 from dspyer.optimize import equals
 from tests.optimize.planted import BAD, REFUSED, FakePredict, is_right
 
@@ -281,13 +281,79 @@ class FaultyGraph:
         )
         return self._node_at(f"{name}_meet", [field], name)
 
+    def _inner(self, name: str, given: str, right: Callable[[Any], tuple[str, int]]) -> CompiledGraph:
+        """A graph of two predictors; `right` gives the end of a right value, and the visit that it is, 0 to count."""
+        inner = Graph(name=f"Inner_{name}", inputs=[given])
+        for node, read, output in (("one", given, "x"), ("two", f"x, {given}", "out")):
+            full = f"{name}.{node}"
 
-KINDS = [
-    name.removeprefix("_")
-    for name in (
-        "_node _fork _function_router _module_router _command _loop _sends _folded _check".split()  # noqa: SIM905
-    )
-]
+            def give(full: str = full, output: str = output, **inputs: Any) -> Any:
+                end, visit = right(inputs[given])
+                return self._answer(full, [*inputs.values()], f"ok:{output}{end}", visit=visit)
+
+            self.nodes.append(full)
+            inner.add_node(node, FakePredict(f"{read} -> {output}", give))
+        return inner.add_path(START, "one", "two", END).compile()
+
+    def _nested(self, name: str, block: Block, last: str) -> str:
+        """A graph whose two outputs have other names outside of it."""
+        (read, *_) = self._reads(block)
+        inner = self._inner(name, "given", lambda value: (name, 0))
+        outputs = {
+            "x": self._field(f"x{name}", gold=f"ok:x{name}"),
+            "out": self._field(f"f{name}", gold=f"ok:out{name}"),
+        }
+        for output, field in outputs.items():
+            self.metrics[f"{name}.{output}"] = equals(field)
+        self._do(lambda g: g.add_node(name, inner, reads={"given": read}, writes=outputs))
+        self._edge(last, name)
+        self._readable.append(f"f{name}")
+        return name
+
+    def _split(self, name: str, block: Block, last: str) -> str:
+        """A function makes items of a value: each has its number."""
+        (read, *_), items = self._reads(block), f"s{name}"
+        self.fields[items] = (list[str], [])
+
+        def split(value: str) -> dict[str, Any]:
+            return {items: [f"{'ok' if is_right(value) else BAD}:{at}" for at in range(block.size)]}
+
+        self._do(lambda g: g.add_node(f"{name}_split", reading(read, split), writes=[items]))
+        self._edge(last, f"{name}_split")
+        return items
+
+    def _map(self, name: str, block: Block, last: str) -> str:
+        """Items of which some may have a fault."""
+        items, gold = self._split(name, block, last), [f"ok:out:{at}" for at in range(block.size)]
+        tags = self._field(f"m{name}", list[str], [], gold)
+        self.nodes.append(name)
+
+        def give(item: str) -> Any:
+            return self._answer(name, [item], f"ok:out:{item[-1]}", visit=int(item[-1]) + 1)
+
+        one = FakePredict("item -> out", give)
+        self._do(lambda g: g.add_map(name, one, over=items, item="item", into=tags))
+        self._edge(f"{name}_split", name)
+        return self._node_at(f"{name}_meet", [tags], name)
+
+    def _map_of_graphs(self, name: str, block: Block, last: str) -> str:
+        """The same with a graph for each item, of which one output is kept."""
+        items, gold = self._split(name, block, last), [f"ok:out:{at}" for at in range(block.size)]
+        tags = self._field(f"m{name}", list[str], [], gold)
+        inner = self._inner(name, "item", lambda item: (f":{item[-1]}", int(item[-1]) + 1))
+        for output in ("x", "out"):
+            self.metrics[f"{name}.{output}"] = equals(gold_of_item(output))
+        self._do(lambda g: g.add_map(name, inner, over=items, item="item", into=tags, writes=["out"]))
+        self._edge(f"{name}_split", name)
+        return self._node_at(f"{name}_meet", [tags], name)
+
+
+def gold_of_item(output: str) -> Callable[..., str]:
+    return lambda example, state: f"ok:{output}:{state['item'][-1]}"
+
+
+KINDS = ["node", "fork", "function_router", "module_router", "command", "loop", "sends", "folded", "check"]
+KINDS += ["nested", "map", "map_of_graphs"]
 BLOCKS = st.builds(
     Block, st.sampled_from(KINDS), st.lists(st.integers(0, 99), min_size=1, max_size=2).map(tuple), st.integers(2, 3)
 )
