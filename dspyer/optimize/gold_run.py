@@ -143,12 +143,13 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.state = next((one.state for one in reversed(run.run.log) if not one.commit.branch), self.given)
+        self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
             self.steps.setdefault(step.execution, []).append(step)
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
+        self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
         self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
         modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
         parts = [vars(run.program)[name] for name in modules if name is not None]
@@ -361,6 +362,8 @@ class Sheet:
             ended = self._ended.get(value.scope)
             if ended is not None and value.commit in ended.entries:
                 ended.values.setdefault((value.commit, value.field), []).append(value)
+                if value.field not in ended.entries[value.commit].commit.patch:
+                    ended.unchanged.add((value.commit, value.field))
                 if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
                     mended = value.kind == "router" or not value.replaced
                     ended.labels.setdefault(value.commit, []).append(
@@ -440,11 +443,11 @@ class Sheet:
         for check in ended.graph.rejecting.values():
             found.pop(check.into, None)  # problems are no values of the program
         for field, commits in found.items():
-            yield from self._at(value.scope, ended, field, commits, ended.entries[at].state)
+            yield from self._at(value.scope, ended, field, commits, at)
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from ended.labels.get(parent, ())
             for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
-                yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+                yield from self._at(value.scope, ended, field, commits, parent)
 
     def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
         """The run and the execution in which a run was called; None if that was outside of all graphs."""
@@ -461,11 +464,12 @@ class Sheet:
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.last(field), ended.state)
+        return self._at(scope, ended, field, ended.reads.last(field), ended.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], state: Any) -> list[Value]:
-        """The values of a field in a state, given the commits behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
+        """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
+        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
+        state = ended.entries[at].state
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
         if not parts or field not in state:
             return found
@@ -478,7 +482,7 @@ class Sheet:
                 whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
             whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
             self._judged(whole)
-            if whole.verdict == "wrong" and state is not ended.state:  # others may add to it
+            if whole.verdict == "wrong" and at != ended.last:  # others may add to it
                 rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
                 begun = is_list and all(one in rest for one in whole.value)
                 whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
@@ -528,7 +532,7 @@ class Sheet:
         """The values of a field that the node of a commit has read."""
         ended = self._ended[scope]
         commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
-        return self._at(scope, ended, field, commits, ended.entries[parent].state)
+        return self._at(scope, ended, field, commits, parent)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -548,6 +552,20 @@ class Sheet:
         else:
             name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
         yield from self._read_by(outer, commit, name)
+
+
+def _last_authors(ended: _Ended, field: str, commits: list[str], at: str) -> Iterable[str]:
+    """The commits behind a field after a commit, with those that have left it as it was: such a node is its author."""
+    if not any(name == field for _, name in ended.unchanged):
+        return commits
+    found, passed, pending = dict[str, None](), set[str](), [at]
+    for commit in pending:
+        if commit in commits or (commit, field) in ended.unchanged:
+            found[commit] = None
+        elif commit not in passed:
+            passed.add(commit)
+            pending += ended.parents[commit]
+    return found or commits
 
 
 def _own_execution(value: Value) -> str:

@@ -123,6 +123,19 @@ def test_a_node_of_a_graph_and_one_that_writes_the_goal_last() -> None:
     }
 
 
+def test_an_editor_that_leaves_a_wrong_draft_as_it_is_has_written_it() -> None:
+    class Left(dspy.Module):
+        def forward(self, a: int) -> dspy.Prediction:
+            return dspy.Prediction(a=a)
+
+    graph = Graph(ChainState, name="Editor", inputs=["n"]).add_node("draft", dspy.Predict(step("n", "a")))
+    graph.add_node("edit", Left(), writes=["a"]).add_node("write", dspy.Predict(step("a", "b")))
+    metric = by_field({"edit.a": equals("a"), "b": equals("b")}, goal="b")
+    with dspy.context(lm=lm_wrong_at("a")):
+        found = headroom(graph.add_path(START, "draft", "edit", "write", END).compile(), examples(6), metric)
+    assert figures(found) == {"edit.a": (4 / 6, 4 / 6, 1, 0), "b": (4 / 6, 1, 1, 0)}
+
+
 # --- failures
 
 
