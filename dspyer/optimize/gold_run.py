@@ -341,20 +341,20 @@ class Sheet:
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
-        if part is not None and isinstance(gold, list | tuple):
-            if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
-                pairs = [*enumerate(zip(value.value, gold, strict=True))]
-                return [
-                    replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
-                    for at, (one, want) in pairs
-                ]
-            if part.position is not None and part.position < len(gold):
+        golds = gold if isinstance(gold, list | tuple) else ()
+        if part is not None and part.position is not None:
+            if part.position < len(golds):
                 value.value, value.gold, value.item = part.entry, gold[part.position], part.position
                 value.result = metric._compared(key, value.value, value.gold)
-                return [value]
-        if part is not None and part.position is not None:  # gold has no entry for it: it is judged with the others
-            value.part, value.folds, value.may_replace = None, True, False
+            else:  # gold has no entry for it: it is judged with the others
+                value.part, value.folds, value.may_replace = None, True, False
             return [value]
+        if part is not None and isinstance(value.value, list) and len(value.value) == len(golds):
+            pairs = [*enumerate(zip(value.value, gold, strict=True))]
+            return [
+                replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
+                for at, (one, want) in pairs
+            ]
         value.result = metric._judge(key, example, value.value, value.state)
         return [value]
 

@@ -254,7 +254,10 @@ def test_each_wrong_item_is_told_of_itself(build: Callable[..., CompiledGraph]) 
 def test_a_list_of_another_length_is_judged_as_a_whole() -> None:
     (text,) = judge(mapped("1"), "notes").texts["tag"]
     assert "is ['1'], expected ['1', '2']." in text
-    assert judge(sending("1", "2", "x"), "notes").shares == {"tag": 1.0}
+    found = judge(sending("1", "2", "x"), "notes")
+    assert (found.shares, len(found.texts["tag"])) == ({"tag": 1.0}, 1), "the third one is too much"
+    assert not judge(sending("1", "2"), notes=lambda example, notes: notes == ["1", "2"]).shares
+    assert judge(sending("1", "x"), notes=lambda example, notes: notes == ["1", "2"]).shares == {"tag": 1.0}
 
 
 def test_a_checked_node_is_judged_by_what_it_gave_first_with_what_the_check_has_found() -> None:
