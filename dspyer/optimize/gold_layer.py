@@ -27,7 +27,7 @@ ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
 
 SHEET: Final = "dspyer_sheet"
-"""The setting with the sheet of the call of a program, the number of the outermost run in it, and the layer that has
+"""The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has
 put them there. DSPy carries it to the threads of nodes."""
 
 
@@ -60,36 +60,37 @@ class GoldLayer(Layer):
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
         """A block around a run: at its end, the sheet learns what its nodes have read."""
-        sheet, number, layer = dspy.settings.get(SHEET) or (None, 0, None)
+        sheet, root, layer = dspy.settings.get(SHEET) or (None, "", None)
         if not run.scope:  # it may be called by the code of a node
-            around = number if layer is self else None
+            around = root if layer is self else None
             sheet = sheet if layer is self else self.sheet()
-            number = 0 if sheet is None else sheet.begin(run.program, around)
-        with dspy.context(**{SHEET: (sheet, number, self)}):
+            root = "" if sheet is None else sheet.begin(run.program, around)
+        with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
                 yield
             finally:
                 if sheet is not None:
-                    sheet.end(number, run)
+                    sheet.end(root, run)
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output of a node, with gold in the place of what is wrong; the decision of a router likewise."""
-        sheet, number, _ = dspy.settings[SHEET]
+        sheet, root, _ = dspy.settings[SHEET]
         node = call.runner.session.graph.nodes.get(call.node)
         part = call.context.delegate.part
         if sheet is None:
             return (yield from inner(call))
         if part == "route":
-            return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, number)))
+            return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, root)))
         if part or node is None:  # what condenses a value, which is judged after it
             return (yield from inner(call))
-        sheet.enter(number, call)
+        sheet.enter(root, call)
         output: Output = yield from inner(call)
         if output.failure is not None:
+            sheet.failed(root, call, output)
             return output
-        found = sheet.judged(number, call, node, output)
+        found = sheet.judged(root, call, node, output)
         if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
-            output, found = yield from self._ask_again(sheet, number, call, inner, output, found)
+            output, found = yield from self._ask_again(sheet, root, call, inner, output, found)
         gold = sheet.written(call, found)
         if not gold:
             return output
@@ -97,7 +98,7 @@ class GoldLayer(Layer):
         return output.call.reply(Reply({**kept, **gold}, output.goto))._replace(exchange=output.exchange)
 
     def _ask_again(
-        self, sheet: Sheet, number: int, call: Call, inner: Inner, first: Output, judged: Any
+        self, sheet: Sheet, root: str, call: Call, inner: Inner, first: Output, judged: Any
     ) -> Script[tuple[Output, Any]]:
         """The first right output of a node that is asked again, with its values; that of its call if none is right.
 
@@ -119,7 +120,7 @@ class GoldLayer(Layer):
                 if always_raised(unwrap_stop_iteration(error)):
                     raise
             else:
-                found = sheet.judged(number, again, session.graph.nodes[call.node], output)
+                found = sheet.judged(root, again, session.graph.nodes[call.node], output)
                 if not is_wrong(found):
                     lose(kept)
                     return output, found
@@ -149,9 +150,9 @@ class ItemLayer(Layer):
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The result of an item."""
         result = yield from inner(call)
-        sheet, number, _ = dspy.settings.get(SHEET) or (None, 0, None)  # in a worker there is none
+        sheet, root, _ = dspy.settings.get(SHEET) or (None, "", None)  # in a worker there is none
         if sheet is not None and call.context.delegate.index is not None:
-            sheet.made_item(number, call)
+            sheet.made_item(root, call)
         return result
 
 
@@ -161,7 +162,7 @@ class Labelled:
 
     step: Any
     sheet: Any
-    number: int
+    root: str
 
     def call(self, call: Call) -> Any:
         """Calls the module."""
@@ -175,4 +176,4 @@ class Labelled:
         module = getattr(self.step, "step", self.step).module  # with templates filled in, it is around the leaf
         routers = [one for one in call.runner.session.graph.exits[call.node] if isinstance(one, ModuleRouter)]
         router = next(one for one in routers if vars(call.program)[str(one.module_name)] is module)
-        return self.sheet.label(self.number, call, router, prediction)
+        return self.sheet.label(self.root, call, router, prediction)

@@ -22,6 +22,7 @@ import dspy
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
@@ -30,11 +31,11 @@ from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
-Scope = tuple[int, tuple[str, ...]]
-"""A run: the number of the outermost one in the call of the program, and the executions around it."""
+Scope = tuple[str, tuple[str, ...]]
+"""A run: the key of the outermost one in the call of the program, and the executions around it."""
 
 
-OUTSIDE: Scope = (-1, ())
+OUTSIDE: Scope = ("", ())
 """In place of a run: what a hand-written module calls itself."""
 
 
@@ -71,7 +72,7 @@ class Value:
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
-            that corrects what a check has refused, `"router"`.
+            that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         part: how it is compared with a list; None for a whole value.
         item: its index in the list of a map; None for a whole value.
         key: the key of its metric; None if it has none.
@@ -143,7 +144,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.state = next((one.state for one in reversed(run.run.log) if not one.commit.branch), self.given)
+        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -191,8 +192,8 @@ class Sheet:
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
         self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
-        self._callers: dict[int, tuple[Scope, str]] = {}  # the execution whose code has begun an outermost run
-        self._prefixes: list[tuple[str, ...]] = []  # of each outermost run, the attribute of its graph
+        self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
+        self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
     # --- what the layer sees, from any thread
@@ -201,39 +202,41 @@ class Sheet:
         """Learns the full names of the predictors."""
         self._names = self._names or {id(one): name for name, one in program.named_predictors()}
 
-    def begin(self, graph: Any, around: int | None) -> int:
-        """The number of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
-        program = (dspy.settings.get("caller_modules") or [graph])[0]
+    def begin(self, graph: Any, around: str | None) -> str:
+        """The key of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
+        program = (dspy.settings.get(CALLERS) or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
-            self._prefixes.append(path)
             self.name_predictors(program)
-            here = executing.get()
+            here, caller = executing.get(), None
             if around is not None and here is not None:
                 *outer, execution = here.id.split("/")
-                self._callers[len(self._prefixes) - 1] = (around, tuple(outer)), execution
-            return len(self._prefixes) - 1
+                caller = (around, tuple(outer)), execution
+            # The same in another run, in which items may begin in another order.
+            root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
+            self._callers[root], self._prefixes[root] = caller, path
+            return root
 
-    def enter(self, number: int, call: Call) -> None:
+    def enter(self, root: str, call: Call) -> None:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
-        scope = (number, call.runner.session.scope)
+        scope = (root, call.runner.session.scope)
         self._paths[scope, call.context.delegate.execution] = (*self._around(scope), call.node)
 
-    def made_item(self, number: int, call: Call) -> None:
+    def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
-        scope = (number, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+        scope = (root, call.runner.session.scope)
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
-        number, around = scope
+        root, around = scope
         if not around:
-            return self._prefixes[number]
-        return self._paths[(number, around[:-1]), whole_execution(around[-1])]
+            return self._prefixes[root]
+        return self._paths[(root, around[:-1]), whole_execution(around[-1])]
 
-    def judged(self, number: int, call: Call, node: Node, output: Output) -> list[list[Value]]:
+    def judged(self, root: str, call: Call, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
         session, execution = call.runner.session, call.context.delegate.execution
-        graph, scope = session.graph, (number, session.scope)
+        graph, scope = session.graph, (root, session.scope)
         check = graph.rejecting.get(node.name)
         if check is not None:  # what it finds is no value of the program
             log, problems = session.run.log, output.after.get(check.into, ())
@@ -262,6 +265,12 @@ class Sheet:
             self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
 
+    def failed(self, root: str, call: Call, output: Output) -> None:
+        """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path, field = self._paths[scope, execution], next(iter(output.patch), "")
+        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
+
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
         schema, gold = call.runner.session.graph.topology.schema, dict[str, Any]()
@@ -272,9 +281,9 @@ class Sheet:
                 gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
         return gold
 
-    def label(self, number: int, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
+    def label(self, root: str, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
         """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
-        scope, field = (number, call.runner.session.scope), router.writes.get(router.label, "")
+        scope, field = (root, call.runner.session.scope), router.writes.get(router.label, "")
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
@@ -294,9 +303,9 @@ class Sheet:
         items = values[0].item is not None and values[0].part is None
         return [one.gold for one in values] if items else values[0].gold
 
-    def end(self, number: int, run: Any) -> None:
+    def end(self, root: str, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
-        self._ended[number, run.scope] = _Ended(run)
+        self._ended[root, run.scope] = _Ended(run)
 
     # --- verdicts
 
@@ -386,10 +395,10 @@ class Sheet:
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
-        number, around = value.scope
-        found: list[Any] = [number]
+        root, around = value.scope
+        found: list[Any] = [root]
         for depth, execution in enumerate((*around, value.commit)):
-            ended = self._ended.get((number, around[:depth]))
+            ended = self._ended.get((root, around[:depth]))
             entry = None if ended is None else ended.entries.get(whole_execution(execution))
             found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
@@ -399,7 +408,7 @@ class Sheet:
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
         else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
+            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
@@ -420,16 +429,16 @@ class Sheet:
         for check in ended.graph.rejecting.values():
             found.pop(check.into, None)  # problems are no values of the program
         for field, commits in found.items():
-            yield from self._at(value.scope, ended, field, commits, ended.entries[at].state)
+            yield from self._at(value.scope, ended, field, commits, at)
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from ended.labels.get(parent, ())
             for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
-                yield from self._at(value.scope, ended, field, commits, ended.entries[parent].state)
+                yield from self._at(value.scope, ended, field, commits, parent)
 
     def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
         """The run and the execution in which a run was called; None if that was outside of all graphs."""
-        number, around = scope
-        return ((number, around[:-1]), around[-1]) if around else self._callers.get(number)
+        root, around = scope
+        return ((root, around[:-1]), around[-1]) if around else self._callers.get(root)
 
     def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
         """The runs that were called where a value was made, as graphs of the node or by its code."""
@@ -441,14 +450,15 @@ class Sheet:
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.last(field), ended.state)
+        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], state: Any) -> list[Value]:
-        """The values of a field in a state, given the commits behind it; what a reducer has folded is judged there."""
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
+        """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
         found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or field not in state:
+        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
+        state = ended.entries[at].state
         key = (scope, field, *map(id, parts))
         whole = self._wholes.get(key)
         if whole is None:
@@ -458,7 +468,7 @@ class Sheet:
                 whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
             whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
             self._judged(whole)
-            if whole.verdict == "wrong" and state is not ended.state:  # others may add to it
+            if whole.verdict == "wrong" and at != ended.last:  # others may add to it
                 rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
                 begun = is_list and all(one in rest for one in whole.value)
                 whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
@@ -488,17 +498,17 @@ class Sheet:
         example = self._example
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
-    def _made_before(self, value: Value | None, runs: int = 0) -> Iterator[Value]:
+    def _made_before(self, value: Value | None, root: str = "") -> Iterator[Value]:
         """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
-        caller = self._callers.get(runs) if value is None else None
+        caller = self._callers.get(root)
         for one in self.values:
             if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)) and caller is None:
                 yield one
-        for number in range(len(self._prefixes) if value is not None else runs):
-            if self._callers.get(number) == caller:
-                ended = self._ended[number, ()]
+        for other, its_caller in self._callers.items():
+            if its_caller == caller and (value is not None or other < root):
+                ended = self._ended[other, ()]
                 for name in ended.written:
-                    yield from self._last((number, ()), ended, name)
+                    yield from self._last((other, ()), ended, name)
         if caller is not None and caller[0] in self._ended:
             scope, commit = caller[0], whole_execution(caller[1])
             for name in self._ended[scope].reads.of(commit).node if commit in self._ended[scope].entries else ():
@@ -508,16 +518,16 @@ class Sheet:
         """The values of a field that the node of a commit has read."""
         ended = self._ended[scope]
         commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
-        return self._at(scope, ended, field, commits, ended.entries[parent].state)
+        return self._at(scope, ended, field, commits, parent)
 
     def _given(self, scope: Scope, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
-        number, around = scope
-        outer = (number, around[:-1])
+        root, around = scope
+        outer = (root, around[:-1])
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
             state = self._ended[scope].given
             if field in state and not self._is_given({field: thaw(state.raw(field))}):
-                yield from self._made_before(None, number)
+                yield from self._made_before(None, root)
             return
         around_it, commit = self._ended.get(outer), whole_execution(around[-1])
         if around_it is None or commit not in around_it.entries:
@@ -568,8 +578,8 @@ def observe(
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again = program, again
     sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
-        sheet.trace = dspy.settings.trace
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
+        sheet.trace = dspy.settings[TRACE]
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:

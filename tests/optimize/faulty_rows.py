@@ -189,6 +189,7 @@ def each() -> type[BaseModel]:
     class Item(BaseModel):
         item: str
         note: str = ""
+        kind: str = ""
         tag: str = ""
 
     return Item
@@ -217,6 +218,51 @@ def sends(plant: Planting) -> CompiledGraph:
     graph.add_edge(START, "first").add_conditional_edges("first", spread, ["work"])
     graph.add_node("last", plant.predictor("last", "notes: list[str] -> answer"))
     return graph.add_edge("work", "last").add_edge("last", END).compile()
+
+
+def send_to_graph(plant: Planting) -> CompiledGraph:
+    """Each `Send` goes to a graph of two nodes, with a router between them."""
+    one = Graph(each(), name="Sent", inputs=["item"])
+    one.add_node("note", plant.predictor("note", "item -> note", lambda item: f"ok {item}"))
+    route = FakePredict("note -> kind: Literal['x', 'other']", lambda note: plant.value("route", [note], *kinds(note)))
+    one.add_edge(START, "note").add_conditional_edges("note", route, ["x", "other"], writes="kind")
+    for kind in ("x", "other"):
+        give = lambda item, kind=kind: f"tag {item}" if kind == kinds(item)[0] else BAD  # noqa: E731
+        one.add_node(kind, plant.predictor(kind, "item -> tag", give)).add_edge(kind, END)
+
+    def spread(items: list[str]) -> list[Send]:
+        return [Send("each", {"item": item}) for item in items]
+
+    graph = Graph(Fields, name="SentGraphs", inputs=["items"]).add_conditional_edges(START, spread, ["each"])
+    graph.add_node("each", one.compile(), writes={"tag": "notes"})
+    graph.add_node("last", plant.predictor("last", "notes: list[str] -> answer"))
+    return graph.add_edge("each", "last").add_edge("last", END).compile()
+
+
+def kinds(text: str) -> tuple[str, str]:
+    """The right kind, and the wrong one."""
+    return ("x", "other") if text.endswith("x") else ("other", "x")
+
+
+class OfItem(dspy.Module):
+    """A module of two graphs for one item."""
+
+    def __init__(self, plant: Planting) -> None:
+        super().__init__()
+        note = plant.predictor("note", "item -> note", lambda item: f"ok {item}")
+        tag = plant.predictor("tag", "item, note -> tag", lambda item, note: f"tag {item}")
+        self.first = Graph(name="First").add_node("note", note).add_path(START, "note", END).compile()
+        self.then = Graph(name="Then").add_node("tag", tag).add_path(START, "tag", END).compile()
+
+    def forward(self, item: str) -> dspy.Prediction:
+        return self.then(item=item, note=self.first(item=item).note)
+
+
+def map_of_module(plant: Planting) -> CompiledGraph:
+    graph = Graph(Fields, name="Modules", inputs=["items"])
+    graph.add_map("each", OfItem(plant), over="items", item="item", into="tags", writes=["tag"])
+    graph.add_node("last", plant.predictor("last", "tags: list[str] -> answer"))
+    return graph.add_path(START, "each", "last", END).compile()
 
 
 class TwoGraphs(dspy.Module):
@@ -315,6 +361,22 @@ KEYS = {
     "answer": "answer",
 }
 
+TAGGED = [f"tag {item}" for item in ITEMS]
+PARTS = {
+    "each.note": of_item,
+    "each.kind": lambda example, state: kinds(state["item"])[0],
+    "each.tag": lambda example, state: f"tag {state['item']}",
+    "notes": "notes",
+    "answer": "answer",
+}
+SENT = {"note": "each.note", "route": "each.note_router", "x": "each.x", "other": "each.other", "last": "last"}
+OF_MODULE = {
+    "each.first.note": lambda example, state: f"ok {state['item']}",
+    "each.then.tag": lambda example, state: f"tag {state['item']}",
+    "tags": "tags",
+    "answer": "answer",
+}
+
 ROWS = {
     "flat": row(flat, "A B ANSWER", "a b answer", q="?"),
     "fork": row(fork, "A B C ANSWER", "a b c answer", q="?"),
@@ -327,6 +389,14 @@ ROWS = {
         map_of_graph, {"note": "each.note", "tag": "each.tag", "last": "last"}, KEYS, items=ITEMS, docs=DOCS
     ),
     "Send": row(sends, "first work last", "a notes answer", items=ITEMS, notes=TAGS),
+    "Send to a graph with a router": row(send_to_graph, SENT, PARTS, items=ITEMS, notes=TAGGED),
+    "map of a module of graphs": row(
+        map_of_module,
+        {"note": "each.first.note", "tag": "each.then.tag", "last": "last"},
+        OF_MODULE,
+        items=ITEMS,
+        tags=TAGGED,
+    ),
     "two graphs": row(TwoGraphs, TWO, "a b c answer", q="?"),
     "editor": row(
         editor,
