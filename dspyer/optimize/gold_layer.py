@@ -51,7 +51,7 @@ class GoldLayer(Layer):
 
     @property
     def stays_here(self) -> bool:
-        """What it watches has to be seen."""
+        """True for what it watches, which has to be seen."""
         return self.sheet() is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
