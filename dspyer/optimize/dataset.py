@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any
 
 import dspy
 
-from dspyer.errors import list_names, suggestion
+from dspyer import Archive
+from dspyer.display import RunInfo, count_of
+from dspyer.errors import ThreadError, brief, list_names, suggestion, with_article
 from dspyer.extend import thaw
-
-if TYPE_CHECKING:
-    from dspyer import Archive
-    from dspyer.record.record import Record
+from dspyer.record import Record
 
 logger = logging.getLogger("dspyer")
+
+CORRECTED = "corrected"
+"""The column with the fields that were corrected."""
 
 
 def dataset(
@@ -31,22 +35,25 @@ def dataset(
     """Examples from stored runs: what they got, and what their fields held before the next run of the thread.
 
     A correction of a run, by `thread.update(patch, as_node=node)`, is gold: it counts in the place of what the node has
-    written. `example.corrected` names the fields that were corrected.
+    written. What was made from the wrong value stays as it was, unless the thread was resumed. `example.corrected`
+    names the fields that were corrected.
 
     Args:
         archive: the archive.
         gold: the field of the state for each column.
         graph: only runs of the graph of this name.
         since: only runs that were started then or later; a time without a time zone is local time.
-        until: only runs that were started before.
+        until: only runs that were started before. Corrections count whenever they were made.
         corrected: only runs of which a field of `gold` was corrected.
 
     Returns:
-        An example for each completed run, the oldest first, with `with_inputs` of what the run got.
+        An example for each completed run, the oldest first, with `with_inputs` of what the run got. A run is left out
+        if a field has no value, if the program redacts an input or a field of it, or if it cannot be read, also since
+        its class is not known in this process; a warning in the log says how many were.
 
     Raises:
-        ValueError: if a graph lacks a field. A run that has no value of one is left out; a warning in the log says how
-            many were.
+        TypeError: if `archive` is none.
+        ValueError: if a graph lacks a field, or a column has the name of an input.
 
     Example:
         >>> from dspyer import END, START, Archive, Graph
@@ -58,63 +65,90 @@ def dataset(
         >>> [dict(one) for one in dataset(Archive(store), {"gold_label": "label"}, corrected=True)]
         [{'text': 'A dry day', 'gold_label': 'south', 'corrected': ['label']}]
     """
-    found: list[dspy.Example] = []
-    lacking = 0
-    for run, edits in _runs(archive, graph, since, until):
-        _check_fields(run, gold)
-        steps = [step for step in (*run.steps, *edits) if step.parent is None]  # the last one that wrote a field counts
-        wrote = {field: (step.kind, one.value) for step in steps for field, one in step.wrote.items()}
-        if not wrote.keys() >= {*gold.values()}:
-            lacking += 1
-            continue
-        changed = [field for field in dict.fromkeys(gold.values()) if wrote[field][0] == "edit"]
-        if corrected and not changed:
-            continue
-        begin = run.steps[0].wrote.items()  # `by`: an earlier run of the thread has given it
-        given = {name: one.value for name, one in begin if name in run.graph.inputs and one.by is None}
-        columns = {column: thaw(wrote[field][1]) for column, field in gold.items()}
-        example = dspy.Example(**{name: thaw(value) for name, value in given.items()}, **columns, corrected=changed)
-        found.append(example.with_inputs(*given))
-    if lacking:
-        names = list_names(gold.values())
-        logger.warning("optimize.dataset: %d runs are left out, which have no value of %s", lacking, names)
-    return found
+    given: object = archive
+    if not isinstance(given, Archive):
+        kind = with_article(type(given).__name__)
+        raise TypeError(f"dataset takes an Archive, and got {brief(given)}, {kind}: write dspyer.Archive(store)")
+    wanted = {info.run_id for info in _listed(archive, graph=graph, since=since, until=until, status="completed")}
+    by_thread: dict[str, list[RunInfo]] = {}
+    for info in reversed([*_listed(archive, since=since)]):  # corrections are runs, too, and may have come later
+        by_thread.setdefault(info.thread, []).append(info)
+    found: list[tuple[float, dspy.Example]] = []
+    left_out = 0
+    for name, infos in by_thread.items():
+        for records in _with_edits(archive, name, infos, wanted):
+            _check(records[0], gold)
+            example = _example(records, gold)
+            left_out += example is None
+            if example is not None and (example[CORRECTED] or not corrected):
+                found.append((records[0].started, example))
+    if left_out:
+        logger.warning(
+            "optimize.dataset: %s left out, which have no value of %s that may be used: it was not written, is "
+            "redacted as an input may be, is damaged, or is of a class that is not known here",
+            "1 run is" if left_out == 1 else f"{count_of(left_out, 'run')} are",
+            list_names(gold.values()),
+        )
+    return [example for _, example in sorted(found, key=lambda one: one[0])]
 
 
-def _runs(
-    archive: Archive, graph: str | None, since: datetime | None, until: datetime | None
-) -> Iterator[tuple[Record, list[Any]]]:
-    """The completed runs, the oldest first, each with the edits before the next run of its thread."""
-    infos: list[Any] = []
-    after = None
-    while True:
-        page = archive.runs(graph=graph, since=since, until=until, after=after, limit=1000)
-        infos += page
-        after = page.next
-        if after is None:
-            break
-    for info in reversed(infos):
-        if info.status != "completed":
-            continue
-        record = archive.thread(info.thread).record(info.run_id)
-        if record.steps[0].kind == "edit":
-            continue
-        edits: list[Any] = []
-        later = archive.runs(thread=info.thread, since=info.started, limit=1000)
-        for one in reversed([one for one in later if one.started > info.started]):
-            after_it = archive.thread(one.thread).record(one.run_id)
-            if after_it.steps[0].kind != "edit":
-                break
-            edits += after_it.steps
-        yield record, edits
+def _listed(archive: Archive, **chosen: Any) -> Iterator[RunInfo]:
+    """Runs of an archive, the newest first, in pages."""
+    page = archive.runs(**chosen, limit=1000)
+    yield from page
+    while page.next is not None:
+        page = archive.runs(**chosen, after=page.next, limit=1000)
+        yield from page
 
 
-def _check_fields(run: Record, gold: Mapping[str, str]) -> None:
-    """Refuses fields that the graph of a run lacks."""
-    known = [shape.name for shape in run.graph.fields] or [name for step in run.steps for name in step.wrote]
-    for field in gold.values():
-        if run.graph.fields and field not in known:
+def _with_edits(archive: Archive, name: str, infos: Sequence[RunInfo], wanted: set[str]) -> Iterator[list[Record]]:
+    """The wanted runs of a thread, the oldest first, each with the edits that came before the next one."""
+    found: list[Record] = []
+    with suppress(ThreadError):  # the thread was deleted meanwhile
+        thread = archive.thread(name)
+        for _, same in groupby(infos if any(info.run_id in wanted for info in infos) else (), lambda one: one.started):
+            # In one millisecond, the order of lists is any; the labels of a thread count its runs.
+            for record in sorted([thread.record(one.run_id) for one in same], key=lambda one: (len(one.id), one.id)):
+                is_edit = any(step.kind == "edit" for step in record.steps[:1])
+                if found and is_edit:
+                    found.append(record)
+                    continue
+                if found:
+                    yield found
+                found = [record] if record.run_id in wanted and not is_edit else []
+    if found:
+        yield found
+
+
+def _example(records: Sequence[Record], gold: Mapping[str, str]) -> dspy.Example | None:
+    """The example of a run with its edits; None if a value is missing, or must not be used."""
+    run, last = records[0], records[-1]
+    settled = [step.id for step in last.steps if step.parent is None and step.commit is not None and not step.branch]
+    if not settled or any(step.status == "unreadable" for record in records for step in record.steps):
+        return None
+    held = last.fields(settled[-1])
+    begin = run.steps[0].wrote.items()  # `by`: an earlier run of the thread has given it
+    inputs = {name: one.value for name, one in begin if name in run.graph.inputs and one.by is None}
+    values = {field: held[field].value for field in gold.values() if field in held}
+    used = [*inputs.items(), *values.items()]
+    if not values.keys() >= {*gold.values()} or not all(run.may_use(field, value) for field, value in used):
+        return None
+    edits = {step.id for record in records for step in record.steps if step.kind == "edit"}
+    changed = [field for field in dict.fromkeys(gold.values()) if held[field].by in edits]
+    columns = {column: thaw(values[field]) for column, field in gold.items()}
+    example = dspy.Example(**{name: thaw(value) for name, value in inputs.items()}, **columns, corrected=changed)
+    return example.with_inputs(*inputs)
+
+
+def _check(run: Record, gold: Mapping[str, str]) -> None:
+    """Refuses fields that the graph of a run lacks, and columns that are inputs of it."""
+    known = [shape.name for shape in run.graph.fields]
+    for column, field in gold.items():
+        if known and field not in known:
             raise ValueError(
                 f"dataset: graph {run.graph.name!r} has no field {field!r}.{suggestion(field, known)} Its fields are "
                 f"{list_names(known)}"
             )
+        if column in (*run.graph.inputs, CORRECTED):
+            what = f"an input of graph {run.graph.name!r}" if column != CORRECTED else "what the examples add"
+            raise ValueError(f"dataset: the column {column!r} is {what}: give it another name, as 'gold_{column}'")

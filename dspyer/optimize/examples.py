@@ -50,4 +50,7 @@ def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads:
     """The results of a function, in the order of the items, in DSPy's number of threads and with its settings."""
     with ThreadPoolExecutor(threads or dspy.settings.num_threads or 1) as pool:
         made = [pool.submit(copy_context().run, function, item) for item in items]
-        return [one.result() for one in made]
+        try:
+            return [one.result() for one in made]
+        finally:
+            pool.shutdown(cancel_futures=True)  # what is raised here ends it, such as a budget or Ctrl-C

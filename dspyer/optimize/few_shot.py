@@ -12,10 +12,11 @@ import dspy
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.errors import StoreError, brief
+from dspyer.extend import freeze, same
 from dspyer.lm.not_public import Hasher
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import PredictorCall, Sheet, faults, observe
+from dspyer.optimize.gold_run import PredictorCall, Sheet, faults, misled, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -24,10 +25,10 @@ class FewShot(dspy.BootstrapFewShot):
     """A `dspy.BootstrapFewShot` that judges each step by itself, on right inputs.
 
     It makes one gold run per example (`optimize.culprits`): gold is put in the place of each wrong value. A predictor
-    gets a demonstration wherever what it gave is right, so the inputs of each are right too. A predictor whose fields
-    have no metric gets those of fully right runs, as in `dspy.BootstrapFewShot`. Outputs that a check has refused, and
-    trials that lost, are no demonstrations. An example gives each predictor at most one; those of runs in which nothing
-    was replaced come first, then those of the runs whose culprits are rarest.
+    gets a demonstration wherever what it gave is right; those whose inputs no gold could mend come last. A predictor
+    whose fields have no metric gets those of fully right runs, as in `dspy.BootstrapFewShot`. Outputs that a check has
+    refused, and trials that lost, are no demonstrations: their corrections are. An example gives each predictor at most
+    one; those of runs in which nothing was replaced come first, then those of the runs whose culprits are rarest.
 
     It stops when `max_demos` runs were fully right and every predictor has `max_demos` demonstrations, or after
     the last example.
@@ -148,14 +149,13 @@ class FewShot(dspy.BootstrapFewShot):
             if sheet.error is not None:
                 self._note_error(example, sheet.error)
             replaced = any(value.replaced for value in sheet.values)
-            is_full = not replaced and sheet.prediction is not None
-            is_full = is_full and self._field_metric(example, sheet.prediction) >= 1
+            is_full = not replaced and sheet.prediction is not None and _is_right(self._field_metric, example, sheet)
             situation = frozenset(name for fault in faults(sheet, None) for name in fault.suspects)
             full += is_full
             situations[situation] += 1
             demos = _demos(sheet, is_full)
             for name in demos.keys() & pools.keys():
-                pools[name].append(_Demo(demos[name], not replaced, situation))
+                pools[name].append(demos[name]._replace(aided=replaced, situation=situation))
                 used.add(index)
         self.name2traces = {
             name: [one.demo for one in sorted(pool, key=lambda one: one.order(situations))]
@@ -175,9 +175,8 @@ class FewShot(dspy.BootstrapFewShot):
             for predictor, demos in zip(predictors, kept, strict=True):
                 predictor.demos = [one for one in demos if one != example]
             with dspy.context(**self.teacher_settings):
-                return observe(
-                    self.teacher, example, self._field_metric, self._field_metric.gold_keys, again=self.rollouts
-                )
+                metric, again = self._field_metric, self.rollouts
+                return observe(self.teacher, example, metric, metric.gold_keys, again=again, after_checks=True)
         finally:
             for predictor, demos in zip(predictors, kept, strict=True):
                 predictor.demos = demos
@@ -191,28 +190,14 @@ class FewShot(dspy.BootstrapFewShot):
         logger.error("FewShot: a run failed on %s: %s: %s", brief(example), type(error).__name__, error)
 
 
-def _demos(sheet: Sheet, is_full: bool) -> dict[str, dspy.Example]:
-    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
-    verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
-    steps: dict[int, PredictorCall] = {}
-    for value in sheet.values:
-        for step in () if value.kind == "graph" else value.steps:
-            verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict
-            verdicts.setdefault(id(step.outputs), set()).add(verdict)
-            steps[id(step.outputs)] = step
-    found: dict[str, list[dspy.Example]] = {}
-    for key, step in steps.items():
-        if "wrong" not in verdicts[key] and ("right" in verdicts[key] or is_full):
-            found.setdefault(step.predictor, []).append(dspy.Example(augmented=True, **step.inputs, **step.outputs))
-    return {name: _one_of(demos) for name, demos in found.items()}
-
-
-def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
-    """One of several, as `dspy.BootstrapFewShot` chooses it."""
-    if len(demos) == 1:
-        return demos[0]
-    chance = random.Random(Hasher.hash(tuple(demos)))
-    return chance.choice(demos[:-1]) if chance.random() < 0.5 else demos[-1]
+def _is_right(metric: FieldMetric, example: dspy.Example, sheet: Sheet) -> bool:
+    """Tell if the result of a call is right. The metric has judged it as a value: it may ask an LM."""
+    field, prediction = metric.goal.rpartition(".")[2], sheet.prediction or {}
+    last = next((one for one in reversed(sheet.values) if one.key == metric.goal), None)
+    known = metric.weights is None and last is not None and last.item is None and field in prediction
+    if known and last is not None and same(freeze(last.value), freeze(prediction[field])):
+        return last.verdict == "right"
+    return bool(metric(example, sheet.prediction) >= 1)
 
 
 class _Demo(NamedTuple):
@@ -220,14 +205,45 @@ class _Demo(NamedTuple):
 
     Attributes:
         demo: the inputs and outputs of one step.
-        unaided: whether nothing was replaced in its run.
+        misled: whether it is known that something was wrong in what was read for it.
+        aided: whether gold was put in in its run.
         situation: the culprits of its run.
     """
 
     demo: dspy.Example
-    unaided: bool
-    situation: frozenset[str]
+    misled: bool
+    aided: bool = False
+    situation: frozenset[str] = frozenset()
 
-    def order(self, situations: Mapping[frozenset[str], int]) -> tuple[bool, int]:
+    def order(self, situations: Mapping[frozenset[str], int]) -> tuple[bool, bool, int]:
         """The demonstrations with the smallest of these come first; `situations` counts the runs."""
-        return not self.unaided, situations[self.situation]
+        return self.misled, self.aided, situations[self.situation]
+
+
+def _demos(sheet: Sheet, is_full: bool) -> dict[str, _Demo]:
+    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
+    verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
+    steps: dict[int, PredictorCall] = {}
+    of_misled, wrong_inputs = set[int](), misled(sheet)
+    for value in sheet.values:
+        verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict
+        # What a reducer has made of the values of several nodes is judged as a whole.
+        for one in [*(part for part in value.reads if part.folds), value] if value.kind == "graph" else [value]:
+            for step in () if one.kind == "graph" else one.steps:
+                verdicts.setdefault(id(step.outputs), set()).add(verdict)
+                steps[id(step.outputs)] = step
+                of_misled |= {id(step.outputs)} if one in wrong_inputs else set()
+    found: dict[str, list[_Demo]] = {}
+    for key, step in steps.items():
+        if "wrong" not in verdicts[key] and ("right" in verdicts[key] or is_full):
+            demo = dspy.Example(augmented=True, **step.inputs, **step.outputs)
+            found.setdefault(step.predictor, []).append(_Demo(demo, key in of_misled))
+    return {name: _one_of([one for one in demos if not one.misled] or demos) for name, demos in found.items()}
+
+
+def _one_of(demos: Sequence[_Demo]) -> _Demo:
+    """One of several, as `dspy.BootstrapFewShot` chooses it."""
+    if len(demos) == 1:
+        return demos[0]
+    chance = random.Random(Hasher.hash(tuple(one.demo for one in demos)))
+    return chance.choice(demos[:-1]) if chance.random() < 0.5 else demos[-1]

@@ -51,7 +51,7 @@ class GoldLayer(Layer):
 
     @property
     def stays_here(self) -> bool:
-        """True for what it watches, which has to be seen."""
+        """Return whether it watches this call."""
         return self.sheet() is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +95,9 @@ class GoldLayer(Layer):
         if not gold:
             return output
         kept = {field: value for field, value in output.updates.items() if field not in gold}
-        return output.call.reply(Reply({**kept, **gold}, output.goto))._replace(exchange=output.exchange)
+        # Not `call.reply`: gold that has waited for its check is committed with what that writes.
+        replaced: Output = output.call.made(output.call, Reply({**kept, **gold}, output.goto))
+        return replaced._replace(exchange=output.exchange)
 
     def _ask_again(
         self, sheet: Sheet, root: str, call: Call, inner: Inner, first: Output, judged: Any

@@ -21,7 +21,7 @@ import dspy
 
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
-from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
@@ -144,12 +144,13 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
+        self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
             self.steps.setdefault(step.execution, []).append(step)
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
+        self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
         self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
         modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
         parts = [vars(run.program)[name] for name in modules if name is not None]
@@ -173,11 +174,14 @@ class Sheet:
         program: the program.
         trace: the DSPy trace of the call.
         again: how often a node whose output is wrong is asked again.
+        after_checks: whether gold is put in the place of a checked output only where its check accepts it, so that what
+            is refused is corrected.
     """
 
     program: dspy.Module
     trace: Sequence[Any] = ()
     again = 0
+    after_checks = False
 
     def __init__(
         self, metric: FieldMetric, example: Any = None, replaces: Collection[str] = (), unused: Collection[str] = ()
@@ -190,6 +194,7 @@ class Sheet:
         self._ended: dict[Scope, _Ended] = {}
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._unchecked: dict[tuple[Scope, str], list[list[Value]]] = {}  # what waits for the verdict of its check
         self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
         self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
@@ -210,7 +215,7 @@ class Sheet:
             self.name_predictors(program)
             here, caller = executing.get(), None
             if around is not None and here is not None:
-                *outer, execution = here.id.split("/")
+                *outer, execution = Address.parse(here.id).inside
                 caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
             root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
@@ -239,10 +244,10 @@ class Sheet:
         graph, scope = session.graph, (root, session.scope)
         check = graph.rejecting.get(node.name)
         if check is not None:  # what it finds is no value of the program
-            log, problems = session.run.log, output.after.get(check.into, ())
-            for commit in check.output_before(log, _head(call)) if problems else ():
-                self.problems[scope, commit] = list(problems)
-            return []
+            problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
+            before = [(scope, commit) for commit in check.output_before(session.run.log, _head(call))]
+            self.problems |= {place: list(problems) for place in before if problems}
+            return [values for place in before if not refused for values in self._unchecked.pop(place, ())]
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
@@ -273,10 +278,17 @@ class Sheet:
 
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
-        schema, gold = call.runner.session.graph.topology.schema, dict[str, Any]()
+        graph, gold = call.runner.session.graph, dict[str, Any]()
+        waits = self.after_checks and any(check.of == call.node and check.fix for check in graph.checks.values())
         for values in found:
-            update, field = self._add(values), values[0].field
-            reducer = schema.reducer(field)
+            field, is_new = values[0].field, call.node not in graph.rejecting
+            reducer = graph.topology.schema.reducer(field)
+            if is_new:
+                self._add(values)
+            if waits and reducer is None:
+                self._unchecked.setdefault((values[0].scope, values[0].commit), []).append([*values])
+                continue
+            update = self._gold_of(values)
             if update is not NO_GOLD:
                 gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
         return gold
@@ -288,13 +300,17 @@ class Sheet:
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
         found = Value(scope, commit, path, field, router.label, label, after, "router", leads=True)
-        gold = self._add(self._judged(found))
+        values = self._add(self._judged(found))
+        gold = self._gold_of(values)
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, values: Sequence[Value]) -> Any:
-        """Adds a value, or its items; returns the gold that is put in its place, or `NO_GOLD`."""
+    def _add(self, values: Sequence[Value]) -> Sequence[Value]:
         with self._lock:
             self.values += values
+        return values
+
+    def _gold_of(self, values: Sequence[Value]) -> Any:
+        """The gold that is put in the place of a value, or of its items; `NO_GOLD` for none."""
         wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces
         if not wrong or not all(one.may_replace and one.gold is not NO_GOLD for one in values):
             return NO_GOLD
@@ -334,6 +350,9 @@ class Sheet:
                 value.value, value.gold, value.item = part.entry, gold[part.position], part.position
                 value.result = metric._compared(key, value.value, value.gold)
                 return [value]
+        if part is not None and part.position is not None:  # gold has no entry for it: it is judged with the others
+            value.part, value.folds, value.may_replace = None, True, False
+            return [value]
         value.result = metric._judge(key, example, value.value, value.state)
         return [value]
 
@@ -350,6 +369,8 @@ class Sheet:
             ended = self._ended.get(value.scope)
             if ended is not None and value.commit in ended.entries:
                 ended.values.setdefault((value.commit, value.field), []).append(value)
+                if value.field not in ended.entries[value.commit].commit.patch:
+                    ended.unchanged.add((value.commit, value.field))
                 if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
                     mended = value.kind == "router" or not value.replaced
                     ended.labels.setdefault(value.commit, []).append(
@@ -454,7 +475,7 @@ class Sheet:
 
     def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, commits))]
+        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
         if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
@@ -540,6 +561,20 @@ class Sheet:
         yield from self._read_by(outer, commit, name)
 
 
+def _last_authors(ended: _Ended, field: str, commits: list[str], at: str) -> Iterable[str]:
+    """The commits behind a field after a commit, with those that have left it as it was: such a node is its author."""
+    if not any(name == field for _, name in ended.unchanged):
+        return commits
+    found, passed, pending = dict[str, None](), set[str](), [at]
+    for commit in pending:
+        if commit in commits or (commit, field) in ended.unchanged:
+            found[commit] = None
+        elif commit not in passed:
+            passed.add(commit)
+            pending += ended.parents[commit]
+    return found or commits
+
+
 def _own_execution(value: Value) -> str:
     """The execution that made a value: of an item of a map, that of the item."""
     return value.commit if value.item is None or value.part is not None else part_id(value.commit, value.item)
@@ -569,14 +604,16 @@ def observe(
     replaces: Collection[str] = (),
     unused: Collection[str] = (),
     again: int = 0,
+    after_checks: bool = False,
 ) -> Sheet:
     """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
 
     What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C. With
-    `again`, a node whose output is wrong is asked up to so many times more before gold is put in.
+    `again`, a node whose output is wrong is asked up to so many times more before gold is put in; with `after_checks`,
+    a checked output waits for its check.
     """
     sheet = Sheet(metric, example, replaces, unused)
-    sheet.program, sheet.again = program, again
+    sheet.program, sheet.again, sheet.after_checks = program, again, after_checks
     sheet.name_predictors(program)
     with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
         sheet.trace = dspy.settings[TRACE]
@@ -654,6 +691,17 @@ def is_read(run: Sheet, keys: Collection[str]) -> bool:
     read = {id(one) for value in run.values if value.kind != "graph" for one in through(value.reads)}
     wrong = [one for one in run.values if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
     return any(id(one) in read for one in wrong if one.key in keys)
+
+
+def misled(run: Sheet) -> set[Value]:
+    """The values for which something was read that is known to be wrong; but for what a node has to correct."""
+    carried = _Carried(())
+    return {
+        value
+        for value in run.values
+        for one in value.reads
+        if carried.by(one) is None and not (value.kind == "fix" and value.field == one.field)
+    }
 
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import dspy
 
 from dspyer.display import ShownTable, count_of
 from dspyer.errors import error_text
+from dspyer.lm.not_public import TRACKER, UsageTracker
 from dspyer.optimize.examples import in_threads
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_run import Sheet, check_arguments, is_read, observe
@@ -61,8 +63,9 @@ class Headroom(ShownTable):
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the table as a page of HTML; returns its path."""
-        begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Headroom</title>'
         target = Path(path)
+        begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        begin += "<title>Headroom</title><style>body{font-family:sans-serif;margin:2em}</style>"
         target.write_text(f"{begin}\n{self._repr_html_()}\n", "utf-8")
         return target
 
@@ -118,25 +121,52 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         raise ValueError("headroom: the devset is empty: give it some examples with gold")
     keys = metric.gold_keys
 
-    def experiment(example: dspy.Example) -> tuple[Sheet, Mapping[str, Sheet]]:
+    def experiment(example: dspy.Example) -> Made:
         run = observe(program, example, metric)
         every = observe(program, example, metric, keys) if is_read(run, keys) else run
-        alone = {key: observe(program, example, metric, [key]) if is_read(run, [key]) else run for key in keys}
+        alone = {key: observe(program, example, metric, [key]) if _matters(key, run, metric) else run for key in keys}
         return run, {"": every, **alone}
 
-    with dspy.track_usage() as tracker:
+    calls = _Calls()
+    with dspy.context(**{TRACKER: calls}):
         found = in_threads(experiment, examples)
-    return _findings(metric, examples, found, sum(map(len, tracker.usage_data.values())))
+    return _findings(metric, examples, found, calls.count)
+
+
+class _Calls(UsageTracker):
+    """Counts the responses that no cache has served, also those of LMs that tell no usage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self._lock = Lock()
+
+    def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
+        """Hears of one response."""
+        del lm, usage_entry
+        with self._lock:
+            self.count += 1
 
 
 Made = tuple[Sheet, Mapping[str, Sheet]]
 """The run of an example, and its gold runs: of all keys under "", of each key alone."""
 
 
+def _matters(key: str, run: Sheet, metric: FieldMetric) -> bool:
+    """Tell if gold for a key alone may change a run: it would be read, or be what the goal is judged by."""
+    is_last = key != metric.goal and key.rpartition(".")[2] == metric.goal.rpartition(".")[2]
+    wrong = any(one.key == key and one.verdict == "wrong" for one in run.values)
+    return is_read(run, [key]) or (is_last and wrong)
+
+
 def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
     def is_right(at: int, sheet: Sheet) -> bool:
         made = sheet.prediction
         return made is not None and metric._final(metric.goal, examples[at], made)[1].verdict == "right"
+
+    def is_given(key: str, sheet: Sheet) -> bool:
+        ends = key == metric.goal and sheet.prediction is not None
+        return ends and any(one.field == metric.goal.rpartition(".")[2] for one in sheet.values)
 
     right = [is_right(at, run) for at, (run, _) in enumerate(found)]
     room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
@@ -147,7 +177,7 @@ def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequ
         one = room.fields[key] = FieldRoom(_share(key, [run for run, _ in found]))
         if key in metric.gold_keys:
             one.given_right = _share(key, [gold[""] for _, gold in found])
-            now = [key == metric.goal or is_right(at, gold[key]) for at, (_, gold) in enumerate(found)]
+            now = [is_right(at, gold[key]) or is_given(key, gold[key]) for at, (_, gold) in enumerate(found)]
             one.goal_if_gold = sum(now) / len(found)
             one.lost = sum(was and not kept for was, kept in zip(right, now, strict=True))
         _warn(room, key, one, [run for (run, _), good in zip(found, right, strict=True) if good])
@@ -155,8 +185,12 @@ def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequ
 
 
 def _share(key: str, sheets: Sequence[Sheet]) -> float | None:
-    verdicts = [one.verdict for sheet in sheets for one in sheet.values if one.key == key and one.kind != "graph"]
-    known = [verdict == "right" for verdict in verdicts if verdict != "unknown"]
+    known: list[bool] = []
+    for sheet in sheets:
+        values = [one for one in sheet.values if one.key == key]
+        # A node that is a graph passes on what was judged inside of it, unless it has another name for it.
+        own = [one for one in values if one.kind != "graph"] or values
+        known += [one.verdict == "right" for one in own if one.verdict != "unknown"]
     return sum(known) / len(known) if known else None
 
 

@@ -16,12 +16,14 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
+from dspyer.policies import Pattern
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
 from dspyer.record.turns import ToolCall, sent_messages, tool_calls
+from dspyer.redaction import Redaction
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
+from dspyer.values.freezing import find_opaque, freeze
 from dspyer.values.frozen import thaw
 
 FORMAT = 1
@@ -186,6 +188,27 @@ class Record:
             for oldest in list(self._fields)[:-KEPT]:  # a list, since another thread may add to them
                 self._fields.pop(oldest, None)
         return found
+
+    def may_use(self, field: str, value: Any) -> bool:
+        """Return whether a value of a field may be taken out of the run: it is not redacted, and its class is known.
+
+        Args:
+            field: the field of the state.
+            value: what it holds, as `fields` or a step has it.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n, key: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> record = graph.compile(redact=["key"]).run({"n": 1, "key": "k-42"}).record()
+            >>> [record.may_use(name, one.value) for name, one in record.steps[0].wrote.items()]
+            [True, False]
+        """
+        if self.hidden == "function" or find_opaque(value) is not None:
+            return False
+        patterns = [Pattern.of(tuple(one) if isinstance(one, list) else one) for one in self.hidden or ()]
+        gone, plain = object(), thaw(value)
+        redaction = Redaction(lambda path, part: gone if any(one.matches(path) for one in patterns) else part)
+        return redaction.value((field,), plain) is plain
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
         """The LM calls of a step and of those inside of it, in the order in which they began."""

@@ -1,4 +1,4 @@
-"""`FewShot`: each step is judged by itself, the order of demonstrations, and rollouts."""
+"""`FewShot`: demonstrations from one gold run per example, their order, and rollouts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Retry, Run, Send, reducers
+from dspyer import END, START, CompiledGraph, Graph, Live, Retry, Run, Send, reducers
 from dspyer.errors import StoreError
 from dspyer.optimize import FewShot, by_field, equals
 from dspyer.testing import Prompt, no_pauses
@@ -31,7 +31,6 @@ class Task:
     def __init__(self, **steps: Answer) -> None:
         self.steps = steps
         self.calls: Counter[tuple[str, int]] = Counter()
-        self.demos: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Task:
@@ -39,10 +38,9 @@ class Task:
 
     def write(self, prompt: Prompt, sampling: Any, /) -> str:
         name = prompt.output_fields[0].name
-        rollout = (sampling.rollout or 0) // STRIDE
         with self._lock:
             self.calls[name, sampling.rollout or 0] += 1
-        return written(prompt, self.steps[name](dict(prompt.inputs), rollout))
+        return written(prompt, self.steps[name](dict(prompt.inputs), (sampling.rollout or 0) // STRIDE))
 
     def __enter__(self) -> Self:
         self._context = dspy.context(lm=WriterLM("task", self))
@@ -80,75 +78,448 @@ def right(before: str, after: str, wrong: Sequence[str] = (), from_rollout: int 
     return answer
 
 
+def chain(a: Sequence[str] = "", b: Sequence[str] = "", c: Sequence[str] = "", from_rollout: int = 99) -> Task:
+    """The LM of a pipeline whose steps are wrong by themselves for some texts."""
+    wrong = (("text", "a", a), ("a", "b", b), ("b", "c", c))
+    return Task(**{after: right(before, after, texts, from_rollout) for before, after, texts in wrong})
+
+
 METRIC = by_field({name: equals(name) for name in "abc"}, goal="c")
+GOAL = by_field({"c": equals("c")}, goal="c")
+OF_A = by_field({"a": equals("a")}, goal="a")
 
 
 def few_shot(metric: Any = METRIC, **options: Any) -> FewShot:
     return FewShot(metric, **{"max_labeled_demos": 0, **options})
 
 
-def texts_of(program: dspy.Module) -> dict[str, list[str]]:
+def texts_of(program: dspy.Module) -> dict[str, str]:
     """What the demonstrations of each predictor are about."""
     return {
-        name: [list(demo.without("augmented").toDict().values())[-1].rpartition(" ")[2] for demo in predictor.demos]
+        name: "".join([list(demo.toDict().values())[-1].rpartition(" ")[2] for demo in predictor.demos])
         for name, predictor in program.named_predictors()
     }
 
 
-# --- partial credit
+# --- which steps are demonstrations, and their order
 
 
-def test_a_step_that_was_right_is_a_demonstration_whatever_the_result() -> None:
-    with Task(a=right("text", "a", ["x"]), b=right("a", "b"), c=right("b", "c", ["y"])):
-        tuned = few_shot().compile(pipeline(), trainset=examples("x", "y", "z"))
-    # x: the first step is wrong, and what follows from it; y: the last one
-    assert texts_of(tuned) == {"make_a": ["z", "y"], "make_b": ["z", "y"], "make_c": ["z"]}
+@each(
+    ("texts", "wrong", "options", "demos"),
+    [
+        # x is wrong at the first step, y at the last: the others have read gold, or what was right
+        ("xyz", {"a": "x", "c": "y"}, {}, ("zy", "zxy", "zx")),
+        # p and q are wrong at b, r at c, s and t nowhere: full runs first, then the rarest culprits
+        ("pqrst", {"b": "pq", "c": "r"}, {"max_demos": 9}, ("strpq", "str", "stpq")),
+        ("pqrs", {"b": "p"}, {"max_demos": 2}, ("qr", "qr", "qr")),
+        # r is right when `a` is asked again, and nothing was replaced; or never
+        ("pqr", {"a": "r", "b": "q", "from_rollout": 1}, {"rollouts": 1}, ("pqr", "pqr", "pqr")),
+        ("pqr", {"a": "r", "b": "q"}, {"rollouts": 1}, ("pq", "pr", "pqr")),
+    ],
+)
+def test_each_step_that_is_right_on_right_inputs(texts: str, wrong: Any, options: Any, demos: tuple[str, ...]) -> None:
+    with chain(**wrong):
+        tuned = few_shot(**options).compile(pipeline(), trainset=examples(*texts))
+    assert tuple(texts_of(tuned).values()) == demos
 
 
-def test_a_field_without_a_metric_has_those_of_successful_runs() -> None:
-    metric = by_field({"c": equals("c")}, goal="c")
-    task = {"a": right("text", "a", ["x"]), "b": right("a", "b"), "c": right("b", "c", ["y"])}
-    with Task(**task):
-        tuned = few_shot(metric).compile(pipeline(), trainset=examples("x", "y", "z"))
-    with Task(**task):
-        plain = dspy.BootstrapFewShot(metric=metric, max_labeled_demos=0)
-        expected = plain.compile(pipeline(), trainset=examples("x", "y", "z"))
-    assert texts_of(tuned) == texts_of(expected)
-    assert [one.demos for one in tuned.predictors()] == [one.demos for one in expected.predictors()]
+def test_inputs_and_outputs_of_every_demonstration_are_right() -> None:
+    with chain(a="xy", b="yz", c="zx"):
+        tuned = few_shot().compile(pipeline(), trainset=examples(*"wxyz"))
+    for name, before in (("a", "text"), ("b", "a"), ("c", "b")):
+        for demo in getattr(tuned, f"make_{name}").demos:
+            text = demo[name].rpartition(" ")[2]
+            assert demo.toDict() == {
+                "augmented": True,
+                before: f"{before} {text}".removeprefix("text "),
+                name: f"{name} {text}",
+            }
+
+
+def test_one_run_per_example() -> None:
+    with chain(a="pqrstu", b="pqrstu", c="pqrstu") as task:
+        few_shot().compile(pipeline(), trainset=examples(*"pqrstu"))
+    assert task.calls == {("a", 0): 6, ("b", 0): 6, ("c", 0): 6}
 
 
 def test_with_the_goal_alone_it_is_bootstrap_few_shot() -> None:
     """The same demonstrations, labeled ones too, and the same calls, if only the result is compared."""
-    metric = by_field({"c": equals("c")}, goal="c")
-    train = examples(*"pqrstuvw")
     found = []
-    for optimizer in (FewShot(metric, max_demos=2), dspy.BootstrapFewShot(metric=metric, max_bootstrapped_demos=2)):
-        with Task(a=right("text", "a"), b=right("a", "b", ["p", "r"]), c=right("b", "c")) as task:
-            tuned = optimizer.compile(pipeline(), trainset=train)
+    for optimizer in (FewShot(GOAL, max_demos=2), dspy.BootstrapFewShot(metric=GOAL, max_bootstrapped_demos=2)):
+        with chain(b="pr") as task:
+            tuned = optimizer.compile(pipeline(), trainset=examples(*"pqrstuvw"))
         found.append(([one.demos for one in tuned.predictors()], task.calls, tuned._compiled))
     assert found[0] == found[1]
 
 
-def test_what_is_known_to_be_wrong_is_no_demonstration_of_a_successful_run() -> None:
-    def lucky(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        return {"c": f"c {str(inputs['b']).rpartition(' ')[2]}"}
-
+def test_what_no_gold_could_mend_comes_last() -> None:
+    """A function judges `b`, so that its readers read what is wrong: their demonstrations are the last ones."""
+    metric = by_field({"a": equals("a"), "b": lambda example, b: b == example.b, "c": equals("c")}, goal="c")
+    lucky: Answer = lambda inputs, rollout: {"c": f"c {str(inputs['b']).rpartition(' ')[2]}"}  # noqa: E731
     with Task(a=right("text", "a"), b=right("a", "b", ["x"]), c=lucky):
-        tuned = few_shot().compile(pipeline(), trainset=examples("x"))
-    assert texts_of(tuned) == {"make_a": ["x"], "make_b": [], "make_c": ["x"]}
+        tuned = few_shot(metric).compile(pipeline(), trainset=examples("x", "y"))
+        short = few_shot(metric, max_demos=1).compile(pipeline(), trainset=examples("x", "y"))
+    assert texts_of(tuned) == {"make_a": "xy", "make_b": "y", "make_c": "yx"}
+    assert texts_of(short)["make_c"] == "y"
 
 
-def test_a_run_that_raised_gives_the_steps_that_it_has_made() -> None:
+def test_it_goes_on_until_every_predictor_has_enough_and_enough_runs_were_right() -> None:
+    graph = Graph(name="Routed", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
+    graph = graph.add_node("make_b", dspy.Predict("a -> b")).add_edge(START, "make_a").add_edge("make_b", END)
+    graph = graph.add_conditional_edges("make_a", lambda a: "make_b" if a.endswith("z") else END, ["make_b", END])
+    metric = by_field({"a": equals("a"), "b": lambda example, b: b == example.b}, goal="a")
+    with chain() as task:
+        tuned = few_shot(metric, max_demos=1).compile(graph.compile(), trainset=examples(*"vwxyz"))
+    assert (texts_of(tuned), task.count("a")) == ({"make_a": "v", "make_b": "z"}, 5)
+    with chain(c="x") as task:
+        few_shot(max_demos=1).compile(pipeline(), trainset=examples("x", "y", "z"))
+    assert task.count("a") == 2
+
+
+def test_a_teacher_gives_the_demonstrations() -> None:
+    teacher = pipeline()
+    teacher.make_a.lm = WriterLM("strong", chain())
+    with chain(a="x") as task:
+        tuned = few_shot().compile(pipeline(), teacher=teacher, trainset=examples("x"))
+    assert (task.count("a"), texts_of(tuned)["make_a"], tuned.make_a.lm) == (0, "x", None)
+
+
+def test_a_metric_is_asked_once_for_each_value() -> None:
+    """The result and the demonstrations share what it said: it may ask an LM."""
+    asked: Counter[str] = Counter()
+
+    def judged(example: Any, c: str) -> bool:
+        asked[c] += 1
+        return bool(c == example.c)
+
+    with chain(b="x", c="z"):
+        metric = by_field({"a": equals("a"), "c": judged}, goal="c")
+        few_shot(metric).compile(pipeline(), trainset=examples("x", "y", "z"))
+    assert asked == {"no x": 1, "c y": 1, "no z": 1}
+
+
+# --- checks, loops, maps, branches, and modules written by hand
+
+
+def checked(of: str) -> CompiledGraph:
+    """text -> a (checked) -> b."""
+    graph = Graph(name="Checked", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
+    graph = graph.add_check("form", lambda a: ["too short"] if a == of else [], of="make")
+    return graph.add_node("use", dspy.Predict("a -> b")).add_path(START, "make", "use", END).compile()
+
+
+@each(
+    ("draft", "fixed", "demos"),
+    [
+        ("short", "a x", {"make": "", "make_fix": "x", "use": "x"}),  # refused, and mended
+        ("short", "no", {"make": "", "make_fix": "", "use": "x"}),  # gold comes after the fix
+        ("no", "a x", {"make": "", "make_fix": "", "use": "x"}),  # accepted, though wrong: gold comes after the check
+        ("a x", "a x", {"make": "x", "make_fix": "", "use": "x"}),
+    ],
+)
+def test_a_check_and_its_correction(draft: str, fixed: str, demos: dict[str, str]) -> None:
+    metric = by_field({"a": equals("a"), "b": equals("b")}, goal="b")
+    step: Answer = lambda inputs, rollout: {"a": fixed if "previous_a" in inputs else draft}  # noqa: E731
+    with Task(a=step, b=right("a", "b")) as task:
+        tuned = few_shot(metric).compile(checked("short"), trainset=examples("x"))
+    assert texts_of(tuned) == demos
+    assert (task.count("a"), task.count("b")) == (2 if draft == "short" else 1, 1)
+    assert all(demo.a == "a x" for demo in tuned.use.demos)
+    assert all(demo.previous_a == "short" for demo in tuned.make_fix.demos)
+
+
+class Rounds(BaseModel):
+    n: int = 0
+    text: str = ""
+    a: str = ""
+
+
+def test_each_visit_of_a_loop_is_judged_by_its_own_execution() -> None:
+    graph = Graph(Rounds, inputs=["text"]).add_node("count", lambda n: {"n": n + 1}, writes=["n"])
+    graph = graph.add_node("make", dspy.Predict("text, n: int -> a")).add_path(START, "count", "make")
+    program = graph.add_conditional_edges("make", lambda n: END if n == 3 else "count", [END, "count"]).compile()
+    with Task(a=lambda inputs, rollout: {"a": "a x" if inputs["n"] == "2" else f"draft {inputs['n']}"}):
+        tuned = few_shot(OF_A).compile(program, trainset=examples("x"))
+    (demo,) = tuned.make.demos  # of the second of three visits: the others were wrong
+    assert (demo.n, demo.a) == (2, "a x")
+
+
+class Fork(BaseModel):
+    text: str = ""
+    left: str = ""
+    right: str = ""
+    both: str = ""
+    texts: list[str] = []
+    found: list[str] = []
+    parts: Annotated[list[str], reducers.append] = []
+    c: str = ""
+
+
+def mapped() -> CompiledGraph:
+    graph = Graph(Fork, inputs=["texts"])
+    graph = graph.add_map("read", dspy.Predict("text -> left"), over="texts", item="text", into="found")
+    return graph.add_path(START, "read", END).compile()
+
+
+@each(("rollouts", "calls", "demos"), [(0, 2, "x"), (1, 4, None), (3, 4, None)])
+def test_a_map_has_demonstrations_of_its_right_items_and_is_asked_again_as_a_whole(
+    rollouts: int, calls: int, demos: str | None
+) -> None:
+    example = dspy.Example(texts=["x", "y"], found=["left x", "left y"]).with_inputs("texts")
+    with Task(left=right("text", "left", ["y"], 1)) as task:
+        metric = by_field({"found": equals("found")}, goal="found")
+        tuned = few_shot(metric, rollouts=rollouts).compile(mapped(), trainset=[example])
+    (demo,) = tuned.read.demos
+    assert (task.count("left"), demo.left) == (calls, f"left {demo.text}")
+    assert demos is None or demo.text == demos
+
+
+def workers(how: str) -> CompiledGraph:
+    """Two branches that make a list together."""
+
+    def spread(text: str) -> list[Send]:
+        return [Send("part", {"text": item}) for item in "12"]
+
+    graph = Graph(Fork, inputs=["text"])
+    for name in ("part", "other") if how == "fork" else ("part",):
+        graph.add_node(name, dspy.Predict("text -> part"), writes={"part": "parts"})
+    graph.add_node("make_c", dspy.Predict("parts: list[str] -> c")).add_edge("make_c", END)
+    if how == "fork":
+        return graph.add_edge(START, ["part", "other"]).add_edge(["part", "other"], "make_c").compile()
+    return graph.add_conditional_edges(START, spread, ["part"]).add_edge("part", "make_c").compile()
+
+
+def both_ok(example: Any, parts: list[str]) -> bool:
+    return (parts[0], parts[1]) == ("ok", "ok")
+
+
+@each(
+    ("how", "parts", "own", "calls", "demos"),
+    [
+        ("send", equals("parts"), "ok", 2, (1, 1)),
+        ("send", equals("parts"), "no", 6, (0, 1)),  # each by its entry in gold, which then takes its place
+        ("send", both_ok, "ok", 2, (1, 1)),
+        ("send", both_ok, "no", 2, (0, 1)),  # never seen by itself, so never asked again
+        ("fork", equals("parts"), "ok", 2, (1, 1)),
+        ("fork", equals("parts"), "no", 2, (0, 1)),
+        ("fork", both_ok, "ok", 2, (1, 1)),
+    ],
+)
+def test_values_that_branches_make_together(how: str, parts: Any, own: str, calls: int, demos: tuple[int, int]) -> None:
+    metric = by_field({"parts": parts, "c": equals("c")}, goal="c")
+    example = dspy.Example(text="x", parts=["ok", "ok"], c="ok").with_inputs("text")
+    with Task(part=lambda inputs, rollout: {"part": own}, c=lambda inputs, rollout: {"c": "ok"}) as task:
+        tuned = few_shot(metric, rollouts=2).compile(workers(how), trainset=[example])
+    assert (task.count("part"), task.count("c")) == (calls, 1)
+    assert (len(tuned.part.demos), len(tuned.make_c.demos)) == demos
+
+
+class Hand(dspy.Module):
+    """A module written by hand, with a graph or without."""
+
+    def __init__(self, inner: dspy.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, text: str) -> dspy.Prediction:
+        found: dspy.Prediction = self.inner(text=text)
+        return found
+
+
+def test_modules_written_by_hand() -> None:
+    with chain(a="x"):
+        plain = few_shot(OF_A).compile(Hand(dspy.Predict("text -> a")), trainset=examples("x", "y"))
+    assert texts_of(plain) == {"inner": "y"}
+    with chain(c="x", from_rollout=1) as task:
+        tuned = few_shot(rollouts=1).compile(Hand(pipeline()), trainset=examples("x"))
+    assert texts_of(tuned) == {"inner.make_a": "x", "inner.make_b": "x", "inner.make_c": "x"}
+    assert task.count("c") == 2
+
+
+# --- rollouts
+
+
+@each(
+    ("wrong", "from_rollout", "rollouts", "calls"),
+    [
+        ({"a": "x"}, 2, 3, {("a", 0): 1, ("a", STRIDE): 1, ("a", 2 * STRIDE): 1, ("b", 0): 1, ("c", 0): 1}),
+        ({"a": "x"}, 9, 1, {("a", 0): 1, ("a", STRIDE): 1, ("b", 0): 1, ("c", 0): 1}),
+        ({"b": "x", "c": "x"}, 1, 3, {("a", 0): 1, ("b", 0): 1, ("b", STRIDE): 1, ("c", 0): 1, ("c", STRIDE): 1}),
+        ({}, 9, 3, {("a", 0): 1, ("b", 0): 1, ("c", 0): 1}),
+    ],
+)
+def test_a_culprit_is_asked_again_alone(wrong: Any, from_rollout: int, rollouts: int, calls: Any) -> None:
+    """With rollout ids of its own; the run goes on with what is right, or with gold."""
+    with chain(**wrong, from_rollout=from_rollout) as task:
+        few_shot(rollouts=rollouts).compile(pipeline(), trainset=examples("x"))
+    assert task.calls == calls
+
+
+class Watched(dspy.Module):
+    """A module around a program, all copies of which note its runs in one list."""
+
+    def __init__(self, program: CompiledGraph, how: str) -> None:
+        super().__init__()
+        self.program, self.how = program, how
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        found = asyncio.run(self.program.acall(**inputs)) if self.how == "async" else self.program(**inputs)
+        RUNS.append(Run.of(found))
+        return found
+
+
+RUNS: list[Run] = []
+
+
+def learned(program: CompiledGraph, example: dspy.Example, metric: Any, rollouts: int, how: str = "sync") -> Run:
+    """The run by which `FewShot` has learned of the example."""
+    RUNS.clear()
+    few_shot(metric, rollouts=rollouts).compile(Watched(program, how), trainset=[example])
+    (run,) = RUNS
+    return run
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_the_run_shows_the_rollouts_as_lost_steps_and_as_nothing_else(how: str) -> None:
+    metric = by_field({"a": equals("a"), "b": lambda example, b: b == example.b}, goal="a")
+    with Task(a=right("text", "a", ["x"], 2), b=right("a", "b", ["x"]), c=right("b", "c")):
+        run = learned(pipeline(), examples("x")[0], metric, 2, how)
+    run.raise_error()
+    steps = [(step.node, *step.outputs.toDict().values(), step.status) for step in run.trace_steps]
+    assert [step for *step, status in steps if status == "used"] == [
+        ["make_a", "a x"],
+        ["make_b", "no x"],  # none was right: the run goes on with the first one
+        ["make_c", "no x"],
+    ]
+    lost = [step for *step, status in steps if status == "lost"]
+    assert lost == [["make_a", "no x"], ["make_a", "no x"], ["make_b", "no x"], ["make_b", "no x"]]
+    assert len(run.trace) == 3
+    assert {(commit.attempt, commit.failed_attempts) for commit in run.commits} == {(1, ())}
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_error_in_a_rollout_is_a_rollout_that_was_not_right(how: str) -> None:
+    def flaky(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
+        if rollout == 1:
+            raise ConnectionError("down")
+        return {"a": "a x" if rollout == 2 else "no x"}
+
+    with Task(a=flaky, b=right("a", "b"), c=right("b", "c")) as task:
+        run = learned(pipeline(), examples("x")[0], METRIC, 3, how)
+    assert (run.state["c"], task.count("a")) == ("c x", 3)
+    assert {(commit.attempt, commit.failed_attempts) for commit in run.commits} == {(1, ())}
+
+
+def test_rollouts_have_retries_of_their_own_and_leave_those_of_the_output_that_stays() -> None:
+    graph = Graph(name="One", inputs=["text"]).add_node("make", dspy.Predict("text -> a"), retry=Retry(2, on=Exception))
+    calls: list[int] = []
+
+    def answer(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
+        calls.append(rollout)
+        if len(calls) == 1 or rollout:
+            raise ConnectionError("down")
+        return {"a": "?"}
+
+    with no_pauses(), Task(a=answer) as task:
+        run = learned(graph.add_path(START, "make", END).compile(), examples("x")[0], OF_A, 2)
+    run.raise_error()
+    (commit,) = run.commits[1:]
+    assert (commit.attempt, len(commit.failed_attempts), len(calls), len(task.calls)) == (2, 1, 6, 3)
+    assert run.state["a"] == "a x", "gold"
+
+
+def test_rollouts_in_a_fork() -> None:
+    graph = Graph(Fork, inputs=["text"])
+    for name in ("left", "right"):
+        graph = graph.add_node(f"make_{name}", dspy.Predict(f"text -> {name}"))
+    graph = graph.add_node("join", lambda left, right: {"both": left + right}, writes=["both"])
+    graph = graph.add_edge(START, ["make_left", "make_right"]).add_edge(["make_left", "make_right"], "join")
+    metric = by_field({"left": equals("l"), "right": equals("r"), "both": equals("b")}, goal="both")
+    example = dspy.Example(text="x", l="left x", r="right x", b="left xright x").with_inputs("text")
+    with Task(left=right("text", "left", ["x"], 1), right=right("text", "right", ["x"], 2)) as task:
+        run = learned(graph.add_edge("join", END).compile(), example, metric, 2)
+    assert (run.state["both"], task.count("left"), task.count("right")) == ("left xright x", 2, 3)
+
+
+class Wall(BaseModel):
+    text: str = ""
+    wall: Annotated[list[str], Live(reducers.append)] = []
+    a: str = ""
+
+
+def of_function(calls: list[str]) -> CompiledGraph:
+    def make(text: str) -> dict[str, str]:
+        calls.append(text)
+        return {"a": "no"}
+
+    graph = Graph(name="Function", inputs=["text"]).add_node("make", make, writes=["a"])
+    return graph.add_path(START, "make", END).compile()
+
+
+def of_graph(calls: list[str]) -> CompiledGraph:
+    inner = (
+        Graph(name="Inner", inputs=["text"]).add_node("make", dspy.Predict("text -> b")).add_path(START, "make", END)
+    )
+    graph = Graph(name="Outer", inputs=["text"]).add_node("inner", inner.compile(), writes={"b": "a"})
+    return graph.add_path(START, "inner", END).compile()
+
+
+def of_router(calls: list[str]) -> CompiledGraph:
+    graph = (
+        Graph(name="Routed", inputs=["text"]).add_node("yes", lambda: {"c": "yes"}, writes=["c"]).add_edge("yes", END)
+    )
+    graph.add_node("no", lambda: {"c": "no"}, writes=["c"]).add_edge("no", END)
+    way = dspy.Predict(dspy.Signature("text -> a").with_updated_fields("a", type_=Literal["yes", "no"]))
+    return graph.add_conditional_edges(START, way, {"yes": "yes", "no": "no"}, writes=["a"]).compile()
+
+
+def of_live(calls: list[str]) -> CompiledGraph:
+    graph = Graph(Wall, name="Wall", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
+    return graph.add_path(START, "make", END).compile()
+
+
+@each(
+    ("build", "made", "calls"),
+    [(of_function, 1, {}), (of_graph, 0, {"b": 1}), (of_router, 0, {"a": 1}), (of_live, 0, {"a": 1})],
+)
+def test_what_is_never_asked_again(build: Any, made: int, calls: Mapping[str, int]) -> None:
+    """A function gives the same, a graph would go on where it was, siblings have read posts."""
+    called: list[str] = []
+    example = dspy.Example(text="x", a="yes").with_inputs("text")
+    wrong: Answer = lambda inputs, rollout: {"a": "no"}  # noqa: E731
+    with Task(a=wrong, b=lambda inputs, rollout: {"b": "no"}) as task:
+        run = learned(build(called), example, OF_A, 3)
+    assert (len(called), Counter({name: task.count(name) for name, _ in task.calls})) == (made, calls)
+    assert run.state["a"] == "yes", "gold"
+
+
+# --- errors
+
+
+def test_a_run_that_raised_gives_the_steps_that_it_has_made_and_is_counted() -> None:
     def fails(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
         raise ConnectionError("down")
 
     with Task(a=right("text", "a"), b=right("a", "b"), c=fails):
         optimizer = few_shot(max_errors=5)
         tuned = optimizer.compile(pipeline(), trainset=examples("x", "y"))
-    assert texts_of(tuned) == {"make_a": ["x", "y"], "make_b": ["x", "y"], "make_c": []}
+        with pytest.raises(Exception, match="down"):
+            few_shot(max_errors=1).compile(pipeline(), trainset=examples("x", "y"))
+    assert texts_of(tuned) == {"make_a": "xy", "make_b": "xy", "make_c": ""}
     assert optimizer.error_count == 2
-    with Task(a=right("text", "a"), b=right("a", "b"), c=fails), pytest.raises(Exception, match="down"):
-        few_shot(max_errors=1).compile(pipeline(), trainset=examples("x", "y"))
+
+
+def test_a_run_that_fails_before_its_first_node_is_an_error_like_others() -> None:
+    def route(text: str) -> str:
+        if text == "x":
+            raise ConnectionError("down")
+        return "make_a"
+
+    graph = Graph(name="Routed").add_node("make_a", dspy.Predict("text -> a")).add_edge("make_a", END)
+    graph.add_conditional_edges(START, route, ["make_a"])
+    with chain():
+        taught = few_shot(OF_A, max_errors=2).compile(graph.compile(), trainset=examples("x", "y"))
+    assert texts_of(taught) == {"make_a": "y"}
 
 
 class Broken(dspy.Module):
@@ -169,9 +540,8 @@ class Broken(dspy.Module):
 
 def test_a_store_that_fails_ends_the_optimization() -> None:
     graph = Graph(name="One", inputs=["text"]).add_node("make_a", Broken()).add_path(START, "make_a", END)
-    metric = by_field({"a": equals("a")}, goal="a")
-    with Task(a=right("text", "a", ["x"])), pytest.raises(StoreError, match="the disk is full"):
-        few_shot(metric, rollouts=2, max_errors=9).compile(graph.compile(), trainset=examples("x", "y"))
+    with chain(a="x"), pytest.raises(StoreError, match="the disk is full"):
+        few_shot(OF_A, rollouts=2, max_errors=9).compile(graph.compile(), trainset=examples("x", "y"))
 
 
 def test_an_error_of_a_metric_is_counted_and_no_error_edge_takes_it() -> None:
@@ -180,306 +550,11 @@ def test_an_error_of_a_metric_is_counted_and_no_error_edge_takes_it() -> None:
 
     graph = Graph(name="Edge", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
     graph = graph.add_node("help", lambda: {"c": "c x"}, writes=["c"]).add_error_edge("make_a", "help")
-    program = graph.add_path(START, "make_a", "help", END).compile()
     metric = by_field({"a": broken, "c": equals("c")}, goal="c")
-    with Task(a=right("text", "a")):
+    with chain():
         optimizer = few_shot(metric, rollouts=2, max_errors=9)
-        optimizer.compile(program, trainset=examples("x"))
+        optimizer.compile(graph.add_path(START, "make_a", "help", END).compile(), trainset=examples("x"))
     assert (optimizer.error_count, optimizer.metric) == (1, metric)
-
-
-def test_full_runs_come_first_and_then_the_rarest_culprits() -> None:
-    with Task(a=right("text", "a"), b=right("a", "b", ["p", "q"]), c=right("b", "c", ["r"])):
-        tuned = few_shot(max_demos=9).compile(pipeline(), trainset=examples("p", "q", "r", "s", "t"))
-    # p and q fail at b, r at c, s and t at nothing
-    assert texts_of(tuned)["make_a"] == ["s", "t", "r", "p", "q"]
-
-
-def test_it_stops_when_every_predictor_has_enough() -> None:
-    with Task(a=right("text", "a"), b=right("a", "b", ["p"]), c=right("b", "c")) as task:
-        tuned = few_shot(max_demos=2).compile(pipeline(), trainset=examples(*"pqrstu"))
-    assert {name: len(found) for name, found in texts_of(tuned).items()} == {"make_a": 2, "make_b": 2, "make_c": 2}
-    assert task.count("a") == 3
-
-
-def test_what_a_node_gave_when_it_was_asked_again_comes_first() -> None:
-    """It shows what the node does not do by itself; in a run that failed elsewhere, too."""
-    with Task(a=right("text", "a", ["r"], 1), b=right("a", "b", ["q", "r"], 9), c=right("b", "c")):
-        tuned = few_shot(rollouts=1).compile(pipeline(), trainset=examples("p", "q", "r"))
-    assert texts_of(tuned) == {"make_a": ["r", "p", "q"], "make_b": ["p"], "make_c": ["p"]}
-
-
-def test_it_goes_on_for_a_predictor_that_a_route_has_left_out() -> None:
-    graph = Graph(name="Routed", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
-    graph = graph.add_node("make_b", dspy.Predict("a -> b")).add_edge(START, "make_a").add_edge("make_b", END)
-    graph = graph.add_conditional_edges("make_a", lambda a: "make_b" if a.endswith("z") else END, ["make_b", END])
-    metric = by_field({"a": equals("a"), "b": lambda example, b: b == example.b}, goal="a")
-    with Task(a=right("text", "a"), b=right("a", "b")) as task:
-        tuned = few_shot(metric, max_demos=1).compile(graph.compile(), trainset=examples(*"vwxyz"))
-    assert (texts_of(tuned), task.count("a")) == ({"make_a": ["v"], "make_b": ["z"]}, 5)
-
-
-def test_a_teacher_gives_the_demonstrations() -> None:
-    teacher = pipeline()
-    teacher.make_a.signature = teacher.make_a.signature.with_instructions(teacher.make_a.signature.instructions)
-    strong = WriterLM("strong", Task(a=right("text", "a")))
-    teacher.make_a.lm = strong
-    with Task(a=right("text", "a", ["x"]), b=right("a", "b"), c=right("b", "c")) as task:
-        tuned = few_shot().compile(pipeline(), teacher=teacher, trainset=examples("x"))
-    assert task.count("a") == 0
-    assert texts_of(tuned)["make_a"] == ["x"]
-    assert tuned.make_a.lm is None
-
-
-# --- checks, loops, and modules written by hand
-
-
-def test_what_a_check_refused_is_no_demonstration() -> None:
-    def draft(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        return {"a": "short" if "previous_a" not in inputs else f"a {inputs['text']}"}
-
-    graph = Graph(name="Checked", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
-    graph = graph.add_check("long", lambda a: ["too short"] if a == "short" else [], of="make")
-    metric = by_field({"a": equals("a")}, goal="a")
-    with Task(a=draft):
-        tuned = few_shot(metric).compile(graph.add_path(START, "make", END).compile(), trainset=examples("x"))
-    assert texts_of(tuned) == {"make": [], "make_fix": ["x"]}
-
-
-class Rounds(BaseModel):
-    n: int = 0
-    text: str = ""
-    a: str = ""
-
-
-def test_each_visit_of_a_loop_is_judged_by_its_own_execution() -> None:
-    def answer(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        return {"a": "a x" if inputs["n"] == "2" else f"draft {inputs['n']}"}
-
-    graph = Graph(Rounds, inputs=["text"]).add_node("count", lambda n: {"n": n + 1}, writes=["n"])
-    graph = graph.add_node("make", dspy.Predict("text, n: int -> a")).add_path(START, "count", "make")
-    program = graph.add_conditional_edges("make", lambda n: END if n == 3 else "count", [END, "count"]).compile()
-    metric = by_field({"a": equals("a")}, goal="a")
-    with Task(a=answer):
-        tuned = few_shot(metric).compile(program, trainset=examples("x"))
-    (demo,) = tuned.make.demos  # of the second of three visits: the others were wrong, and so is the result
-    assert (demo.n, demo.a) == (2, "a x")
-
-
-def test_a_module_written_by_hand_is_bootstrapped_as_ever() -> None:
-    class Hand(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.make = dspy.Predict("text -> c")
-
-        def forward(self, text: str) -> dspy.Prediction:
-            return dspy.Prediction(c=self.make(text=text).c)
-
-    metric = by_field({"c": equals("c")}, goal="c")
-    with Task(c=right("text", "c", ["x"])):
-        tuned = few_shot(metric).compile(Hand(), trainset=examples("x", "y"))
-    assert texts_of(tuned) == {"make": ["y"]}
-
-
-def test_a_program_in_a_wrapper() -> None:
-    class Wrapper(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = pipeline()
-
-        def forward(self, text: str) -> dspy.Prediction:
-            found: dspy.Prediction = self.inner(text=text)
-            return found
-
-    with Task(a=right("text", "a"), b=right("a", "b"), c=right("b", "c", ["x"], from_rollout=1)) as task:
-        tuned = few_shot(rollouts=1).compile(Wrapper(), trainset=examples("x"))
-    assert {name: len(found) for name, found in texts_of(tuned).items()} == dict.fromkeys(texts_of(tuned), 1)
-    assert task.count("c") == 2
-
-
-# --- rollouts
-
-
-def test_a_culprit_is_asked_again_alone_and_the_run_goes_on() -> None:
-    with Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c")) as task:
-        tuned = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x"))
-    assert texts_of(tuned) == {"make_a": ["x"], "make_b": ["x"], "make_c": ["x"]}
-    assert tuned.make_a.demos[0].a == "a x"
-    assert task.calls == {("a", 0): 1, ("a", STRIDE): 1, ("a", 2 * STRIDE): 1, ("b", 0): 1, ("c", 0): 1}
-
-
-def test_what_follows_from_a_wrong_value_is_not_asked_again() -> None:
-    """No more calls than `rollouts` for the culprit, and none for the steps after it."""
-
-    def follows(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        return {"b": str(inputs["a"]).replace("a ", "b ")}
-
-    with Task(a=right("text", "a", ["x"]), b=follows, c=lambda inputs, rollout: {"c": "?"}) as task:
-        tuned = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x"))
-    assert {name: task.count(name) for name in "abc"} == {"a": 4, "b": 1, "c": 1}
-    assert texts_of(tuned) == {"make_a": [], "make_b": [], "make_c": []}
-
-
-class Watched(dspy.Module):
-    """A module around a program, all copies of which note its runs in one list."""
-
-    def __init__(self, program: CompiledGraph, how: str) -> None:
-        super().__init__()
-        self.program, self.how = program, how
-
-    def forward(self, **inputs: Any) -> dspy.Prediction:
-        found = asyncio.run(self.program.acall(**inputs)) if self.how == "async" else self.program(**inputs)
-        RUNS.append(Run.of(found))
-        return found
-
-
-RUNS: list[Run] = []
-
-
-def run_with_rollouts(program: CompiledGraph, example: dspy.Example, metric: Any, rollouts: int, how: str) -> Run:
-    """The run by which `FewShot` has learned of the example."""
-    RUNS.clear()
-    few_shot(metric, rollouts=rollouts).compile(Watched(program, how), trainset=[example])
-    (run,) = RUNS
-    return run
-
-
-@pytest.mark.parametrize("how", ["sync", "async"])
-def test_the_run_shows_the_rollouts_as_lost_steps_and_as_nothing_else(how: str) -> None:
-    with Task(a=right("text", "a", ["x"], 2), b=right("a", "b", ["x"]), c=right("b", "c")):
-        run = run_with_rollouts(pipeline(), examples("x")[0], METRIC, 2, how)
-    run.raise_error()
-    assert [(step.node, step.outputs.toDict(), step.status) for step in run.trace_steps if step.status == "used"] == [
-        ("make_a", {"a": "a x"}, "used"),
-        ("make_b", {"b": "no x"}, "used"),
-        ("make_c", {"c": "no x"}, "used"),
-    ]
-    lost = [
-        (step.node, next(iter(step.outputs.toDict().values()))) for step in run.trace_steps if step.status == "lost"
-    ]
-    assert lost == [("make_a", "no x"), ("make_a", "no x"), ("make_b", "no x"), ("make_b", "no x")]
-    assert len(run.trace) == 3
-    assert {(commit.attempt, commit.failed_attempts) for commit in run.commits} == {(1, ())}
-    assert run.state["b"] == "no x"  # none was right: the run goes on with the first one
-
-
-@pytest.mark.parametrize("how", ["sync", "async"])
-def test_an_error_in_a_rollout_is_a_rollout_that_was_not_right(how: str) -> None:
-    def flaky(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        if rollout == 1:
-            raise ConnectionError("down")
-        return {"a": "a x" if rollout == 2 else "no x"}
-
-    program = pipeline()
-    with Task(a=flaky, b=right("a", "b"), c=right("b", "c")) as task:
-        run = run_with_rollouts(program, examples("x")[0], METRIC, 3, how)
-    assert (run.state["c"], task.count("a")) == ("c x", 3)
-    assert {(commit.attempt, commit.failed_attempts) for commit in run.commits} == {(1, ())}
-
-
-def test_rollouts_that_fail_leave_the_failed_attempts_of_the_output_that_stays() -> None:
-    graph = Graph(name="One", inputs=["text"]).add_node("make", dspy.Predict("text -> a"), retry=Retry(2, on=Exception))
-    calls: list[int] = []
-
-    def answer(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        calls.append(rollout)
-        if len(calls) == 1 or rollout:
-            raise ConnectionError("down")
-        return {"a": "?"}
-
-    metric = by_field({"a": equals("a")}, goal="a")
-    with no_pauses(), Task(a=answer):
-        run = run_with_rollouts(graph.add_path(START, "make", END).compile(), examples("x")[0], metric, 2, "sync")
-    run.raise_error()
-    (commit,) = run.commits[1:]
-    assert run.state["a"] == "?"
-    assert (commit.attempt, len(commit.failed_attempts), len(calls)) == (2, 1, 6)
-
-
-def test_it_goes_on_until_enough_runs_were_successful() -> None:
-    """Every predictor has its demonstrations after the first run, whose result a function got wrong."""
-    graph = Graph(name="Pipe", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
-    graph.add_node("make_c", lambda a: {"c": "c y" if a == "a y" else "?"}, writes=["c"])
-    metric = by_field({"a": equals("a"), "c": equals("c")}, goal="c")
-    with Task(a=right("text", "a")) as task:
-        program = graph.add_path(START, "make_a", "make_c", END).compile()
-        tuned = few_shot(metric, max_demos=1).compile(program, trainset=examples("x", "y", "z"))
-    assert [demo.text for demo in tuned.make_a.demos] == ["y"]
-    assert task.count("a") == 2
-
-
-def test_a_rollout_has_retries_of_its_own_with_other_rollout_ids() -> None:
-    graph = Graph(name="One", inputs=["text"]).add_node("make", dspy.Predict("text -> a: int"), retry=Retry(2))
-
-    def answer(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        return {"a": 1 if rollout == 0 else 2}
-
-    metric = by_field({"a": equals("n")}, goal="a")
-    example = dspy.Example(text="x", n=2).with_inputs("text")
-    with no_pauses(), Task(a=answer) as task:
-        run = run_with_rollouts(graph.add_path(START, "make", END).compile(), example, metric, 2, "sync")
-    assert (run.state["a"], task.calls) == (2, {("a", 0): 1, ("a", STRIDE): 1})
-
-
-class Fork(BaseModel):
-    text: str = ""
-    left: str = ""
-    right: str = ""
-    both: str = ""
-    texts: list[str] = []
-    found: Annotated[list[str], reducers.extend] = []
-
-
-def test_rollouts_in_a_fork() -> None:
-    graph = Graph(Fork, inputs=["text"]).add_node("start", lambda text: {"texts": [text]}, writes=["texts"])
-    for name in ("left", "right"):
-        graph = graph.add_node(f"make_{name}", dspy.Predict(f"text -> {name}"))
-    graph = graph.add_node("join", lambda left, right: {"both": left + right}, writes=["both"])
-    graph = graph.add_edge(START, "start").add_edge("start", ["make_left", "make_right"])
-    program = graph.add_edge(["make_left", "make_right"], "join").add_edge("join", END).compile()
-    metric = by_field({"left": equals("l"), "right": equals("r"), "both": equals("b")}, goal="both")
-    example = dspy.Example(text="x", l="left x", r="right x", b="left xright x").with_inputs("text")
-    with Task(left=right("text", "left", ["x"], 1), right=right("text", "right", ["x"], 2)) as task:
-        run = run_with_rollouts(program, example, metric, 2, "sync")
-    assert (run.state["both"], task.count("left"), task.count("right")) == ("left xright x", 2, 3)
-
-
-def test_a_map_is_asked_again_as_a_whole() -> None:
-    graph = Graph(Fork, inputs=["texts"])
-    graph = graph.add_map("read", dspy.Predict("text -> left"), over="texts", item="text", into="found")
-    program = graph.add_path(START, "read", END).compile()
-    metric = by_field({"found": equals("gold")}, goal="found")
-    example = dspy.Example(texts=["x", "y"], gold=["left x", "left y"]).with_inputs("texts")
-    with Task(left=right("text", "left", ["y"], 1)) as task:
-        run = run_with_rollouts(program, example, metric, 3, "sync")
-    assert task.count("left") == 4
-    assert list(run.state["found"]) == ["left x", "left y"]
-
-
-def test_a_function_is_never_asked_again() -> None:
-    calls: list[str] = []
-
-    def wrong(text: str) -> dict[str, str]:
-        calls.append(text)
-        return {"a": "no"}
-
-    graph = Graph(name="F", inputs=["text"]).add_node("make", wrong, writes=["a"]).add_path(START, "make", END)
-    metric = by_field({"a": equals("a")}, goal="a")
-    run = run_with_rollouts(graph.compile(), examples("x")[0], metric, 3, "sync")
-    assert (calls, run.state["a"]) == (["x"], "no")
-
-
-def test_fields_of_a_graph_inside_are_not_those_of_the_metric() -> None:
-    inner = Graph(name="Inner", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
-    inner = inner.add_path(START, "make", END)
-    graph = Graph(name="Outer", inputs=["text"]).add_node("inner", inner.compile(), writes={"a": "b"})
-    metric = by_field({"b": equals("b")}, goal="b")
-    with Task(a=right("text", "a")) as task:
-        run_with_rollouts(graph.add_path(START, "inner", END).compile(), examples("x")[0], metric, 3, "sync")
-    assert task.count("a") == 1
-
-
-# --- errors
 
 
 @each(
@@ -492,94 +567,10 @@ def test_fields_of_a_graph_inside_are_not_those_of_the_metric() -> None:
         (
             lambda: few_shot(by_field({"d": equals("c")}, goal="d")).compile(pipeline(), trainset=examples("x")),
             ValueError,
-            "no field 'd'",
+            "nothing writes 'd'",
         ),
     ],
 )
 def test_wrong_arguments(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
-
-
-def test_a_metric_is_asked_once_for_each_value_of_a_run() -> None:
-    """The score and the demonstrations of a run share what its field metrics said: they may ask an LM."""
-    asked: Counter[str] = Counter()
-
-    def judged(example: Any, c: str) -> bool:
-        asked[c] += 1
-        return bool(c == example.c)
-
-    metric = by_field({"a": equals("a"), "c": judged}, goal="c")
-    with Task(a=right("text", "a"), b=right("a", "b", wrong=["x"]), c=right("b", "c")):
-        FewShot(metric, max_labeled_demos=0).compile(pipeline(), trainset=examples("x", "y"))
-    assert asked == {"no x": 1, "c y": 1}
-
-
-# --- branches that make one value together
-
-
-class Items(BaseModel):
-    text: str
-    parts: Annotated[list[str], reducers.append] = []
-    c: str = ""
-
-
-def workers(how: str) -> CompiledGraph:
-    def spread(text: str) -> list[Send]:
-        return [Send("part", {"text": item}) for item in "12"]
-
-    graph = Graph(Items, inputs=["text"])
-    for name in ("part", "other") if how == "fork" else ("part",):
-        graph.add_node(name, dspy.Predict("text -> part"), writes={"part": "parts"})
-    graph.add_node("make_c", dspy.Predict("parts: list[str] -> c")).add_edge("make_c", END)
-    if how == "fork":
-        return graph.add_edge(START, ["part", "other"]).add_edge(["part", "other"], "make_c").compile()
-    return graph.add_conditional_edges(START, spread, ["part"]).add_edge("part", "make_c").compile()
-
-
-@each(
-    ("how", "own", "c", "demos"),
-    [
-        (how, *row)
-        for how in ("send", "fork")
-        for row in (("ok", "no", (1, 0)), ("ok", "ok", (1, 1)), ("bad", "ok", (0, 1)))
-    ],
-)
-def test_a_part_is_judged_with_the_others_and_not_asked_again(
-    how: str, own: str, c: str, demos: tuple[int, int]
-) -> None:
-    """It is never right alone, so rollouts would be in vain; that of a wrong value is no demonstration."""
-    program = workers(how)
-    metric = by_field({"parts": equals("parts"), "c": equals("c")}, goal="c")
-    example = dspy.Example(text="x", parts=["ok", "ok"], c="ok").with_inputs("text")
-    with Task(part=lambda inputs, rollout: {"part": own}, c=lambda inputs, rollout: {"c": c}) as task:
-        taught = few_shot(metric, rollouts=2).compile(program, trainset=[example])
-    assert (task.count("part"), task.count("c")) == (2, 1 if c == "ok" or own == "bad" else 3)
-    found = {name: len(predictor.demos) for name, predictor in taught.named_predictors()}
-    assert (found["part"], found["make_c"]) == demos
-
-
-@each("how", ["send", "fork"])
-def test_a_metric_never_sees_a_part(how: str) -> None:
-    def both(example: Any, parts: list[str]) -> bool:
-        return (parts[0], parts[1]) == ("ok", "ok")
-
-    example = dspy.Example(text="x", c="ok").with_inputs("text")
-    with Task(part=lambda inputs, rollout: {"part": "ok"}, c=lambda inputs, rollout: {"c": "ok"}):
-        metric = by_field({"parts": both, "c": equals("c")}, goal="c")
-        taught = few_shot(metric, rollouts=2).compile(workers(how), trainset=[example])
-    assert all(len(predictor.demos) == 1 for _, predictor in taught.named_predictors())
-
-
-def test_a_run_that_fails_before_its_first_node_is_an_error_like_others() -> None:
-    def route(text: str) -> str:
-        if text == "x":
-            raise ConnectionError("down")
-        return "make_a"
-
-    graph = Graph(name="Routed").add_node("make_a", dspy.Predict("text -> a")).add_edge("make_a", END)
-    graph.add_conditional_edges(START, route, ["make_a"])
-    metric = by_field({"a": equals("a")}, goal="a")
-    with Task(a=lambda inputs, rollout: {"a": "a y"}):
-        taught = few_shot(metric, max_errors=2).compile(graph.compile(), trainset=examples("x", "y"))
-    assert texts_of(taught) == {"make_a": ["y"]}
