@@ -658,9 +658,11 @@ class Fault(NamedTuple):
 class _Carried:
     """The unknown values that values carry for what was made from them; None if something is known to be wrong."""
 
-    def __init__(self, right: Collection[Any]) -> None:
+    def __init__(self, run: Sheet, right: Collection[Any] = ()) -> None:
         self._right = right  # the places of values that were right in the run itself
         self._known: dict[Value, tuple[Value, ...] | None] = {}
+        for value in run.values:  # in the order of their commits, so that what was read is known: a run may be long
+            self.by(value)
 
     def by(self, value: Value) -> tuple[Value, ...] | None:
         """The unknown values that a value carries; none if it is right."""
@@ -688,21 +690,18 @@ class _Carried:
 
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
-
-    def through(values: Iterable[Value]) -> Iterator[Value]:
-        for value in values:
-            yield value
-            if value.kind == "graph":  # it is no reader: it passes on what those inside of it have written
-                yield from through(value.reads)
-
-    read = {id(one) for value in run.values if value.kind != "graph" for one in through(value.reads)}
-    wrong = [one for one in run.values if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
-    return any(id(one) in read for one in wrong if one.key in keys)
+    read = dict.fromkeys(one for value in run.values if value.kind != "graph" for one in value.reads)
+    pending = [one for one in read if one.kind == "graph"]
+    for value in pending:  # it is no reader: it passes on what those inside of it have written
+        pending += [one for one in value.reads if one.kind == "graph" and one not in read]
+        read.update(dict.fromkeys(value.reads))
+    wrong = [one for one in read if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
+    return any(one.key in keys for one in wrong)
 
 
 def misled(run: Sheet) -> set[Value]:
     """The values for which something was read that is known to be wrong; but for what a node has to correct."""
-    carried = _Carried(())
+    carried = _Carried(run)
     return {
         value
         for value in run.values
@@ -714,7 +713,7 @@ def misled(run: Sheet) -> set[Value]:
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
     right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
-    carried, found = _Carried(right), list[Fault]()
+    carried, found = _Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
             continue
@@ -722,7 +721,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
         if read is not None:
             found.append(Fault(value, (*read, value), not any(one.predictors for one in read)))
     if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = _Carried(())
+        carried = _Carried(run)
         for value in run.values:
             if value.kind == "fix" and value.verdict == "wrong":
                 others = [carried.by(one) for one in value.reads if one.field != value.field]

@@ -165,6 +165,23 @@ def test_a_module_of_two_predictors_shares_the_blame() -> None:
     assert judge(graph.add_path(START, "both", END).compile(), "a").shares == {"both.think": 0.5, "both.say": 0.5}
 
 
+def test_a_long_chain_of_unknown_values_is_followed_to_its_beginning() -> None:
+    class Rounds(BaseModel):
+        q: str
+        a: str = ""
+        n: int = 0
+
+    graph = (
+        Graph(Rounds)
+        .add_node("first", fake("q -> a", "x"))
+        .add_node("again", fake("a -> out", "x"), writes={"out": "a"})
+    )
+    graph.add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "first", "again", "count")
+    graph.add_conditional_edges("count", lambda n: "again" if n < 400 else END, ["again", END])
+    metric = metric_of(a=lambda example, a, state: False if state["n"] == 399 else None)
+    assert culprits(graph.compile(), EXAMPLE, metric).shares == {"again": 0.5, "first": 0.5}
+
+
 # --- decisions
 
 
