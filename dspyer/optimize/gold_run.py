@@ -143,7 +143,7 @@ class _Ended:
         self.ids = list(self.entries)
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
-        self.given = run.run_start.state
+        self.given = run.run_start.patch
         self.last = next((id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
@@ -553,8 +553,8 @@ class Sheet:
         root, around = scope
         outer = (root, around[:-1])
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            state = self._ended[scope].given
-            if field in state and not self._is_given({field: thaw(state.raw(field))}):
+            given = self._ended[scope].given
+            if field in given and not self._is_given({field: thaw(given[field])}):
                 yield from self._made_before(None, root)
             return
         around_it, commit = self._ended.get(outer), whole_execution(around[-1])

@@ -34,6 +34,7 @@ class State(BaseModel):
     label: str = ""
     notes: Annotated[list[str], reducers.append] = []
     tags: list[str] = []
+    found: list[Any] = []
 
 
 def fake(signature: str, *values: Any) -> FakePredict:
@@ -72,6 +73,8 @@ def test_a_value_that_was_right_in_the_run_itself_counts_as_right() -> None:
     second = FakePredict("a -> b", lambda a: "2" if a == "one" else "?")
     program = path(("first", fake("q -> a", "one")), ("second", second), ("third", fake("b -> c", "x")))
     assert judge(program, "a", "b", "c").shares == {"first": 0.5, "third": 0.5}
+    found = judge(program, a=equals("a"), b=close_b, c=equals("c"))
+    assert found.shares == {"first": 0.5, "third": 0.5}, "neither does it excuse its reader"
 
 
 def test_what_is_wrong_without_gold_excuses_its_readers() -> None:
@@ -292,6 +295,29 @@ def test_a_checked_node_is_judged_by_what_it_gave_first_with_what_the_check_has_
     assert str(found) == "100 % first: `a` is 'long', expected '1'. A check found: too long"
 
 
+def test_a_fix_is_judged_once_by_the_run_itself() -> None:
+    graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> a", "long")).add_node("second", fake("q -> b", "y"))
+    fix = FakePredict("q, previous_a, problems: list[str] -> a", lambda **inputs: "x")
+    graph.add_check("fits", lambda a: ["too long"] if len(a) > 1 else [], of="first", fix=fix, into="tags")
+    program = graph.add_node("third", fake("b -> c", "3")).add_path(START, "first", "second", "third", END).compile()
+    found = judge(program, a=lambda example, a: a == "1", b=equals("b"), c=equals("c"))
+    assert found.shares == pytest.approx({"first": 1 / 3, "first_fix": 1 / 3, "second": 1 / 3})
+
+
+@pytest.mark.parametrize("way", ["map", "send"])
+def test_what_made_the_items_is_a_suspect_of_what_is_made_of_each(way: str) -> None:
+    inner = Graph(name="Inner", inputs=["item"]).add_node("note", fake("item -> note", "x"))
+    each = inner.add_path(START, "note", END).compile()
+    graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> tags: list[str]", ["1", "2"]))
+    if way == "map":
+        graph.add_map("each", each, over="tags", item="item", into="found").add_path(START, "first", "each", END)
+    else:
+        graph.add_node("each", each, writes={"note": "notes"}).add_edge(START, "first").add_edge("each", END)
+        graph.add_conditional_edges("first", lambda tags: [Send("each", {"item": tag}) for tag in tags], ["each"])
+    metric = by_field({"each.note": equals(lambda example: "ok")}, goal="each.note")
+    assert culprits(graph.compile(), EXAMPLE, metric).suspects == ("first", "each.note")
+
+
 # --- fields that several nodes write
 
 
@@ -316,6 +342,12 @@ def test_what_a_reducer_folds_is_judged_where_it_is_read_and_not_replaced(at_onc
         assert (found.shares, found.suspects) == ({"n0": 0.5, "n1": 0.5}, ("n0", "n1")), "`last` has read it"
         found = judge(noted("1", "2", at_once=at_once).compile(), notes=metric, c=lambda example, c: c == "3")
         assert (found.shares, found.suspects) == ({"last": 1.0}, ())
+    program = noted("1", "x", at_once=at_once)
+    last = FakePredict("c -> a", lambda c: calls.append(c) or "1")  # type: ignore[func-returns-value]
+    program.add_node("end", last).add_edge("last", "end").add_edge("end", END)
+    calls: list[str] = []
+    judge(program.compile(), "notes", "a")
+    assert len(calls) == 1, "no gold is put in: no gold run"
     assert judge(noted("x").compile(), "notes").shares == {"n0": 1.0}
     assert judge(noted("x").compile(), "notes").suspects == (), "it has written all of it"
 
@@ -367,6 +399,8 @@ def test_a_view_has_read_what_it_shows() -> None:
     graph.add_node("last", fake("notes: list[str] -> c", "x"), reads={"notes": view("notes").by("two")})
     program = graph.add_path(START, "one", "two", "last", END).compile()
     assert judge(program, "c").shares == {"two": 0.5, "last": 0.5}
+    found = judge(program, "notes", "c")
+    assert (set(found.shares), set(found.suspects)) == ({"one", "two", "last"}, {"one", "two", "last"})
 
 
 class Board(BaseModel):

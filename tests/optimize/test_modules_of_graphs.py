@@ -8,8 +8,9 @@ from typing import Any
 import dspy
 import pytest
 
+from dspyer import END, START, Graph
 from dspyer.optimize import GEPA, FewShot, by_field, culprits, equals
-from tests.optimize.hand_written import MODULES
+from tests.optimize.hand_written import MODULES, Parts, graph
 from tests.optimize.planted import Planting
 from tests.optimize.skills import ONE_EACH, RULES, SkillLM, examples, step
 
@@ -40,6 +41,16 @@ def test_the_culprits_are_where_faults_were_planted(name: str) -> None:
             planted = [field for field in faults if field != "b" or name != BESIDE or "a" not in faults]
             expected = {one for field, one in zip(FIELDS, names, strict=True) if field in planted}
             assert set(found.shares) == expected, f"{faults}: {found}"
+
+
+def test_code_that_spoils_what_its_graphs_gave_is_no_fault_of_theirs() -> None:
+    plant = Planting()
+    first = graph({"a": plant.predictor("a", "q -> a")}, "a")
+    within = Parts(lambda self, q: dspy.Prediction(c=f"{self.first(q=q).a}, spoilt"), first=first)
+    outer = Graph(name="Outer").add_node("within", within, reads=["q"], writes=["c"]).add_path(START, "within", END)
+    metric = by_field({"a": equals("a"), "c": equals("c")}, goal="c")
+    found = culprits(outer.compile(), EXAMPLE, metric)
+    assert (found.shares, found.not_tunable) == ({"within": 1.0}, ("within",))
 
 
 def learners() -> Any:
