@@ -25,7 +25,7 @@ from dspyer.lm.not_public import CALLERS, TRACE, FailedPrediction
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
+from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -250,8 +250,9 @@ class GoldSelector:
         """Counts what is right given right inputs, and whether gold has helped those that read it (rule 8)."""
         if run is None:
             return
+        carried = Carried(())
         for value in (gold or run).values:
-            if value.verdict != "unknown" and all(one.replaced or one.verdict == "right" for one in value.reads):
+            if value.verdict != "unknown" and carried.is_right(value):
                 for name in value.predictors or (() if value.kind == "graph" else (value.name,)):
                     figures = self.stats.of(name)
                     figures.judged += 1
