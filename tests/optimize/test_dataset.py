@@ -6,7 +6,6 @@ import gc
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -284,24 +283,20 @@ def test_a_value_of_an_unknown_class_is_no_gold(tmp_path: Path) -> None:
 
 
 @each(
-    ("call", "error", "says"),
+    ("gold", "options", "error", "says"),
     [
-        (lambda archive: dataset(archive, {"gold": "lable"}), ValueError, "no field 'lable'. Did you mean 'label'"),
-        (lambda archive: dataset(archive, {"text": "label"}), ValueError, "column 'text' is an input of graph 'Desk'"),
-        (lambda archive: dataset(archive, {"corrected": "label"}), ValueError, "column 'corrected' is what the exampl"),
-        (
-            lambda archive: dataset("runs.db", {"gold": "label"}),
-            TypeError,
-            "takes an Archive",
-        ),
-        (lambda archive: dataset(archive, GOLD, since="today"), TypeError, "since='today': give a datetime"),
+        ({"gold": "lable"}, {}, ValueError, "no field 'lable'. Did you mean 'label'"),
+        ({"text": "label"}, {}, ValueError, "column 'text' is an input of graph 'Desk'"),
+        ({"corrected": "label"}, {}, ValueError, "column 'corrected' is what the examples add"),
+        ({"gold": "label"}, {"archive": "runs.db"}, TypeError, "takes an Archive, and got 'runs.db'"),
+        ({"gold": "label"}, {"since": "today"}, TypeError, "since='today': give a datetime"),
     ],
 )
-def test_wrong_arguments(call: Callable[[Archive], Any], error: type[Exception], says: str) -> None:
+def test_wrong_arguments(gold: Any, options: Any, error: type[Exception], says: str) -> None:
     store = Memory()
     program(store).thread("a").run({"text": "x"})
     with pytest.raises(error, match=says):
-        call(Archive(store))
+        dataset(**{"archive": Archive(store), "gold": gold, **options})
 
 
 def test_without_the_key_of_an_encrypted_store_it_is_an_error(tmp_path: Path) -> None:
