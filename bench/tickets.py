@@ -3,14 +3,15 @@
 The program is the desk of `examples/tune.py` with a tool in it; the tickets are those of `examples/data`. Each line is
 an optimizer, tuned and scored on the same tickets with and without `cache=` for the tool, in turn. Calls are counted
 where they are made: those of the LM in its engine, so that a response from DSPy's cache is none; those of the tool in
-the tool; and a metric call is a run of the desk that was compared with its ticket. DSPy's cache is on in every line,
-and empty when the line begins. With `cache=`, scores and metric calls must be the same, and LM calls no more. The LM is
-the offline one, slowed down to `--delay` seconds a call.
+the tool; and metric calls are runs of the desk, gold runs among them. DSPy's cache is on in every line, and empty when
+the line begins. With `cache=`, the tuned programs, scores and runs must be the same. The LM is the offline one, slowed
+down to `--delay` seconds a call.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import threading
@@ -37,7 +38,7 @@ import tune  # found by the line above
 
 TRAIN, DEV, TEST = 144, 48, 96
 """Tickets to learn from, to choose candidates by, and held out."""
-DEMOS, ROLLOUTS, BUDGET, MINIBATCH, TRIALS = 16, 8, 600, 24, 8
+DEMOS, ROLLOUTS, BUDGET, MINIBATCH, TRIALS = 16, 8, 800, 24, 8
 FIELD_OF = {"classify": "category", "judge": "urgency"}
 
 
@@ -81,7 +82,7 @@ class Measured(NamedTuple):
     score: float
     lm: int
     reflection: int
-    metric: int
+    run: int
     tool: int
     seconds: float
 
@@ -106,12 +107,17 @@ def slow_desk(calls: Calls, delay: float, cache: Cache | None) -> CompiledGraph:
         near = index.similarities(text)
         return {"alike": [old[number] for number in sorted(range(len(old)), key=lambda each: -near[each])[:3]]}
 
+    @functools.wraps(tune.assign)
+    def assign(**values: Any) -> Any:
+        calls.add("run")
+        return tune.assign(**values)
+
     graph = Graph(Desk, name="Desk", inputs=["text"])
     graph.add_node("classify", dspy.Predict(tune.Classify))
     graph.add_node("judge", dspy.Predict(tune.Judge))
     graph.add_node("quote", dspy.Predict(tune.Extract))
     graph.add_node("search", search, writes=["alike"], cache=cache)
-    graph.add_node("assign", tune.assign, writes=["queue", "note"])
+    graph.add_node("assign", assign, writes=["queue", "note"])
     first = ["classify", "judge", "quote", "search"]
     graph.add_edge(START, first)
     graph.add_edge(first, "assign")
@@ -119,54 +125,36 @@ def slow_desk(calls: Calls, delay: float, cache: Cache | None) -> CompiledGraph:
     return graph.compile()
 
 
-def final_metric(calls: Calls) -> Callable[..., Any]:
+def final_metric(
+    example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None
+) -> float | dspy.Prediction:
     """The metric of the result alone: right or wrong, and what was expected."""
-
-    def metric(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
-        right = pred.queue == example.queue
-        if pred_name:
-            expected = f"`queue` is {pred.queue!r}, expected {example.queue!r}."
-            return dspy.Prediction(score=float(right), feedback="`queue` is right." if right else expected)
-        calls.add("metric")
+    right = pred.queue == example.queue
+    if not pred_name:
         return float(right)
+    expected = f"`queue` is {pred.queue!r}, expected {example.queue!r}."
+    return dspy.Prediction(score=float(right), feedback="`queue` is right." if right else expected)
 
-    return metric
 
-
-def metric_by_hand(calls: Calls) -> Callable[..., Any]:
+def metric_by_hand(
+    example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None
+) -> float | dspy.Prediction:
     """The same with what each step should have given, as one writes it for `dspy.GEPA`."""
-    final = final_metric(calls)
-
-    def metric(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
-        field = FIELD_OF.get(pred_name or "")
-        if field is None:
-            return final(example, pred, trace, pred_name, pred_trace)
-        given, expected = pred_trace[0][2][field], example[field]
-        feedback = f"`{field}` is right." if given == expected else f"`{field}` is {given!r}, expected {expected!r}."
-        return dspy.Prediction(score=float(pred.queue == example.queue), feedback=feedback)
-
-    return metric
+    field = FIELD_OF.get(pred_name or "")
+    if field is None:
+        return final_metric(example, pred, trace, pred_name, pred_trace)
+    given, expected = pred_trace[0][2][field], example[field]
+    feedback = f"`{field}` is right." if given == expected else f"`{field}` is {given!r}, expected {expected!r}."
+    return dspy.Prediction(score=float(pred.queue == example.queue), feedback=feedback)
 
 
-def field_metric(calls: Calls, weights: dict[str, float] | None = None) -> optimize.FieldMetric:
-    """The metric of the example, with a count."""
-
-    def queue(example: Any, queue: str) -> bool:
-        calls.add("metric")
-        return bool(queue == example.queue)
-
-    return optimize.by_field({**tune.metric.metrics, "queue": queue}, goal="queue", weights=weights)
-
-
-def weighted_metric(calls: Calls) -> optimize.FieldMetric:
-    """The same with another score: each field counts."""
-    return field_metric(calls, {"category": 0.3, "urgency": 0.3, "queue": 0.4})
+WEIGHTED = optimize.by_field(tune.metric.metrics, goal="queue", weights={"category": 0.3, "urgency": 0.3, "queue": 0.4})
+"""The metric of the example with another score: each field counts."""
 
 
 class Bench(NamedTuple):
     """What an optimizer works with."""
 
-    calls: Calls
     reflection_lm: dspy.LM
     seed: int
 
@@ -181,7 +169,7 @@ class Bench(NamedTuple):
 
 def bootstrap(bench: Bench, program: CompiledGraph, rounds: int = 1, labeled: int = 0) -> Any:
     few = dspy.BootstrapFewShot(
-        metric=final_metric(bench.calls),
+        metric=final_metric,
         max_bootstrapped_demos=DEMOS,
         max_labeled_demos=labeled,
         max_rounds=rounds,
@@ -190,13 +178,13 @@ def bootstrap(bench: Bench, program: CompiledGraph, rounds: int = 1, labeled: in
 
 
 def few_shot(bench: Bench, program: CompiledGraph, rollouts: int = 0, labeled: int = 0) -> Any:
-    few = optimize.FewShot(field_metric(bench.calls), max_demos=DEMOS, rollouts=rollouts, max_labeled_demos=labeled)
+    few = optimize.FewShot(tune.metric, max_demos=DEMOS, rollouts=rollouts, max_labeled_demos=labeled)
     return few.compile(program, trainset=shuffled(bench))
 
 
-def mipro(bench: Bench, program: CompiledGraph, metric: Callable[[Calls], Any]) -> Any:
+def mipro(bench: Bench, program: CompiledGraph, metric: Callable[..., Any]) -> Any:
     search = dspy.MIPROv2(
-        metric=metric(bench.calls),
+        metric=metric,
         prompt_model=bench.reflection_lm,
         auto=None,
         num_candidates=4,
@@ -211,7 +199,7 @@ def mipro(bench: Bench, program: CompiledGraph, metric: Callable[[Calls], Any]) 
 
 def gepa(bench: Bench, program: CompiledGraph, kind: type[dspy.GEPA], metric: Any, **settings: Any) -> Any:
     optimizer = kind(
-        metric=metric(bench.calls),
+        metric=metric,
         reflection_lm=bench.reflection_lm,
         max_metric_calls=BUDGET,
         reflection_minibatch_size=MINIBATCH,
@@ -242,19 +230,19 @@ OPTIMIZERS: dict[str, Callable[[Bench, CompiledGraph], Any]] = {
     "`optimize.FewShot`, labels": lambda bench, program: few_shot(bench, program, 0, DEMOS),
     "`optimize.FewShot`, labels, rollouts": lambda bench, program: few_shot(bench, program, ROLLOUTS, DEMOS),
     "`dspy.MIPROv2`, the result": lambda bench, program: mipro(bench, program, final_metric),
-    "`dspy.MIPROv2`, `by_field(weights=)`": lambda bench, program: mipro(bench, program, weighted_metric),
+    "`dspy.MIPROv2`, `by_field(weights=)`": lambda bench, program: mipro(bench, program, WEIGHTED),
     "`dspy.GEPA`, the result": lambda bench, program: gepa(
         bench, program, dspy.GEPA, final_metric, component_selector="all"
     ),
     "`dspy.GEPA`, fields by hand": lambda bench, program: gepa(
         bench, program, dspy.GEPA, metric_by_hand, component_selector="all"
     ),
-    "`optimize.GEPA`": lambda bench, program: gepa(bench, program, optimize.GEPA, field_metric),
+    "`optimize.GEPA`": lambda bench, program: gepa(bench, program, optimize.GEPA, tune.metric),
 }
 
 
-def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> Measured:
-    """One optimization, from empty caches, and its score on the held-out tickets."""
+def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> tuple[Measured, Any]:
+    """One optimization, from empty caches, with its score on the held-out tickets; and the state of its program."""
     calls = Calls()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -265,15 +253,14 @@ def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> 
         stack.enter_context(tune.quietly())
         program = slow_desk(calls, delays[1], Cache(version="1", folder=folder) if cached else None)
         began = time.perf_counter()
-        tuned = OPTIMIZERS[name](Bench(calls, reflection_lm, seed), program)
+        tuned = OPTIMIZERS[name](Bench(reflection_lm, seed), program)
         seconds = time.perf_counter() - began
         spent = dict(calls.counts)
-        fast = Calls()
         with dspy.context(lm=NearestLM()):
             test = tune.examples("test")[:TEST]
-            score = dspy.Evaluate(devset=test, metric=final_metric(fast), num_threads=2, display_progress=False)(tuned)
-    kinds = ("lm", "reflection", "metric", "tool")
-    return Measured(float(score.score), *(spent.get(kind, 0) for kind in kinds), seconds)
+            score = dspy.Evaluate(devset=test, metric=final_metric, num_threads=2, display_progress=False)(tuned)
+    kinds = ("lm", "reflection", "run", "tool")
+    return Measured(float(score.score), *(spent.get(kind, 0) for kind in kinds), seconds), tuned.dump_state()
 
 
 def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator[str]:
@@ -283,7 +270,7 @@ def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator
         "held out",
         "LM calls",
         "reflections",
-        "metric calls",
+        "runs",
         "tool calls",
         "minutes",
         "with `cache=`",
@@ -295,15 +282,17 @@ def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator
         for seed in range(seeds):
             plain.append(measure(name, seed, delays, cached=False))
             cached.append(measure(name, seed, delays, cached=True))
-        scores = [each.score for each in plain]
-        middle = Measured(*(median(column) for column in zip(*plain, strict=True)))
-        other = Measured(*(median(column) for column in zip(*cached, strict=True)))
+        scores = [each.score for each, _ in plain]
+        middle, other = (
+            Measured(*(median(column) for column in zip(*(each for each, _ in found), strict=True)))
+            for found in (plain, cached)
+        )
         pairs = zip(plain, cached, strict=True)
         # Not the LM calls: of equal requests of two threads, both or one may ask the LM.
-        same = all((one.score, one.metric) == (two.score, two.metric) for one, two in pairs)
+        same = all((one.score, one.run, a) == (two.score, two.run, b) for (one, a), (two, b) in pairs)
         yield (
             f"| {name} | {middle.score:.0f} % ({min(scores):.0f}–{max(scores):.0f}) | {middle.lm:,.0f} "
-            f"| {middle.reflection:.0f} | {middle.metric:,.0f} | {middle.tool:,.0f} | {middle.seconds / 60:.2f} "
+            f"| {middle.reflection:.0f} | {middle.run:,.0f} | {middle.tool:,.0f} | {middle.seconds / 60:.2f} "
             f"| {other.tool:,.0f} tool calls, {other.seconds / 60:.2f} min{'' if same else ', OTHER RESULTS'} |"
         )
 

@@ -68,13 +68,12 @@ NOT_YET: dict[str, str] = {
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of",
     "migrate.unsupported": "RESERVED",
-    "optimize.few_shot": (
-        "Attempt REQUEST Request Session SessionEnd Steps apart_from_earlier append_to_trace check_inputs "
-        "execute_attempt recording step_count take_run take_steps"
+    "optimize.dataset": "Record",
+    "optimize.examples": "check_inputs",
+    "optimize.gold_layer": (
+        "ModuleRouter Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"
     ),
-    "optimize.gepa_adapter": "STRIDE modules_in walk",
-    "optimize.run_judge": "Router is_apart path_in_program",
-    "optimize.written_values": "FinderNode ModuleRouter Router merge_base resets sent_to",
+    "optimize.gold_run": "Replace Router executing original_id",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (

@@ -46,3 +46,21 @@ def table_html(
         f"<thead><tr>{line('th', head, -1)}</tr></thead><tbody>{body}</tbody></table></div>"
         + (f'<ul style="font-size:90%">{listed}</ul>' if listed else "")
     )
+
+
+class ShownTable:
+    """Figures that are a table as text, and in a notebook."""
+
+    def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """The lines above the table, its rows with the head, and the lines below."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        above, rows, below = self.shown()
+        return "\n".join([*above, *table_lines(rows), *below])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        above, (head, *rows), below = self.shown()
+        return table_html(head, rows, [*above, *below])

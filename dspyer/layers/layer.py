@@ -123,7 +123,7 @@ class Layer:
 
     @property
     def stays_here(self) -> bool:
-        """Whether a call in a block `using` of it is made in this process, also of a program with an executor."""
+        """True if a call in a block `using` of it is made in this process, also of a program with an executor."""
         return False
 
     @property

@@ -392,11 +392,6 @@ def _tag(signature: type[dspy.Signature]) -> str | None:
     return None
 
 
-def path_in_program(predictor: Any) -> str | None:
-    """The path of a predictor in its program, also of a copy whose instructions were changed; None if it has none."""
-    return _tag(predictor.signature)
-
-
 def _untagged(extra: dict[Any, Any]) -> dict[Any, Any]:
     return {key: value for key, value in extra.items() if key != _TAG}
 

@@ -2,7 +2,7 @@
 
 DSPy asks an LM to stream if the setting `send_stream` is there, and sends it every chunk. `TokenCallback` is one of
 DSPy's callbacks: it sees each call of a predictor begin and end, in whatever module, thread or task it is made, and
-puts a `PredictorCall` in place of `send_stream` for just this call. So no two calls share a parser, and the chunks of a
+puts a `StreamedCall` in place of `send_stream` for just this call. So no two calls share a parser, and the chunks of a
 call need no id. A stream that is there already (`dspy.streamify`) gets the same chunks as without it.
 
 A reader, one per adapter of DSPy, is given the response piece by piece, however it is cut, and shows of each field what
@@ -311,13 +311,13 @@ class TokenCallback(BaseCallback):
         self._show = show
         self._queue = queue
         self._redaction = redaction
-        self._calls: dict[str, tuple[PredictorCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
+        self._calls: dict[str, tuple[StreamedCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begins to listen to a predictor."""
         if not isinstance(instance, dspy.Predict):
             return
-        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
+        call = StreamedCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
         stream = None if _decides(instance) else call
         context = dspy.context(**{SEND_STREAM: stream, LISTENERS: []})  # with listeners, DSPy streams theirs alone
         context.__enter__()
@@ -328,14 +328,14 @@ class TokenCallback(BaseCallback):
         del call_id
         call = dspy.settings.get(SEND_STREAM)
         # Of a class below `dspy.ChatAdapter` the method is wrapped several times: the innermost call names its inputs.
-        if isinstance(call, PredictorCall) and "signature" in inputs:
+        if isinstance(call, StreamedCall) and "signature" in inputs:
             call.read_as(instance, inputs["signature"])
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begins a response: `dspyer.lms.reliable` asks again, or another LM, if one breaks off before a token."""
         del call_id, instance, inputs
         call = dspy.settings.get(SEND_STREAM)
-        if isinstance(call, PredictorCall):
+        if isinstance(call, StreamedCall):
             call.begin_response()
 
     def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
@@ -357,7 +357,7 @@ def without_tokens(callbacks: list[Any]) -> list[Any]:
     return [one for one in callbacks if not isinstance(one, TokenCallback)]
 
 
-class PredictorCall:
+class StreamedCall:
     """One call of a predictor, and the `send_stream` of its LM calls.
 
     Attributes:
@@ -393,7 +393,7 @@ class PredictorCall:
         wanted = not listeners or any(one.predict == predictor for one in listeners)
         around = settings.get(SEND_STREAM) if wanted else None
         # Of a predictor that another one calls, the chunks are not a part of the other one's response.
-        self.around: Any = around.around if isinstance(around, PredictorCall) else around
+        self.around: Any = around.around if isinstance(around, StreamedCall) else around
         self._loop = reachable_loop()
         self._scopes = len(_adapter_calls.get())  # of calls around this one
 

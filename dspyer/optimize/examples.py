@@ -1,9 +1,11 @@
-"""Checks of the examples of an optimization, before the first run."""
+"""The examples of an optimization: they are checked before the first run, and run in threads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
 
 import dspy
 
@@ -11,6 +13,9 @@ from dspyer import CompiledGraph
 from dspyer.errors import InputError, brief, with_article
 from dspyer.graph.spec import check_inputs
 from dspyer.lm.not_public import INPUT_KEYS
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) -> None:
@@ -39,3 +44,13 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
                 check_inputs(program.graph, example.inputs().keys())
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
+
+
+def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:
+    """The results of a function, in the order of the items, in DSPy's number of threads and with its settings."""
+    with ThreadPoolExecutor(threads or dspy.settings.num_threads or 1) as pool:
+        made = [pool.submit(copy_context().run, function, item) for item in items]
+        try:
+            return [one.result() for one in made]
+        finally:
+            pool.shutdown(cancel_futures=True)  # what is raised here ends it, such as a budget or Ctrl-C

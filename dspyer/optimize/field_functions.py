@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, SupportsFloat
+from typing import Any, Final, NamedTuple
 
 import dspy
 from pydantic_core import to_jsonable_python
@@ -49,8 +49,47 @@ class FieldResult(NamedTuple):
         return "unknown" if self.score is None else "right" if self.score >= 1 else "wrong"
 
 
-class Equals:
-    """Return whether a value equals gold: what `equals` makes."""
+class FieldFunction:
+    """The metric of a key: a function of `example` and of the value by the name of its field, and maybe of `state`.
+
+    Attributes:
+        column: the column with gold, of `equals` of a column; else None.
+        takes_state: whether it wants the state where the value was written.
+    """
+
+    column: str | None = None
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.takes_state = any(one.name == "state" for one in read_signature(function, "").parameters)
+
+    def expected(self, example: Any, state: Any = None) -> Any:
+        """The gold for a value that was written with a state; `NO_GOLD` if there is none."""
+        del example, state
+        return NO_GOLD
+
+    def judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
+        """The verdict on one value."""
+        try:
+            found = self._judged(key.rpartition(".")[2], example, value, state)
+        except Exception as error:
+            annotate(error, f"in the metric of {key!r}")
+            raise
+        return _result(found, key)
+
+    def _judged(self, field: str, example: Any, value: Any, state: Any) -> Any:
+        return self._called({"example": example, field: value}, state)
+
+    def _called(self, given: Mapping[str, Any], state: Any) -> Any:
+        # A field of the name `state` is itself.
+        return self._function(**{**({"state": state} if self.takes_state else {}), **given})
+
+    def __repr__(self) -> str:
+        return getattr(self._function, "__name__", type(self._function).__name__)
+
+
+class Equals(FieldFunction):
+    """A metric with gold, which a value equals: what `equals` makes."""
 
     def __init__(self, gold: str | Callable[..., Any]) -> None:
         given: object = gold
@@ -58,12 +97,13 @@ class Equals:
             raise TypeError(
                 f"equals takes the name of a column of the examples, or a function of `example`, not {brief(gold)}"
             )
-        problems = [] if isinstance(gold, str) else argument_problems(gold, "the function in equals", ("example",))
-        if problems:
-            raise TypeError("; ".join(problems))
-        self.column = gold if isinstance(gold, str) else None
-        self._function = None if isinstance(gold, str) else gold
-        self.takes_state: bool = self._function is not None and takes_state(self._function)
+        if isinstance(gold, str):
+            self.column, self.takes_state = gold, False
+        else:
+            problems = argument_problems(gold, "the function in equals", ("example",))
+            if problems:
+                raise TypeError("; ".join(problems))
+            super().__init__(gold)
         self._warned = False
 
     def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
@@ -85,8 +125,8 @@ class Equals:
 
     def expected(self, example: Any, state: Any = None) -> Any:
         """The gold of an example, for a value that was written with a state."""
-        if self._function is not None:
-            return self._function(example=example, **({"state": state} if self.takes_state else {}))
+        if self.column is None:
+            return self._called({"example": example}, state)
         if self.column not in example:
             raise ValueError(self.lacks(example))
         return example[self.column]
@@ -98,8 +138,12 @@ class Equals:
             f"{suggestion(str(self.column), example.keys())} For examples without it, give a function that returns None"
         )
 
+    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool:
+        del field
+        return self(example, value, state)
+
     def __repr__(self) -> str:
-        return f"equals({metric_name(self._function) if self.column is None else repr(self.column)})"
+        return f"equals({super().__repr__() if self.column is None else repr(self.column)})"
 
 
 def _differ_in_type_alone(value: Any, expected: Any) -> bool:
@@ -112,21 +156,6 @@ def _differ_in_type_alone(value: Any, expected: Any) -> bool:
         )
     except Exception:  # noqa: BLE001 - a value without a JSON form
         return False
-
-
-def judged(metric: Any, key: str, example: Any, value: Any, state: Any) -> FieldResult:
-    """The verdict of the metric of a key on one value."""
-    field = key.rpartition(".")[2]
-    try:
-        if isinstance(metric, Equals):
-            return FieldResult(float(metric(example, value, state)))
-        # A field of the name `state` is itself.
-        given = {"example": example, **({"state": state} if takes_state(metric) else {}), field: value}
-        found = metric(**given)
-    except Exception as error:
-        annotate(error, f"in the metric of {key!r}")
-        raise
-    return _result(found, key)
 
 
 def wrong_text(output: str, value: Any, result: FieldResult, gold: Any) -> str:
@@ -145,18 +174,6 @@ def shown(value: object) -> str:
     """A value as feedback shows it."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
-
-
-def metric_name(metric: Any) -> str:
-    """The name of a metric in texts."""
-    return repr(metric) if isinstance(metric, Equals) else getattr(metric, "__name__", type(metric).__name__)
-
-
-def takes_state(metric: Any) -> bool:
-    """Tell if a metric wants the state with the value."""
-    if isinstance(metric, Equals):
-        return metric.takes_state
-    return any(parameter.name == "state" for parameter in read_signature(metric, "").parameters)
 
 
 # --- what is wrong with a field metric
@@ -204,23 +221,13 @@ def _result(found: Any, key: str) -> FieldResult:
     feedback = feedback if feedback and feedback.strip() else None
     if given is None:
         return FieldResult(None, feedback)
-    score = _number(given)
+    try:
+        score = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError):  # no number, or an array of several
+        score = math.nan
     if not -ROUNDING <= score <= 1 + ROUNDING:
         raise ValueError(
             f"the metric of {key!r} returned {brief(given)}: give a bool, a number from 0 to 1, None if it cannot "
             "tell, or dspy.Prediction(score=..., feedback=...)"
         )
     return FieldResult(1.0 if score > 1 - ROUNDING else max(0.0, score), feedback)
-
-
-def _number(given: Any) -> float:
-    if not isinstance(given, SupportsFloat) or isinstance(given, str):
-        return math.nan
-    try:
-        return float(given)
-    except (TypeError, ValueError):  # an array of several numbers, or of none
-        return math.nan
-
-
-Metrics = Mapping[str, Callable[..., Any]]
-"""Metrics by key."""

@@ -7,25 +7,19 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 import dspy
 
 from dspyer import CompiledGraph, Run
 from dspyer.errors import brief, list_names, suggestion
-from dspyer.optimize.field_functions import (
-    NO_GOLD,
-    Equals,
-    FieldResult,
-    judged,
-    metric_name,
-    metric_problems,
-    takes_state,
-    wrong_text,
-)
+from dspyer.optimize.field_functions import Equals, FieldFunction, FieldResult, metric_problems, wrong_text
 
 logger = logging.getLogger("dspyer")
+
+
+MISSING: Final = object()
+"""The value of a field that a program has not written."""
 
 
 class PassOrScore(float):
@@ -127,6 +121,9 @@ class FieldMetric:
         if problems:
             raise ValueError("by_field: " + "; ".join(problems))
         self.metrics: Mapping[str, Callable[..., Any]] = dict(metrics)
+        self._functions = {
+            key: metric if isinstance(metric, Equals) else FieldFunction(metric) for key, metric in metrics.items()
+        }
         self.goal = goal
         self.weights: Mapping[str, float] | None = (
             None if weights is None else {key: float(weight) for key, weight in weights.items()}
@@ -136,7 +133,6 @@ class FieldMetric:
             *path, field = key.split(".")
             self._keys.setdefault(field, []).append((tuple(path), key))
         self._missed: set[str] = set()  # fields that a prediction did not have
-        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldMetric, (self.metrics, self.goal, self.weights)
@@ -159,7 +155,7 @@ class FieldMetric:
     @property
     def gold_keys(self) -> tuple[str, ...]:
         """The keys whose metric has gold."""
-        return tuple(key for key, metric in self.metrics.items() if isinstance(metric, Equals))
+        return tuple(key for key, function in self._functions.items() if isinstance(function, Equals))
 
     def _key_for(self, path: Sequence[str], field: str) -> str | None:
         """The key that holds for a field which the node at a path has written; None if none does."""
@@ -170,12 +166,11 @@ class FieldMetric:
 
     def _gold(self, key: str, example: Any, state: Any) -> Any:
         """The gold for a value that was written with a state; `NO_GOLD` if the metric only judges."""
-        metric = self.metrics[key]
-        return metric.expected(example, state) if isinstance(metric, Equals) else NO_GOLD
+        return self._functions[key].expected(example, state)
 
     def _judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
         """The verdict of the metric of a key on one value."""
-        return judged(self.metrics[key], key, example, value, state)
+        return self._functions[key].judge(key, example, value, state)
 
     def _compared(self, key: str, value: Any, gold: Any) -> FieldResult:
         """The verdict on an item of a list, by its gold."""
@@ -210,10 +205,9 @@ class FieldMetric:
         if problems:
             raise ValueError(f"by_field: {' '.join(problems)}")
         given = list(examples)
-        for metric in self.metrics.values():
-            column = metric.column if isinstance(metric, Equals) else None
-            lacking = [] if column is None else [one for one in given if column not in one]
-            if isinstance(metric, Equals) and lacking:
+        for metric in [one for one in self._functions.values() if isinstance(one, Equals)]:
+            lacking = [one for one in given if metric.column is not None and metric.column not in one]
+            if lacking:
                 raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
 
     # --- scores
@@ -221,64 +215,34 @@ class FieldMetric:
     def _score(self, example: Any, pred: Any) -> float:
         if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
             return 0.0
-        keys = (self.goal,) if self.weights is None else tuple(self.weights)
-        results = {key: self._final(key, example, pred) for key in keys}
-        if pred.keys():
-            self._warn_of_missing([key for key, result in results.items() if result is None], pred)
-        return self._mean(results)
-
-    def _final(self, key: str, example: Any, pred: dspy.Prediction) -> FieldResult | None:
-        """The result of a metric for the value in the end: of the prediction, else of the state of its run."""
-        field, run = key.rpartition(".")[2], _run_of(pred)
-        if field in pred:
-            value = pred[field]
-        elif run is not None and field in run.state:
-            value = run.state[field]
-        else:
-            schema = None if run is None else run.internals.graph.topology.schema
-            if schema is not None and not schema.accepts_any_key and field not in schema.fields:
-                hint = suggestion(field, schema.fields)
-                raise ValueError(f"by_field: the state of the program has no field {field!r}.{hint}")
-            return None
-        state: Any = pred
-        if run is not None and takes_state(self.metrics[key]):
-            try:
-                state = run.at(run.blame((field,)).id)
-            except LookupError:  # it was given, or an earlier run of the thread has written it
-                state = run.state
-        return self._judge(key, example, value, state)
-
-    def _warn_of_missing(self, keys: Iterable[str], pred: dspy.Prediction) -> None:
-        """Says once for each key that a program did not give its field: the name may be misspelt."""
-        for key in keys:
-            with self._lock:
-                known = key in self._missed
-                self._missed.add(key)
-            if not known:
-                logger.warning(
-                    "by_field: a prediction has no field %r, which scores 0; it has %s.%s",
-                    key,
-                    list_names(pred.keys()),
-                    suggestion(key, pred.keys()),
-                )
-
-    def _mean(self, results: Mapping[str, FieldResult | None]) -> float:
-        """The score of a run, given the result of each key that counts; None for one that the run has not written."""
-        known: dict[str, float] = {}
-        for key, result in results.items():
-            if result is None:
-                known[key] = 0.0
-            elif result.score is not None:
-                known[key] = result.score
-        if self.goal not in known:
+        weights = {self.goal: 1.0} if self.weights is None else self.weights
+        found = {key: self._final(key, example, pred)[1] for key in weights}
+        scores = {key: result.score for key, result in found.items() if result.score is not None}
+        if self.goal not in scores:
             raise ValueError(
                 f"by_field: the metric of the goal {self.goal!r} returned None (cannot tell): a run needs a "
                 "score, so the metric of the goal must be able to tell"
             )
-        if self.weights is None:
-            return known[self.goal]
-        weight = math.fsum(self.weights[key] for key in known)
-        return math.fsum(self.weights[key] * score for key, score in known.items()) / weight
+        total = math.fsum(weights[key] * score for key, score in scores.items())
+        return total / math.fsum(weights[key] for key in scores)
+
+    def _final(self, key: str, example: Any, pred: dspy.Prediction) -> tuple[Any, FieldResult]:
+        """The value in the end, of the prediction, else of the state of its run; and what the metric says of it."""
+        field, run = key.rpartition(".")[2], _run_of(pred)
+        if field not in pred and (run is None or field not in run.state):
+            if pred.keys() and key not in self._missed:  # the name may be misspelt
+                self._missed.add(key)
+                hint, names = suggestion(key, pred.keys()), list_names(pred.keys())
+                logger.warning("by_field: a prediction has no field %r, which scores 0; it has %s.%s", key, names, hint)
+            return MISSING, FieldResult(0.0, f"The program gave no `{field}`; this step may be the cause.")
+        value = pred[field] if field in pred or run is None else run.state[field]
+        state: Any = pred
+        if run is not None and self._functions[key].takes_state:
+            try:
+                state = run.at(run.blame((field,)).id)
+            except LookupError:  # it was given, or an earlier run of the thread has written it
+                state = run.state
+        return value, self._judge(key, example, value, state)
 
     # --- feedback
 
@@ -294,30 +258,23 @@ class FieldMetric:
             names, were = " and ".join(f"`{name}`" for name in wrong), "was" if len(wrong) == 1 else "were"
             return f"It had read {names}, which {were} already wrong: nothing to fix here."
         texts = [self._found(path, name, example, value, state)[1] for name, value in dict(outputs).items()]
-        return "\n".join(filter(None, texts)) or self._goal_text(example, pred)
+        if any(texts) or not isinstance(pred, dspy.Prediction):
+            return "\n".join(filter(None, texts))
+        value, result = self._final(self.goal, example, pred)
+        return wrong_text(self.goal.rpartition(".")[2], value, result, self._gold(self.goal, example, pred))
 
     def _found(self, path: Sequence[str], name: str, example: Any, value: Any, state: Any) -> tuple[str, str]:
         """The verdict on an input or output of a step, and its text; none if no metric can tell."""
         key = self._key_for(path, name)
-        if key is None or takes_state(self.metrics[key]):
+        if key is None or self._functions[key].takes_state:
             return "unknown", ""
         result = self._judge(key, example, value, state)
         if result.verdict == "unknown":
             return "unknown", result.feedback or ""
         return result.verdict, wrong_text(name, value, result, self._gold(key, example, state))
 
-    def _goal_text(self, example: Any, pred: Any) -> str:
-        """The feedback for a step of which no metric can tell anything."""
-        run = _run_of(pred) if isinstance(pred, dspy.Prediction) else None
-        result = self._final(self.goal, example, pred) if isinstance(pred, dspy.Prediction) else None
-        name = self.goal.rpartition(".")[2]
-        if result is None:
-            return f"The program gave no `{name}`; this step may be the cause."
-        value = pred[name] if name in pred or run is None else run.state[name]
-        return wrong_text(name, value, result, self._gold(self.goal, example, pred))
-
     def __repr__(self) -> str:
-        metrics = ", ".join(f"{key!r}: {metric_name(metric)}" for key, metric in self.metrics.items())
+        metrics = ", ".join(f"{key!r}: {function!r}" for key, function in self._functions.items())
         weights = "" if self.weights is None else f", weights={self.weights!r}"
         return f"by_field({{{metrics}}}, goal={self.goal!r}{weights})"
 

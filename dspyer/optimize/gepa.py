@@ -9,20 +9,19 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from threading import Lock
 from typing import Any, Final
 
 import dspy
+from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
-from dspyer.display import count_of, table_html, table_lines
-from dspyer.errors import always_raised, error_text, refuses_removed
+from dspyer.display import ShownTable, count_of
+from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
 from dspyer.extend import using
-from dspyer.lm.not_public import CALLERS, TRACE, FailedPrediction
-from dspyer.optimize.examples import validate_examples
+from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
+from dspyer.optimize.examples import in_threads, validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, observe
@@ -61,7 +60,9 @@ class PredictorTuning:
     tunable: bool = True
 
 
-class GEPAStats:
+@shows_removed
+@dataclass(repr=False)
+class GEPAStats(ShownTable):
     """Statistics of one call of `optimize.GEPA.compile`: a table of the predictors as text, in a notebook too.
 
     Attributes:
@@ -72,81 +73,90 @@ class GEPAStats:
         warnings: what is wrong with the metric, as far as it shows.
 
     Example:
-        >>> stats = GEPAStats(["search.predict", "write"])
-        >>> stats.predictors["write"].selected = 3
-        >>> print(stats)
+        >>> print(GEPAStats({"search.predict": PredictorTuning("search.predict", judged=4, right=3, selected=1)}))
         predictor       right given right inputs  selected  kept
-        search.predict                         -         0     0
-        write                                  -         3     0
+        search.predict                 0.75 of 4         1     0
         0 gold runs
     """
 
-    def __init__(self, predictors: Iterable[str] = ()) -> None:
-        self.predictors: dict[str, PredictorTuning] = {name: PredictorTuning(name) for name in predictors}
-        self.gold_runs = 0
-        self.failed = 0
-        self.error = ""
-        self.warnings: list[str] = []
-
-    def note(self, error: Exception) -> None:
-        """Counts what was raised."""
-        self.failed += 1
-        self.error = f"{type(error).__name__}: {error_text(error)}"
-        logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
+    predictors: dict[str, PredictorTuning]
+    gold_runs: int = 0
+    failed: int = 0
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     def of(self, name: str) -> PredictorTuning:
         """The figures of a predictor; what the program does not let an optimizer edit gets a row of its own."""
         return self.predictors.setdefault(name, PredictorTuning(name, tunable=False))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: a list of predictors, and the other figures by their names.
+        """Return the JSON form: a list of predictors, and the other figures by their names."""
+        return {**asdict(self), "predictors": [asdict(one) for one in self.predictors.values()]}
 
-        Example:
-            >>> GEPAStats(["write"]).to_dict()["gold_runs"]
-            0
-        """
-        rows = [{name: getattr(one, name) for name in one.__slots__} for one in self.predictors.values()]
-        return {**vars(self), "predictors": rows}
-
-    def __str__(self) -> str:
-        return "\n".join([*table_lines(self._table()), *self._lines()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._table()
-        return table_html(head, rows, self._lines())
-
-    def _table(self) -> list[list[str]]:
+    def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """The parts of the table."""
         rows = [["predictor", "right given right inputs", "selected", "kept"]]
         for one in self.predictors.values():
             right = f"{one.right / one.judged:.2f} of {one.judged:,}" if one.judged else "-"
             edits = [f"{one.selected:,}", f"{one.kept:,}"] if one.tunable else ["", ""]
             rows.append([one.predictor if one.tunable else f"{one.predictor} (not tunable)", right, *edits])
-        return rows
-
-    def _lines(self) -> list[str]:
-        lines = [count_of(self.gold_runs, "gold run")]
-        if self.failed:
-            lines.append(f"{count_of(self.failed, 'run')} failed: {self.error or 'see the log'}")
-        return [*lines, *(f"warning: {text}" for text in self.warnings)]
+        failed = f"{count_of(self.failed, 'run')} failed: {self.error or 'see the log'}"
+        below = [count_of(self.gold_runs, "gold run"), *([failed] if self.failed else [])]
+        return [], rows, [*below, *(f"warning: {text}" for text in self.warnings)]
 
 
-class Sheets:
-    """The sheets of the calls of which DSPy keeps a trace: those of minibatches. Others are not watched.
+def in_turn(state: Any, index: int, candidate: Mapping[str, str], allowed: Collection[str]) -> list[str]:
+    """The next component of a candidate in gepa's round robin of those that are allowed.
 
-    Args:
-        metric: the metric.
-        outer: the trace around the optimization, to which all other calls append.
+    Whose turn it is stands in the state of gepa, which is saved in `log_dir`.
+    """
+    turn = RoundRobinReflectionComponentSelector()
+    while True:
+        found: list[str] = turn(state, [], [], index, dict(candidate))
+        if found[0] in allowed:
+            return found
+
+
+@dataclass(slots=True)
+class Case:
+    """An example of a minibatch.
+
+    Attributes:
+        trajectory: what DSPy knows of its run.
+        run: what the nodes have written in it.
+        gold: the same in the gold run; None if none was made.
+        faults: what is wrong by itself.
     """
 
-    def __init__(self, metric: FieldMetric, outer: Any) -> None:
-        self._metric, self._outer = metric, outer
-        self._open: dict[int, Sheet] = {}
+    trajectory: Mapping[str, Any]
+    run: Sheet
+    gold: Sheet | None = None
+    faults: Sequence[Fault] = ()
+
+
+class GoldSelector:
+    """Selects the predictors of all culprits of a minibatch, and one suspect in turn.
+
+    It puts the steps of the gold runs in the place of the trajectories, each with its feedback. It is a callback of
+    gepa, too: it learns which texts are new in a candidate that was accepted.
+    """
+
+    def __init__(self, metric: FieldMetric, stats: GEPAStats, lm: Any, threads: int | None) -> None:
+        self._metric, self._stats, self._lm, self._threads = metric, stats, lm, threads
+        self._outer = dspy.settings.get(TRACE)  # around the optimization: other calls than those of minibatches get it
+        self._open: dict[int, Sheet] = {}  # by id of the trace, which the sheet keeps
         self._lock = Lock()
+        self._told: dict[int, tuple[Any, str]] = {}  # the feedback on a step by id of its outputs, which are kept
+        self._tries: Counter[str] = Counter()  # of each predictor, since a candidate with another text was accepted
+        self._help: Counter[str] = Counter()
+        self._harm: Counter[str] = Counter()
+        self._unused: set[str] = set()
+        self._state: Any = None
+
+    # --- what `dspy.GEPA` calls
 
     def sheet(self) -> Sheet | None:
-        """The sheet of the call that is made here; None if it is not watched."""
+        """The sheet of the call that is made here; None if DSPy keeps no trace of it: it is of no minibatch."""
         trace = dspy.settings.get(TRACE)
         if trace is None or trace is self._outer:
             return None
@@ -157,110 +167,121 @@ class Sheets:
                 found.trace, found.program = trace, (dspy.settings.get(CALLERS) or [None])[0]
             return found
 
-    def take(self, trajectories: Sequence[Mapping[str, Any]], stats: GEPAStats) -> list[Sheet | None]:
-        """The sheet of each trajectory, judged; None without one, or if a metric raised. All others are forgotten."""
-        with self._lock:
-            sheets, self._open = self._open, {}
-        by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
-        found: list[Sheet | None] = []
-        for one in trajectories:
-            sheet = next((by_step[id(step[2])] for step in one["trace"] if id(step[2]) in by_step), None)
-            try:
-                found.append(None if sheet is None else sheet.judge(one["example"]).link())
-            except Exception as error:
-                if always_raised(error):
-                    raise
-                stats.note(error)
-                found.append(None)
-        return found
+    def judge(
+        self, example: Any, pred: Any, trace: Any = None, pred_name: str | None = None, pred_trace: Any = None
+    ) -> Any:
+        """The metric, with the feedback for the steps that were put in."""
+        known = self._told.get(id(pred_trace[0][2])) if pred_trace else None
+        try:
+            if known is None:
+                return self._metric(example, pred, trace, pred_name, pred_trace)
+            return dspy.Prediction(score=float(self._metric(example, pred)), feedback=known[1])
+        except Exception as error:  # DSPy scores it 0, and says so in a log alone
+            self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+            raise
 
+    def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
+        """Counts the runs of a minibatch that have failed."""
+        self._stats.failed += sum(not isinstance(one, dspy.Prediction) or not one.keys() for one in event["outputs"])
 
-class GoldSelector:
-    """Selects the predictors of all culprits of a minibatch, and one suspect in turn.
+    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+        """Gives the reflection LM another rollout: an equal prompt gets a new answer, in a second start the same."""
+        self._state = event["state"]
+        if self._lm is not None:
+            self._lm.kwargs["rollout_id"] = event["iteration"]
 
-    It puts the steps of the gold runs in the place of the trajectories, each with the words of the metric (`told`).
-    """
-
-    def __init__(self, metric: FieldMetric, stats: GEPAStats, sheets: Sheets, lm: Any, threads: int | None) -> None:
-        self._metric, self.stats, self._sheets, self._lm = metric, stats, sheets, lm
-        self._threads = threads
-        self.told: dict[int, tuple[Any, str]] = {}  # by id of the outputs, which are kept
-        self._tries: Counter[str] = Counter()  # of each predictor, since a candidate with another text was accepted
-        self._help: Counter[str] = Counter()
-        self._harm: Counter[str] = Counter()
-        self._unused: set[str] = set()
+    def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
+        """Notes the predictors with a new text: in a merge none, each of its texts is that of a parent."""
+        candidates = self._state.program_candidates
+        parents = [candidates[parent] for parent in event["parent_ids"]]
+        for name, text in candidates[event["new_candidate_idx"]].items():
+            if all(one.get(name) != text for one in parents):
+                self._tries[name] = 0
+                self._stats.of(name).kept += 1
 
     def __call__(
         self, state: Any, trajectories: list[Any], subsample_scores: list[float], candidate_idx: int, candidate: Any
     ) -> list[str]:
         """The names of the components to edit."""
         del subsample_scores
-        if self._lm is not None:  # an equal prompt gets a new answer; a second start gets the same one
-            self._lm.kwargs["rollout_id"] = state.i + 1
-        self.told.clear()
-        runs = self._sheets.take(trajectories, self.stats)
-        gold = self._gold_runs(state, trajectories, runs)
-        for run, made in zip(runs, gold, strict=True):
-            self._count(run, made)
-        found = [[] if run is None else faults(run, one) for run, one in zip(runs, gold, strict=True)]
-        every = [fault for one in found for fault in one]
+        self._told.clear()
+        cases = self._cases(trajectories)
+        self._make_gold_runs(state, cases)
+        for case in cases:
+            case.faults = faults(case.run, case.gold)
+            self._count(case)
+        every = [fault for case in cases for fault in case.faults]
         selected = dict.fromkeys(name for fault in every if fault.known for name in fault.suspects if name in candidate)
         for fault in every:
             suspects = [name for name in fault.suspects if name in candidate]
             if not fault.known and suspects and selected.keys().isdisjoint(suspects):
-                selected.update(dict.fromkeys(self._next(state, candidate_idx, suspects)))
-        for fault in every:
-            if fault.known and not fault.suspects:
-                self.stats.of(fault.value.name)
-        misread = self._misread(runs, selected, candidate)
-        if not selected and misread:  # what is wrong by itself has no text to edit
-            selected.update(dict.fromkeys(self._next(state, candidate_idx, misread)))
-            misread = {name: values for name, values in misread.items() if name in selected}
-        if not selected:
-            ran = {name for run in runs if run is not None for value in run.values for name in value.predictors}
-            allowed = [name for name in candidate if name in ran] or candidate
-            return self._note(self._next(state, candidate_idx, allowed))
-        self._put_records(trajectories, runs, gold, found, {*selected, *misread}, misread)
-        return self._note([name for name in candidate if name in selected or name in misread])
+                selected.update(dict.fromkeys(in_turn(state, candidate_idx, candidate, suspects)))
+        misread = self._misread(cases, selected, candidate)
+        if not selected:  # what is wrong by itself has no text to edit
+            ran = {name for case in cases for value in case.run.values for name in value.predictors}
+            names = in_turn(state, candidate_idx, candidate, misread or ran & {*candidate} or candidate)
+            selected, misread = dict.fromkeys(names), {name: misread[name] for name in names if name in misread}
+        chosen = [name for name in candidate if name in selected or name in misread]
+        if every or misread:
+            self._put_records(trajectories, cases, chosen, misread)
+        for name in chosen:
+            self._tries[name] += 1
+            self._stats.of(name).selected += 1
+        return chosen
 
-    # --- gold runs
+    # --- runs and gold runs
 
-    def _gold_runs(self, state: Any, trajectories: Sequence[Any], runs: Sequence[Sheet | None]) -> list[Sheet | None]:
-        """The gold run of each run in which something wrong was read; results are in the order of the minibatch."""
-        keys = [key for key in self._metric.gold_keys if key not in self._unused or key == self._metric.goal]
-        wanted = [at for at, run in enumerate(runs) if run is not None and is_read(run, keys)]
-        found: list[Sheet | None] = [None] * len(runs)
-
-        def make(at: int) -> Sheet:
-            run: Any = runs[at]
-            return observe(run.program, trajectories[at]["example"], self._metric, keys, self._unused)
-
-        with ThreadPoolExecutor(self._threads or dspy.settings.num_threads or 1) as pool:
-            made = [pool.submit(copy_context().run, make, at) for at in wanted]
-            for at, future in zip(wanted, made, strict=True):
-                found[at] = future.result()
-        state.increment_evals(len(wanted))
-        self.stats.gold_runs += len(wanted)
-        for one in found:
-            if one is not None and one.error is not None:
-                self.stats.note(one.error)
+    def _cases(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
+        """The trajectories of which there is a sheet that can be judged. All other sheets are forgotten."""
+        with self._lock:
+            sheets, self._open = self._open, {}
+        by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
+        found = []
+        for one in trajectories:
+            sheet = next((by_step[id(step[2])] for step in one["trace"] if id(step[2]) in by_step), None)
+            try:
+                found += [] if sheet is None else [Case(one, sheet.judge(one["example"]).link())]
+            except Exception as error:
+                if always_raised(error):
+                    raise
+                self._note(error)
         return found
 
-    def _count(self, run: Sheet | None, gold: Sheet | None) -> None:
+    def _make_gold_runs(self, state: Any, cases: Sequence[Case]) -> None:
+        """Makes the gold run of each run in which something wrong was read."""
+        keys = [key for key in self._metric.gold_keys if key not in self._unused or key == self._metric.goal]
+        wanted = [case for case in cases if is_read(case.run, keys)]
+
+        def make(case: Case) -> Sheet:
+            return observe(case.run.program, case.trajectory["example"], self._metric, keys, self._unused)
+
+        for case, gold in zip(wanted, in_threads(make, wanted, self._threads), strict=True):
+            case.gold = gold
+            if gold.error is not None:
+                self._note(gold.error)
+        getattr(state, COUNT_CALLS)(len(wanted))
+        self._stats.gold_runs += len(wanted)
+
+    def _note(self, error: Exception) -> None:
+        """Counts what a run or a metric has raised."""
+        self._stats.failed += 1
+        self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+        logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
+
+    def _count(self, case: Case) -> None:
         """Counts what is right given right inputs, and whether gold has helped those that read it (rule 8)."""
-        if run is None:
-            return
         carried = Carried(())
-        for value in (gold or run).values:
+        for fault in case.faults:
+            if fault.known and not fault.suspects:
+                self._stats.of(fault.value.name)
+        for value in (case.gold or case.run).values:
             if value.verdict != "unknown" and carried.is_right(value):
                 for name in value.predictors or (() if value.kind == "graph" else (value.name,)):
-                    figures = self.stats.of(name)
+                    figures = self._stats.of(name)
                     figures.judged += 1
                     figures.right += value.verdict == "right"
-        if gold is None:
-            return
-        before = {one.place: one.verdict for one in run.values}
-        for value in gold.values:
+        before = {one.place: one.verdict for one in case.run.values}
+        for value in () if case.gold is None else case.gold.values:
             was, now = before.get(value.place, "unknown"), value.verdict
             changed = {one.key for one in value.reads if one.replaced and one.key and one.verdict == "wrong"}
             for key in changed if "unknown" not in (was, now) and was != now else ():
@@ -272,24 +293,14 @@ class GoldSelector:
                     f"the gold of {key!r} is not used any more: {harm} readers of it were right in the run and wrong "
                     f"after gold, {self._help[key]} became right by it: is its metric too strict, or its gold wrong?"
                 )
-                self.stats.warnings.append(text)
+                self._stats.warnings.append(text)
                 logger.warning("optimize.GEPA: %s", text)
 
-    # --- what is selected
-
-    def _next(self, state: Any, candidate_idx: int, allowed: Iterable[str]) -> list[str]:
-        """The next component of a candidate in turn, as DSPy's round robin, of those that are allowed."""
-        names, may = state.list_of_named_predictors, set(allowed)
-        turns: list[int] = state.named_predictor_id_to_update_next_for_program_candidate
-        order = [(turns[candidate_idx] + step) % len(names) for step in range(len(names))]
-        place = next(place for place in order if names[place] in may)
-        # In the state of gepa: it is saved in `log_dir`, and goes on from there.
-        turns[candidate_idx] = (place + 1) % len(names)
-        return [names[place]]
+    # --- what is edited, and what the reflection LM is shown
 
     def _misread(
-        self, runs: Sequence[Sheet | None], selected: Collection[str], candidate: Any
-    ) -> dict[str, list[Value]]:
+        self, cases: Iterable[Case], selected: Collection[str], candidate: Collection[str]
+    ) -> dict[str, dict[Value, str]]:
         """The values of a run that were made from wrong ones, by predictor: it should maybe have noticed (rule 7).
 
         None while culprits are edited with success.
@@ -297,84 +308,66 @@ class GoldSelector:
         tries = [self._tries[name] - PATIENCE for name in selected]
         if tries and not any(times >= 0 and times % 2 == 0 for times in tries):
             return {}
-        found: dict[str, list[Value]] = {}
-        for run in runs:
-            for value in [] if run is None else run.values:
-                wrong = [one for one in value.reads if one.verdict == "wrong"]
-                for name in value.predictors if wrong and value.verdict == "wrong" else ():
-                    if name in candidate:
-                        found.setdefault(name, []).append(value)
+        found: dict[str, dict[Value, str]] = {}
+        for value in [value for case in cases for value in case.run.values if value.verdict == "wrong"]:
+            wrong = " and ".join(f"`{one.field}`" for one in value.reads if one.verdict == "wrong")
+            for name in value.predictors if wrong else ():
+                if name in candidate:
+                    found.setdefault(name, {})[value] = f"{value.text} It had read {wrong}{MISREAD}"
         return found
-
-    def _note(self, names: list[str]) -> list[str]:
-        for name in names:
-            self._tries[name] += 1
-            self.stats.of(name).selected += 1
-        return names
-
-    def accepted(self, names: Iterable[str]) -> None:
-        """Notes the components whose text is new in a candidate that was accepted."""
-        for name in names:
-            self._tries[name] = 0
-            self.stats.of(name).kept += 1
-
-    # --- records
 
     def _put_records(
         self,
         trajectories: list[Any],
-        runs: Sequence[Sheet | None],
-        gold: Sequence[Sheet | None],
-        found: Sequence[Sequence[Fault]],
-        names: set[str],
-        misread: Mapping[str, Sequence[Value]],
+        cases: Iterable[Case],
+        names: Collection[str],
+        misread: Mapping[str, Mapping[Value, str]],
     ) -> None:
         """Puts a trajectory for each record in the place of those of the minibatch, the wrong ones first."""
-        records: list[tuple[bool, str, Any]] = []
-        for at, trajectory in enumerate(trajectories):
-            run = runs[at]
-            if run is None or isinstance(trajectory["prediction"], FailedPrediction):
-                records.append((False, "", trajectory))
+        watched = {id(case.trajectory): case for case in cases}
+        noticed = {value: text for texts in misread.values() for value, text in texts.items()}
+        wrong: list[tuple[str, Any]] = []
+        right: list[tuple[str, Any]] = []
+        for one in trajectories:
+            case = watched.get(id(one))
+            if case is None or isinstance(one["prediction"], FailedPrediction):
+                wrong.append(("", one))
                 continue
             told: dict[Value, list[str]] = {}
-            for fault in found[at]:
+            for fault in case.faults:
                 for cause in fault.causes:
-                    told.setdefault(cause, []).append(self._text(fault, run))
-            for many in misread.values():
-                for value in many:
-                    if value in run.values:
-                        wrong = " and ".join(f"`{one.field}`" for one in value.reads if one.verdict == "wrong")
-                        told[value] = [f"{value.text} It had read {wrong}{MISREAD}"]
-            right = [one for one in (gold[at] or run).values if one.verdict == "right" and one.item is None]
-            for value, texts in {**{one: [one.text] for one in right}, **told}.items():
-                records += self._records(trajectory, run, value, "\n".join(texts), names, value not in told)
+                    told.setdefault(cause, []).append(_words(fault, case.run))
+            told.update({value: [noticed[value]] for value in case.run.values if value in noticed})
+            for value, texts in told.items():
+                wrong += self._records(case, value, "\n".join(texts), names)
+            for value in (case.gold or case.run).values:
+                if value.verdict == "right" and value.item is None:
+                    right += self._records(case, value, value.text, names)
         most: Counter[str] = Counter()
         kept = []
-        for _, name, record in sorted(records, key=lambda one: one[0]):
+        for name, record in [*wrong, *right]:
             most[name] += 1
             if not name or most[name] <= RECORDS:
                 kept.append(record)
         trajectories[:] = kept
 
-    def _records(
-        self, trajectory: Any, run: Sheet, value: Value, text: str, names: Collection[str], is_right: bool
-    ) -> list[tuple[bool, str, Any]]:
-        """A trajectory for each step of a value whose predictor is selected."""
-        found, program = [], dict(run.program.named_predictors())
+    def _records(self, case: Case, value: Value, text: str, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """A trajectory for each step of a value whose predictor is edited."""
+        program = dict(case.run.program.named_predictors())
         for step in value.steps if value.kind != "graph" else ():
             if step.predictor in names:
-                known = self.told.get(id(step.outputs))
-                self.told[id(step.outputs)] = step.outputs, text if known is None else f"{known[1]}\n{text}"
+                known = self._told.get(id(step.outputs))
+                self._told[id(step.outputs)] = step.outputs, text if known is None else f"{known[1]}\n{text}"
                 if known is None:
                     trace = [(program[step.predictor], step.inputs, step.outputs)]
-                    found.append((is_right, step.predictor, {**trajectory, "trace": trace}))
-        return found
+                    yield step.predictor, {**case.trajectory, "trace": trace}
 
-    def _text(self, fault: Fault, run: Sheet) -> str:
-        """The words for a fault: for a suspect too, whose own value may be right."""
-        problems = run.problems.get((fault.value.scope, fault.value.commit))
-        text = f"{fault.value.text} A check found: {'; '.join(problems)}" if problems else fault.value.text
-        return text if fault.known else f"{text} This step may be the cause."
+
+def _words(fault: Fault, run: Sheet) -> str:
+    """The words for a fault: for a suspect too, whose own value may be right."""
+    problems = run.problems.get((fault.value.scope, fault.value.commit))
+    text = f"{fault.value.text} A check found: {'; '.join(problems)}" if problems else fault.value.text
+    return text if fault.known else f"{text} This step may be the cause."
 
 
 class GEPA(dspy.GEPA):
@@ -481,59 +474,18 @@ class GEPA(dspy.GEPA):
             )
         validate_examples(student, trainset, "trainset")
         validate_examples(student, valset or [], "valset")
-        self._stats = stats = GEPAStats(names)
-        metric: Any = self.metric_fn
+        self._stats = GEPAStats({name: PredictorTuning(name) for name in names})
+        metric, lm = getattr(self, METRIC), self.reflection_lm
         own = copy.copy(self)  # DSPy's `compile` is given other parts; this object may compile in several threads
         if isinstance(metric, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
             metric.validate(student, [*trainset, *(valset or [])])
         if not isinstance(metric, FieldMetric) or self.component_selector != "culprits":
             own.component_selector = "round_robin" if self.component_selector == "culprits" else self.component_selector
             return dspy.GEPA.compile(own, student, trainset=trainset, teacher=teacher, valset=valset)
-        lm = own.reflection_lm = _numbered(self.reflection_lm)
-        sheets = Sheets(metric, dspy.settings.get(TRACE))
-        own.component_selector = selector = GoldSelector(metric, stats, sheets, lm, self.num_threads)
-
-        def told(
-            example: Any, pred: Any, trace: Any = None, pred_name: str | None = None, pred_trace: Any = None
-        ) -> Any:
-            known = selector.told.get(id(pred_trace[0][2])) if pred_trace else None
-            try:
-                if known is None:
-                    return metric(example, pred, trace, pred_name, pred_trace)
-                return dspy.Prediction(score=float(metric(example, pred)), feedback=known[1])
-            except Exception as error:  # DSPy scores it 0, and says so in a log alone
-                stats.error = f"{type(error).__name__}: {error_text(error)}"
-                raise
-
-        own.metric_fn = told
-        callbacks = [*(self.gepa_kwargs.get("callbacks") or ()), _Observer(selector)]
-        own.gepa_kwargs = {**self.gepa_kwargs, "callbacks": callbacks}
-        with using(GoldLayer(sheets.sheet), ItemLayer()):
+        if isinstance(lm, dspy.BaseLM):  # the number of each proposal is set on a copy
+            lm = own.reflection_lm = lm.copy(temperature=lm.kwargs.get("temperature") or 1.0)
+        selector = own.component_selector = GoldSelector(metric, self._stats, lm, self.num_threads)
+        setattr(own, METRIC, selector.judge)
+        own.gepa_kwargs = {**self.gepa_kwargs, "callbacks": [*(self.gepa_kwargs.get("callbacks") or ()), selector]}
+        with using(GoldLayer(selector.sheet), ItemLayer()):
             return dspy.GEPA.compile(own, student, trainset=trainset, teacher=teacher, valset=valset)
-
-
-def _numbered(lm: Any) -> Any:
-    """A copy of the reflection LM, whose `rollout_id` is set to the number of each proposal."""
-    return lm.copy(temperature=lm.kwargs.get("temperature") or 1.0) if isinstance(lm, dspy.BaseLM) else None
-
-
-class _Observer:
-    """A callback of `gepa`: tells the selector which texts are new in a candidate that was accepted."""
-
-    def __init__(self, selector: GoldSelector) -> None:
-        self._selector = selector
-        self._state: Any = None
-
-    def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
-        for output in event["outputs"]:
-            self._selector.stats.failed += not isinstance(output, dspy.Prediction) or not output.keys()
-
-    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        self._state = event["state"]
-
-    def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
-        candidates, index = self._state.program_candidates, event["new_candidate_idx"]
-        parents = [candidates[parent] for parent in event["parent_ids"]]
-        # Of a merge there are none: each of its texts is that of a parent, where it was counted.
-        found = [name for name, text in candidates[index].items() if all(one.get(name) != text for one in parents)]
-        self._selector.accepted(found)

@@ -51,7 +51,7 @@ class GoldLayer(Layer):
 
     @property
     def stays_here(self) -> bool:
-        """What it watches has to be seen."""
+        """True for what it watches, which has to be seen."""
         return self.sheet() is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,6 +86,7 @@ class GoldLayer(Layer):
         sheet.enter(root, call)
         output: Output = yield from inner(call)
         if output.failure is not None:
+            sheet.failed(root, call, output)
             return output
         found = sheet.judged(root, call, node, output)
         if sheet.again and is_wrong(found) and may_ask_again(call, node, output):

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import RunStoppedError, brief, with_article
+from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
@@ -71,7 +72,7 @@ class Value:
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
-            that corrects what a check has refused, `"router"`.
+            that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         part: how it is compared with a list; None for a whole value.
         item: its index in the list of a map; None for a whole value.
         key: the key of its metric; None if it has none.
@@ -143,7 +144,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
+        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -208,7 +209,7 @@ class Sheet:
 
     def begin(self, graph: Any, around: str | None) -> str:
         """The key of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
-        program = (dspy.settings.get("caller_modules") or [graph])[0]
+        program = (dspy.settings.get(CALLERS) or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
             self.name_predictors(program)
@@ -229,7 +230,7 @@ class Sheet:
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
         scope = (root, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get("trace") or ())
+        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
@@ -268,6 +269,12 @@ class Sheet:
         if leads and not found:
             self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
+
+    def failed(self, root: str, call: Call, output: Output) -> None:
+        """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path, field = self._paths[scope, execution], next(iter(output.patch), "")
+        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
 
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
@@ -422,7 +429,7 @@ class Sheet:
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
         else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
+            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
@@ -464,15 +471,16 @@ class Sheet:
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.last(field), ended.last)
+        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
 
     def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
-        state = ended.entries[at].state
+        authors = _last_authors(ended, field, [*commits], at)
+        found = [*dict.fromkeys(self._behind(scope, ended, field, authors))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or field not in state:
+        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
+        state = ended.entries[at].state
         key = (scope, field, *map(id, parts))
         whole = self._wholes.get(key)
         if whole is None:
@@ -608,8 +616,8 @@ def observe(
     sheet = Sheet(metric, example, replaces, unused)
     sheet.program, sheet.again, sheet.after_checks = program, again, after_checks
     sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(trace=[]):
-        sheet.trace = dspy.settings.trace
+    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
+        sheet.trace = dspy.settings[TRACE]
         try:
             sheet.prediction = program(**example.inputs())
         except Exception as error:
@@ -710,6 +718,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     return found
 
 
+@shows_removed
 class Culprits(NamedTuple):
     """The predictors that are responsible for what is wrong on an example. It prints as a table.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -12,9 +10,10 @@ from typing import Any
 
 import dspy
 
-from dspyer.display import count_of, table_html, table_lines
+from dspyer.display import ShownTable, count_of
 from dspyer.errors import error_text
 from dspyer.lm.not_public import TRACKER, UsageTracker
+from dspyer.optimize.examples import in_threads
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_run import Sheet, check_arguments, is_read, observe
 
@@ -36,8 +35,8 @@ class FieldRoom:
     lost: int | None = None
 
 
-@dataclass(slots=True)
-class Headroom:
+@dataclass(slots=True, repr=False)
+class Headroom(ShownTable):
     """The places where a program loses, as `headroom` returns them. It prints as a table.
 
     Attributes:
@@ -64,38 +63,23 @@ class Headroom:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the table as a page of HTML; returns its path."""
-        head, *rows = self._table()
-        table = table_html(head, rows, [self._head(), *self._notes()])
-        target = Path(path)
         begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
         begin += "<title>Headroom</title><style>body{font-family:sans-serif;margin:2em}</style>"
-        target.write_text(f"{begin}\n{table}\n", "utf-8")
+        target = Path(path)
+        target.write_text(f"{begin}\n{self._repr_html_()}\n", "utf-8")
         return target
 
-    def __str__(self) -> str:
-        return "\n".join([self._head(), *table_lines(self._table()), *self._notes()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._table()
-        return table_html(head, rows, [self._head(), *self._notes()])
-
-    def _head(self) -> str:
-        right = round(self.goal * self.runs)
-        return f"goal `{self.name}`: {right} of {self.runs} right; {count_of(self.lm_calls, 'LM call')}"
-
-    def _table(self) -> list[list[str]]:
+    def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """The parts of the table."""
+        right, calls = round(self.goal * self.runs), count_of(self.lm_calls, "LM call")
         rows = [["field", "right", "given right inputs", "goal if it were gold", "runs it breaks"]]
         for key, one in self.fields.items():
             shares = [one.right, one.given_right, one.goal_if_gold]
             cells = ["-" if share is None else f"{share:.2f}" for share in shares]
             rows.append([key, *cells, "-" if one.lost is None else f"{one.lost}"])
-        return rows
-
-    def _notes(self) -> list[str]:
         failed = [f"example {at} failed: {error}" for at, error in self.failed.items()]
-        return [*(f"warning: {text}" for text in self.warnings), *failed]
+        warnings = [f"warning: {text}" for text in self.warnings]
+        return [f"goal `{self.name}`: {right} of {self.runs} right; {calls}"], rows, [*warnings, *failed]
 
 
 def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: FieldMetric) -> Headroom:
@@ -144,12 +128,8 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         return run, {"": every, **alone}
 
     calls = _Calls()
-    with dspy.context(**{TRACKER: calls}), ThreadPoolExecutor(dspy.settings.num_threads or 1) as pool:
-        made = [pool.submit(copy_context().run, experiment, example) for example in examples]
-        try:
-            found = [one.result() for one in made]
-        finally:
-            pool.shutdown(cancel_futures=True)  # what is raised here ends it, such as a budget or Ctrl-C
+    with dspy.context(**{TRACKER: calls}):
+        found = in_threads(experiment, examples)
     return _findings(metric, examples, found, calls.count)
 
 
@@ -181,8 +161,8 @@ def _matters(key: str, run: Sheet, metric: FieldMetric) -> bool:
 
 def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
     def is_right(at: int, sheet: Sheet) -> bool:
-        result = None if sheet.prediction is None else metric._final(metric.goal, examples[at], sheet.prediction)
-        return result is not None and result.verdict == "right"
+        made = sheet.prediction
+        return made is not None and metric._final(metric.goal, examples[at], made)[1].verdict == "right"
 
     def is_given(key: str, sheet: Sheet) -> bool:
         ends = key == metric.goal and sheet.prediction is not None

@@ -38,7 +38,7 @@ from dspyer.layers.layer import Layer, layers_around
 from dspyer.layers.redacted import Streaming
 from dspyer.lm.not_public import SEND_STREAM
 from dspyer.lm.tap import LMRecorder, LMRetryNotes, Subscriber, subscriber, subscribing
-from dspyer.lm.token_stream import PredictorCall, TokenCallback
+from dspyer.lm.token_stream import StreamedCall, TokenCallback
 from dspyer.lm.tracing import (
     Executing,
     append_to_trace,
@@ -542,7 +542,7 @@ def settings_inside(session: Session) -> dict[str, Any]:
     if (callbacks or stream is not None) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
         others = [one for one in callbacks if not isinstance(one, TokenCallback)]
         found |= {"callbacks": others} if len(others) < len(callbacks) else {}
-        found |= {SEND_STREAM: stream.around} if isinstance(stream, PredictorCall) else {}
+        found |= {SEND_STREAM: stream.around} if isinstance(stream, StreamedCall) else {}
     # An LM call is shown for the innermost of the runs that it is a part of.
     hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]
     if session.graph.attempts:

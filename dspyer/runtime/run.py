@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,6 @@ from dspyer import display
 from dspyer.errors import Interrupted, StoreError, shows_removed
 from dspyer.events import Answer, Asked, BranchPath, Commit, Committed, Event, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
-from dspyer.graph.spec import GraphSpec
 from dspyer.ids import commit_name, full_id, outermost_execution, prefix_at
 from dspyer.layers.redacted import redacted
 from dspyer.lm.tap import Counted, LMRecorder, usage_of
@@ -38,13 +37,13 @@ from dspyer.redaction import Redactor
 from dspyer.runtime.repairs import committed, kept_logs, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Count, ReadSources, Sources, TokenReads
+from dspyer.runtime.session_views import Count, ReadSources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
-from dspyer.views import ViewRead, estimate_tokens
+from dspyer.views import estimate_tokens
 
 # --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
 #
@@ -169,26 +168,6 @@ def link_of(prediction: dspy.Prediction) -> RunLink | None:
     """The link of a prediction; None if a program has not given it."""
     found = getattr(prediction, "__dict__", {}).get(ATTRIBUTE)
     return found if isinstance(found, RunLink) else None
-
-
-class RunInternals(NamedTuple):
-    """The parts of which a run was made, for what reads runs without showing them, as optimizers do.
-
-    Attributes:
-        graph: its graph.
-        entries: its commits in canonical order, with their parents and states.
-        view_reads: the views that its nodes have read.
-        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
-        resumed: whether another process has made a part of it, of which this one knows no steps.
-        inputs: the state with which it began.
-    """
-
-    graph: GraphSpec
-    entries: Sequence[LogEntry]
-    view_reads: tuple[ViewRead, ...]
-    sources: Callable[[str], Sources]
-    resumed: bool
-    inputs: ImmutableState
 
 
 @shows_removed
@@ -700,12 +679,6 @@ class Run:
             ...
         """
         return display.describe_run(self.record(), self.error, self.events)
-
-    @property
-    def internals(self) -> RunInternals:
-        """The graph, the log and the reads of the run, as they are kept."""
-        reads = self._view_reads, self._reads.of
-        return RunInternals(self._graph, self._entries, *reads, bool(self._replayed), self._begin)
 
     def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import importlib.util
 import re
 import sys
@@ -89,17 +90,10 @@ class Noting(not_public.BaseCallback):  # type: ignore[misc,unused-ignore]  # An
 
 
 class History(list[Any]):
-    """What DSPy takes for the history of a module, with who calls when an entry arrives."""
-
-    history: Any
+    """What DSPy takes for the history of a module."""
 
     def __init__(self) -> None:
         self.history = self
-        self.active: list[Any] = []
-
-    def append(self, entry: Any) -> None:
-        self.active.append(not_public.ACTIVE_CALL_ID.get())
-        super().append(entry)
 
 
 class Usages:
@@ -130,13 +124,6 @@ def BaseCallback() -> None:
     assert {"messages", "prompt", "kwargs"} <= inputs.keys()
     assert "blue" in str(outputs)
     assert error is None
-
-
-@law
-def ACTIVE_CALL_ID() -> None:
-    heard, history = Noting(), History()
-    ask(callbacks=[heard], caller_modules=[history])
-    assert history.active == [heard.noted[0]], "while the entry arrives, the LM call runs"
 
 
 @law
@@ -494,19 +481,13 @@ def FailedPrediction() -> None:
 
 
 @law
-def InstructionProposer() -> None:
-    assert callable(not_public.InstructionProposer())
-    code = not_public.gepa_compile.__code__
-    assert {"InstructionProposer", "custom_instruction_proposer"} & {*code.co_names}, "dspy.GEPA makes one"
-
-
-@law
 def Hasher() -> None:
     demos = (dspy.Example(q="sky"), dspy.Example(q="sea"))
     assert not_public.Hasher.hash(demos) == not_public.Hasher.hash(demos) != not_public.Hasher.hash(demos[:1])
 
 
-def bootstrap() -> None:
+@law
+def BOOTSTRAP() -> None:
     called: list[str] = []
 
     class Own(dspy.BootstrapFewShot):
@@ -514,16 +495,34 @@ def bootstrap() -> None:
             called.append(not_public.BOOTSTRAP)
             return super()._bootstrap(max_bootstraps=max_bootstraps)
 
-        def _bootstrap_one_example(self, example: Any, round_idx: int = 0) -> Any:
-            called.append(not_public.BOOTSTRAP_ONE)
-            return super()._bootstrap_one_example(example, round_idx)
-
     with dspy.context(lm=ScriptedLM([{"a": "blue"}])):
         Own(max_labeled_demos=0).compile(dspy.Predict("q -> a"), trainset=[dspy.Example(q="sky").with_inputs("q")])
-    assert called == ["_bootstrap", "_bootstrap_one_example"]
+    assert called == ["_bootstrap"]
 
 
-LAWS["BOOTSTRAP"] = LAWS["BOOTSTRAP_ONE"] = bootstrap
+@law
+def METRIC() -> None:
+    asked: list[Any] = []
+    gepa = dspy.GEPA(
+        lambda gold, pred, trace, pred_name, pred_trace: 1.0, max_metric_calls=1, reflection_lm=ScriptedLM([])
+    )
+
+    def noted(*given: Any) -> float:
+        asked.append(given)
+        return 1.0
+
+    setattr(gepa, not_public.METRIC, noted)
+    with dspy.context(lm=ScriptedLM([{"a": "blue"}])):
+        examples = [dspy.Example(q="sky").with_inputs("q")]
+        gepa.compile(dspy.Predict("q -> a"), trainset=examples, valset=examples)
+    assert asked
+
+
+@law
+def COUNT_CALLS() -> None:
+    """That they are of the budget is in `test_gepa.py`."""
+    state = importlib.import_module("gepa.core.state").GEPAState
+    assert callable(getattr(state, not_public.COUNT_CALLS))
 
 
 @law
@@ -587,17 +586,13 @@ def test_without_a_setting_it_says_which(name: str) -> None:
         ("Module", None, "dspy.Module has no '_compiled'"),
         ("Example", None, "dspy.Example has no '_input_keys'"),
         ("BootstrapFewShot", "_bootstrap", "dspy.BootstrapFewShot has no '_bootstrap'"),
-        ("BootstrapFewShot", "_bootstrap_one_example", "dspy.BootstrapFewShot has no '_bootstrap_one_example'"),
         ("Tool", "_validate_and_parse_args", "dspy.Tool has no '_validate_and_parse_args'"),
-        ("GEPA", "compile", "dspy.GEPA.compile does not use '"),
     ],
 )
 def test_without_an_attribute_it_says_which(owner: str, attribute: str | None, said: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if attribute is None:
             patch.setattr(dspy, owner, type(owner, (), {}))
-        elif attribute == "compile":
-            patch.setattr(dspy.GEPA, attribute, lambda self: None)
         else:
             patch.delattr(getattr(dspy, owner), attribute)
         with pytest.raises(DSPyVersionError, match=re.escape(said)):
@@ -614,7 +609,7 @@ ORDINARY = {"trace", "instance", "use_developer_role"}
 
 def hidden_in(path: Path) -> set[str]:
     """What a file names of DSPy that is not public."""
-    names = NAMED - {"ENGINES", "BOOTSTRAP", "BOOTSTRAP_ONE", "VALIDATE_ARGUMENTS"}
+    names = NAMED - {"ENGINES", "BOOTSTRAP", "VALIDATE_ARGUMENTS"}
     hidden = {*(getattr(not_public, name) for name in names), *not_public.ENGINES} - ORDINARY
     found: set[str] = set()
     for node in ast.walk(tree_of(path)):

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, Thread, live, reducers, waiting
 from dspyer.events import Emitted, Posted, RunEnded, Token
-from dspyer.lm.token_stream import PredictorCall
+from dspyer.lm.token_stream import StreamedCall
 from dspyer.testing import ScriptedLM
 from dspyer.waiting import LIMIT, EventQueue
 from tests.asgi_server import PATIENCE
@@ -227,13 +227,13 @@ def test_what_a_node_has_left_running_adds_no_event_after_the_end() -> None:
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> Lead:
     """Counts the chunks that LMs have sent."""
-    lead, send = Lead(), PredictorCall.send
+    lead, send = Lead(), StreamedCall.send
 
-    async def counted(self: PredictorCall, chunk: Any) -> None:
+    async def counted(self: StreamedCall, chunk: Any) -> None:
         lead.note()
         await send(self, chunk)
 
-    monkeypatch.setattr(PredictorCall, "send", counted)
+    monkeypatch.setattr(StreamedCall, "send", counted)
     return lead
 
 
