@@ -68,7 +68,6 @@ NOT_YET: dict[str, str] = {
     "migrate.internals": "attributes_of validated_fields",
     "migrate.langgraph_report": "attributes_of",
     "migrate.unsupported": "RESERVED",
-    "optimize.dataset": "Record",
     "optimize.examples": "check_inputs",
     "optimize.gold_layer": (
         "ModuleRouter Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"

@@ -20,7 +20,7 @@ from dspyer.record import Record
 logger = logging.getLogger("dspyer")
 
 CORRECTED = "corrected"
-"""The column with the fields that somebody has corrected."""
+"""The column with the fields that were corrected."""
 
 
 def dataset(
