@@ -123,7 +123,7 @@ class Layer:
 
     @property
     def stays_here(self) -> bool:
-        """True if a call in a block `using` of it is made in this process, also of a program with an executor."""
+        """Return whether calls in a block `using` of it stay in this process, also of a program with an executor."""
         return False
 
     @property

@@ -51,7 +51,7 @@ class GoldLayer(Layer):
 
     @property
     def stays_here(self) -> bool:
-        """True for what it watches, which has to be seen."""
+        """Return whether it watches this call."""
         return self.sheet() is not None
 
     def __reduce__(self) -> tuple[Any, ...]:

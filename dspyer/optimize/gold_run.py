@@ -21,7 +21,7 @@ import dspy
 
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
-from dspyer.extend import Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
+from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
 from dspyer.nodes.router import Router
@@ -144,7 +144,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.last = next(id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch)
+        self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -215,7 +215,7 @@ class Sheet:
             self.name_predictors(program)
             here, caller = executing.get(), None
             if around is not None and here is not None:
-                *outer, execution = here.id.split("/")
+                *outer, execution = Address.parse(here.id).inside
                 caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
             root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
@@ -475,8 +475,7 @@ class Sheet:
 
     def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        authors = _last_authors(ended, field, [*commits], at)
-        found = [*dict.fromkeys(self._behind(scope, ended, field, authors))]
+        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
         if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found

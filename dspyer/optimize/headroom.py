@@ -63,9 +63,9 @@ class Headroom(ShownTable):
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the table as a page of HTML; returns its path."""
+        target = Path(path)
         begin = '<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
         begin += "<title>Headroom</title><style>body{font-family:sans-serif;margin:2em}</style>"
-        target = Path(path)
         target.write_text(f"{begin}\n{self._repr_html_()}\n", "utf-8")
         return target
 
