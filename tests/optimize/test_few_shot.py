@@ -228,6 +228,15 @@ def test_a_check_and_its_correction(draft: str, fixed: str, demos: dict[str, str
     assert all(demo.previous_a == "short" for demo in tuned.make_fix.demos)
 
 
+@each(("draft", "rollouts", "calls"), [("no", 0, (1, 1)), ("no", 2, (3, 1)), ("a x", 2, (1, 1))])
+def test_a_check_that_asks_an_lm_is_not_asked_again(draft: str, rollouts: int, calls: tuple[int, int]) -> None:
+    graph = Graph(name="Checked", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
+    graph = graph.add_check("form", dspy.Predict("a -> problems: list[str]"), of="make").add_path(START, "make", END)
+    with Task(a=lambda inputs, rollout: {"a": draft}, problems=lambda inputs, rollout: {"problems": []}) as task:
+        run = learned(graph.compile(), examples("x")[0], OF_A, rollouts)
+    assert (run.state["a"], (task.count("a"), task.count("problems"))) == ("a x", calls)
+
+
 class Rounds(BaseModel):
     n: int = 0
     text: str = ""
