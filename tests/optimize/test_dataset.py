@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sqlite3
 from collections import Counter
@@ -18,6 +17,7 @@ from dspyer.errors import StoreError
 from dspyer.optimize import by_field, dataset, equals
 from dspyer.stores import Memory, Store
 from dspyer.stores.encrypted import Encrypted
+from tests.children import run_python
 from tests.rows import each
 
 GOLD = {"gold_label": "label", "gold_answer": "answer"}
@@ -163,6 +163,16 @@ def test_only_completed_runs_and_only_what_they_were_given() -> None:
     assert all(one.inputs().keys() == ["text"] for one in found), "what a run carries over is no input"
 
 
+def test_an_input_that_an_earlier_run_has_given_is_no_input_of_the_next() -> None:
+    graph = Graph(State, name="Keeps", inputs=["text", "turns"])
+    graph.add_node("sort", lambda text: {"label": text}, writes=["label"])
+    thread = graph.add_path(START, "sort", END).compile(store=(store := Memory())).thread("a")
+    thread.run({"text": "one", "turns": 3})
+    thread.run({"text": "two"})
+    found = dataset(Archive(store), {"gold": "label"})
+    assert [dict(one.inputs().items()) for one in found] == [{"text": "one", "turns": 3}, {"text": "two"}]
+
+
 def test_runs_are_chosen_by_time_and_graph_and_their_corrections_are_not() -> None:
     store = Memory()
     desk, other = program(store), program(store, "Other")
@@ -267,19 +277,29 @@ def test_a_part_that_is_redacted_hides_its_field() -> None:
     assert rows(store, {"gold": "label"}) == [("x", "label x", [])]
 
 
+ELSEWHERE = """
+from pydantic import BaseModel
+from dspyer import END, START, Graph
+
+class Person(BaseModel):
+    name: str
+
+class State(BaseModel):
+    text: str = ""
+    label: str = ""
+    who: list[Person] = []
+
+find = lambda text: {"who": [Person(name=text)], "label": text}
+graph = Graph(State, name="Finds", inputs=["text"]).add_node("find", find, writes=["who", "label"])
+graph.add_path(START, "find", END).compile(store="runs.db").thread("a").run({"text": "ada"}).raise_error()
+"""
+
+
 def test_a_value_of_an_unknown_class_is_no_gold(tmp_path: Path) -> None:
-    store = str(tmp_path / "runs.db")
-
-    def elsewhere() -> None:
-        class Person(BaseModel):
-            name: str
-
-        graph = Graph(name="Finds").add_node("find", lambda text: {"who": Person(name=text)}, writes=["who"])
-        graph.add_path(START, "find", END).compile(store=store).thread("a").run({"text": "ada"})
-
-    elsewhere()
-    gc.collect()
-    assert dataset(Archive(store), {"gold": "who"}) == []
+    """The program that knows it is another process."""
+    run_python(ELSEWHERE, cwd=tmp_path, check=True)
+    assert rows(str(tmp_path / "runs.db"), {"gold": "who"}) == []
+    assert rows(str(tmp_path / "runs.db"), {"gold": "label"}) == [("ada", "ada", [])]
 
 
 @each(

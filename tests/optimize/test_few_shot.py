@@ -228,6 +228,14 @@ def test_a_check_and_its_correction(draft: str, fixed: str, demos: dict[str, str
     assert all(demo.previous_a == "short" for demo in tuned.make_fix.demos)
 
 
+def test_what_a_check_refused_is_no_demonstration_though_its_metric_is_content() -> None:
+    metric = by_field({"a": lambda example, a: a.startswith(example.a), "b": equals("b")}, goal="b")
+    step: Answer = lambda inputs, rollout: {"a": "a x" if "previous_a" in inputs else "a x!"}  # noqa: E731
+    with Task(a=step, b=right("a", "b")):
+        tuned = few_shot(metric).compile(checked("a x!"), trainset=examples("x"))
+    assert texts_of(tuned) == {"make": "", "make_fix": "x", "use": "x"}
+
+
 @each(("draft", "rollouts", "calls"), [("no", 0, (1, 1)), ("no", 2, (3, 1)), ("a x", 2, (1, 1))])
 def test_a_check_that_asks_an_lm_is_not_asked_again(draft: str, rollouts: int, calls: tuple[int, int]) -> None:
     graph = Graph(name="Checked", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))

@@ -122,6 +122,18 @@ def test_a_node_of_a_graph_and_one_that_writes_the_goal_last() -> None:
     }
 
 
+def test_a_graph_that_has_another_name_for_what_it_writes() -> None:
+    inner = Graph(ChainState, name="Inner", inputs=["n"]).add_node("write", dspy.Predict(step("n", "a")))
+    graph = Graph(ChainState, name="Outer", inputs=["n"])
+    graph.add_node("inner", inner.add_path(START, "write", END).compile(), writes={"a": "c"})
+    train = [dspy.Example(n=n, gold=n + 1).with_inputs("n") for n in range(4)]
+    with dspy.context(lm=lm_wrong_at("a")):
+        found = headroom(
+            graph.add_path(START, "inner", END).compile(), train, by_field({"c": equals("gold")}, goal="c")
+        )
+    assert figures(found) == {"c": (0.5, 0.5, 1, 0)}
+
+
 def test_an_editor_that_leaves_a_wrong_draft_as_it_is_has_written_it() -> None:
     class Left(dspy.Module):
         def forward(self, a: int) -> dspy.Prediction:
