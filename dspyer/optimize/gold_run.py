@@ -19,17 +19,16 @@ from typing import Any, NamedTuple
 
 import dspy
 
+from dspyer import Replace
 from dspyer.errors import RunStoppedError, brief, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import executing, original_id
-from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.patch import Replace
 
 Scope = tuple[str, tuple[str, ...]]
 """A run: the key of the outermost one in the call of the program, and the executions around it."""
@@ -152,8 +151,8 @@ class _Ended:
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
         self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
         self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
-        modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
-        parts = [vars(run.program)[name] for name in modules if name is not None]
+        names = {router.module_name for router in self.graph.routers} - {None}
+        parts = [vars(run.program)[name] for name in names]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
 

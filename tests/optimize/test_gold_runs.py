@@ -70,6 +70,8 @@ def test_a_value_that_was_right_in_the_run_itself_counts_as_right() -> None:
     second = FakePredict("a -> b", lambda a: "2" if a == "one" else "?")
     program = path(("first", fake("q -> a", "one")), ("second", second), ("third", fake("b -> c", "x")))
     assert judge(program, "a", "b", "c").shares == {"first": 0.5, "third": 0.5}
+    without_gold = {"a": equals("a"), "b": close_b, "c": equals("c")}
+    assert judge(program, **without_gold).shares == {"first": 0.5, "third": 0.5}
 
 
 def test_what_is_wrong_without_gold_excuses_its_readers() -> None:
