@@ -1,4 +1,4 @@
-"""A support desk, tuned with a metric for each field: which node was wrong, and what each optimizer made of it.
+"""A support desk, tuned with a metric for each field: where it loses, its culprits, and what optimizers make of it.
 
 python examples/tune.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/tune.py   # with a real model: some 3,000 calls
@@ -127,21 +127,20 @@ def quietly() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def show_culprits(runs: list[Run], held_out: list[dspy.Example]) -> None:
-    """Who wrote the wrong queues last, and who caused them."""
+def show_culprits(program: CompiledGraph, runs: list[Run], held_out: list[dspy.Example]) -> None:
+    """Where the queues are lost; who wrote the wrong ones last, and who caused them."""
+    print(optimize.headroom(program, held_out, metric))
     wrong = [(run, one) for run, one in zip(runs, held_out, strict=True) if run.state["queue"] != one.queue]
     writers = Counter(run.blame("queue").node for run, _ in wrong)
     shares: Counter[str] = Counter()
-    for run, example in wrong:
-        shares.update(optimize.culprits(run, example, metric).shares)
-    print(f"As written, {len(wrong)} of {len(runs)} tickets go to a wrong queue.")
+    for _, example in wrong:
+        shares.update(optimize.culprits(program, example, metric).shares)
+    print(f"\nOf the {len(wrong)} wrong queues")
     print("  last writer  ", ", ".join(f"{node} {count}" for node, count in writers.most_common()))
     print("  culprits     ", ", ".join(f"{node} {share:g}" for node, share in shares.most_common()))
-    run, example = wrong[0]
+    _, example = wrong[0]
     print(f"\nThe first of them, {example.text[:60]}...")
-    for note in optimize.culprits(run, example, metric).notes:
-        if note.field in metric.metrics:
-            print(f"  {note.node:<10}{note.feedback}")
+    print(optimize.culprits(program, example, metric))
 
 
 def compare(lm: dspy.LM) -> None:
@@ -151,8 +150,9 @@ def compare(lm: dspy.LM) -> None:
     def ask(program: Any) -> list[Run]:
         return [program.run({"text": example.text}) for example in held_out]
 
-    runs = ask(desk())
-    show_culprits(runs, held_out)
+    program = desk()
+    runs = ask(program)
+    show_culprits(program, runs, held_out)
     print(f"\n{f'of {len(held_out)} tickets held out':<26}" + "".join(f"{field:>10}" for field in metric.metrics))
     print(f"  {'as written':<24}{scores(runs, held_out)}")
     gepa = optimize.GEPA(

@@ -219,7 +219,8 @@ def main() -> None:
         with using(Timed()), dspy.context(lm=ScriptedLM(SCRIPT) if offline else dspy.settings.lm):
             run = tuned.run({**example.inputs()})
         print(len([event for event in run.events if isinstance(event, Took)]), "executions were timed")
-        print(optimize.culprits(run, example, metric))
+        with dspy.context(lm=ScriptedLM(SCRIPT) if offline else dspy.settings.lm):
+            print(optimize.culprits(tuned, example, metric))
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ SHOWN = {
         "loaded into a new graph",
     ],
     "tune.py": [
+        "field     right  given right inputs  goal if it were gold  runs it breaks",
         "last writer   assign ",
-        "classify  `category` is 'billing', expected 'bug'.",
-        "assign    `queue` follows from `category`, which was already wrong: nothing to fix here.",
+        "100 % classify: `category` is 'billing', expected 'bug'.",
         "  dspy.LabeledFewShot ",
         "  dspy.BootstrapFewShot ",
         "  optimize.FewShot ",
         "  optimize.GEPA ",
-        "assign (not tunable)        0",
+        "predictor  right given right inputs  selected  kept",
     ],
     "research.py": [
         "8 documents read",
@@ -346,14 +346,16 @@ def assert_tuning_helped(printed: str) -> None:
 def assert_fields_helped(printed: str) -> None:
     """Judged by field, demonstrations and instructions are learned from runs that went wrong elsewhere."""
     queue = {
-        line.split("  ")[1]: int(line.split()[-1].removesuffix("%")) for line in printed.splitlines() if "%" in line
+        line.split("  ")[1]: int(line.split()[-1].removesuffix("%"))
+        for line in printed.splitlines()
+        if line[-1:] == "%"
     }
     assert queue["optimize.FewShot"] > queue["dspy.BootstrapFewShot"] + 5
     assert queue["optimize.GEPA"] > queue["as written"] + 5
-    culprits = {
-        line.split()[0]: int(line.split()[1]) for line in printed.splitlines() if line.startswith(("quote ", "judge "))
+    selected = {
+        line.split()[0]: int(line.split()[-2]) for line in printed.splitlines() if line.startswith(("quote ", "judge "))
     }
-    assert culprits["quote"] == 0 < culprits["judge"]
+    assert selected["quote"] == 0 < selected["judge"]
 
 
 def assert_predictors_learned(printed: str) -> None:

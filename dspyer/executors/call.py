@@ -145,7 +145,6 @@ class ExecutorCall:
         self._program = program
         self._executor = executor
         self._request = request
-        self._layers = layers_around()
         self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = subscriber(LMRecorder), executing.get() or Executing()
         self._caller = None if request.inside is not None or not here.id else here.program
@@ -175,7 +174,7 @@ class ExecutorCall:
             (here.id, here.node, here.attempt),
             prices_here(),
             recorder is not None and recorder.wants_texts,
-            self._layers,
+            layers_around(),
             # Not `dspy.cache`, which would be made now, with all switches on.
             tuple([switch for switch in CACHES if not getattr(vars(dspy).get("cache"), switch, True)]),
         )
@@ -289,10 +288,6 @@ class ExecutorCall:
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(returned)
-        # Layers are sent as copies: what those in the worker have noted is added to the caller's own.
-        again = [layer.asked_again for layer in self._layers if hasattr(layer, "asked_again")]
-        for known, asked in zip(again, returned.asked, strict=True):
-            known.extend(asked)
         if link is not None and prediction is not None:
             link.give(prediction)
         return prediction, error

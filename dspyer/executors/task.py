@@ -88,7 +88,6 @@ class Returned(NamedTuple):
         steps: the DSPy trace.
         usage: what a usage tracker has got, by language model.
         lm_calls: the LM calls, with messages and responses if the run around the call wants them.
-        asked: of each layer that asks nodes again, the executions that it has asked.
         calls: how many node calls it has made, if a budget around it bounds them.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
@@ -100,7 +99,6 @@ class Returned(NamedTuple):
     steps: Steps
     usage: Mapping[str, list[Any]]
     lm_calls: tuple[LMCall, ...]
-    asked: list[list[str]]
     calls: int
     lost: tuple[Steps, ...]
     run: bytes | None = None
@@ -148,8 +146,6 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     request = Request(call.options, call.inside)
     outcome, steps, tracker = request.outcome, list[Any](), UsageTracker()
     prediction, error = None, None
-    again = [layer.asked_again for layer in call.layers if hasattr(layer, "asked_again")]
-    asked_before = [len(one) for one in again]
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
         **sent.settings,
@@ -194,7 +190,6 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         steps,
         dict(tracker.usage_data),
         tuple([kept if call.wants_texts else usage for usage, _, kept in recorder.made]),
-        [one[before:] for one, before in zip(again, asked_before, strict=True)],
         sum([len(layer.called) for layer in call.options.layers if isinstance(layer, NodeCalls)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
         if call.inside is not None

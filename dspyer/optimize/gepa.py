@@ -18,7 +18,7 @@ import dspy
 from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import always_raised, error_text, refuses_removed
+from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
 from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
 from dspyer.optimize.examples import in_threads, validate_examples
@@ -60,6 +60,7 @@ class PredictorTuning:
     tunable: bool = True
 
 
+@shows_removed
 @dataclass(repr=False)
 class GEPAStats(ShownTable):
     """Statistics of one call of `optimize.GEPA.compile`: a table of the predictors as text, in a notebook too.

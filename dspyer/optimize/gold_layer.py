@@ -85,6 +85,7 @@ class GoldLayer(Layer):
         sheet.enter(root, call)
         output: Output = yield from inner(call)
         if output.failure is not None:
+            sheet.failed(root, call, output)
             return output
         found = sheet.judged(root, call, node, output)
         if sheet.again and is_wrong(found) and may_ask_again(call, node, output):

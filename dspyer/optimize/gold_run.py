@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer import Replace
-from dspyer.errors import RunStoppedError, brief, with_article
+from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
@@ -71,7 +71,7 @@ class Value:
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
-            that corrects what a check has refused, `"router"`.
+            that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         part: how it is compared with a list; None for a whole value.
         item: its index in the list of a map; None for a whole value.
         key: the key of its metric; None if it has none.
@@ -269,6 +269,12 @@ class Sheet:
             self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
         return found
 
+    def failed(self, root: str, call: Call, output: Output) -> None:
+        """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path, field = self._paths[scope, execution], next(iter(output.patch), "")
+        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
+
     def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
         graph, gold = call.runner.session.graph, dict[str, Any]()
@@ -422,7 +428,7 @@ class Sheet:
         if own != value.commit:
             found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
         else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost"]
+            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
             found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
         routed = value.kind == "router"
         inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
@@ -464,15 +470,15 @@ class Sheet:
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.last(field), ended.last)
+        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
 
     def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
         found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
-        state = ended.entries[at].state
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or field not in state:
+        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
+        state = ended.entries[at].state
         key = (scope, field, *map(id, parts))
         whole = self._wholes.get(key)
         if whole is None:
@@ -716,6 +722,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     return found
 
 
+@shows_removed
 class Culprits(NamedTuple):
     """The predictors that are responsible for what is wrong on an example. It prints as a table.
 

@@ -339,11 +339,10 @@ class ReadSources:
         with self._lock:
             return Sources(self._named(self._node(index)), self._named(self._routers(index)))
 
-    def last(self, field: str) -> tuple[str, ...]:
-        """The ids of the commits behind the value of a field at the end of the trunk."""
+    def behind(self, field: str, commit: str) -> tuple[str, ...]:
+        """The ids of the commits behind the value of a field after a commit, given its id."""
         with self._lock:
-            trunk = (at for at in reversed(range(len(self._log))) if not self._log[at].commit.branch)
-            return self._named({field: self._behind(field, next(trunk, 0))})[field] if self._log else ()
+            return self._named({field: self._behind(field, self._index_of[commit])})[field]
 
     def _named(self, found: Found) -> dict[str, tuple[str, ...]]:
         return {name: tuple([self._log[at].commit.id for at in sorted(found[name])]) for name in found}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -339,25 +338,6 @@ def worker(fork_server: None) -> Iterator[Executor]:
 
 
 # --- what optimizers ask for around a call
-
-
-def is_word(example: Any, a: str) -> bool:
-    return bool(a == example.a)
-
-
-def test_rollouts_are_made_in_the_worker(pool: BytesExecutor) -> None:
-    here, lm = asking(), WordLM()
-    with dspy.context(lm=lm.copy(rollout_id=10**6, temperature=1.0)):
-        right = here(q="1").a
-    examples = [dspy.Example(q="1", a=right).with_inputs("q")]
-    metric = optimize.by_field({"a": is_word}, goal="a")
-    found = []
-    for program in (here, here.with_executor(pool)):
-        with dspy.context(lm=lm):
-            tuned = optimize.FewShot(metric, rollouts=3).compile(program, trainset=examples)
-        found.append([demo.toDict() for demo in tuned.ask.demos])
-    assert found[0] == found[1]
-    assert re.match("a ", found[1][0]["a"])
 
 
 def test_what_a_check_in_a_worker_has_refused_is_known_outside(pool: BytesExecutor) -> None:

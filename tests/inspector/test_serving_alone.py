@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def test_ctrl_c_ends_readers_and_runs(tmp_path: Path) -> None:
         assert {commit.node for commit in thread.history()} == {"START", "ask", "slow"}  # what worked is committed
     finally:
         process.kill()
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Lets SIGINT be Ctrl-C: workers of the suite ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Recorded:

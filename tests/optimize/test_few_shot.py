@@ -228,6 +228,13 @@ def test_a_check_and_its_correction(draft: str, fixed: str, demos: dict[str, str
     assert all(demo.previous_a == "short" for demo in tuned.make_fix.demos)
 
 
+def test_what_a_check_refused_is_no_demonstration_though_its_metric_is_content() -> None:
+    metric = by_field({"a": equals("a"), "b": equals("b")}, goal="b")
+    with Task(a=lambda inputs, rollout: {"a": "no" if "previous_a" in inputs else "a x"}, b=right("a", "b")):
+        tuned = few_shot(metric).compile(checked("a x"), trainset=examples("x"))
+    assert texts_of(tuned)["make"] == ""
+
+
 class Rounds(BaseModel):
     n: int = 0
     text: str = ""

@@ -83,7 +83,7 @@ def test_all_that_is_wrong_by_itself_is_edited_at_once_on_right_inputs(threads: 
 
 
 def test_gold_runs_count_as_metric_calls() -> None:
-    _, stats, seen = tune(chain(), SkillLM(), max_metric_calls=15)
+    _, stats, seen = tune(chain(), SkillLM(), max_metric_calls=12)
     assert (stats.gold_runs, seen.spent) == (3, 3 + 3 + 3 + 3 + 3), "val, minibatch, gold runs, minibatch, val"
 
 

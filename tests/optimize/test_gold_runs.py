@@ -11,7 +11,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Budget, Command, CompiledGraph, Graph, Send, live, prefer, reducers
+from dspyer import END, START, Budget, Command, CompiledGraph, Graph, Send, live, prefer, reducers, view
 from dspyer.errors import BudgetError, Interrupted, RunStoppedError
 from dspyer.optimize import Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
@@ -299,6 +299,41 @@ def test_a_list_that_has_only_begun_is_right_if_gold_goes_on_so() -> None:
     assert judge(begun("x", "2"), "notes", "c").shares == {"one": 1.0}, "what has read it is excused"
     found = judge(begun("1", "2"), notes=lambda example, notes: notes == example.notes, c=equals("c"))
     assert found.shares == {"one": 0.5, "look": 0.5}, "a function cannot tell before the end"
+
+
+class Fails(dspy.Module):
+    """It asks a predictor, and fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = fake("a -> b", "y")
+
+    def forward(self, a: str) -> dspy.Prediction:
+        raise ValueError(f"cannot use {self.ask(a=a).b}")
+
+
+@pytest.mark.parametrize("into", ["failure", None])
+def test_what_has_failed_before_a_handler_is_a_suspect_of_what_that_gives(into: str | None) -> None:
+    def handled(a: str, answer: str) -> CompiledGraph:
+        graph = Graph(inputs=["q"]).add_node("first", fake("q -> a", a))
+        graph.add_node("second", Fails(), reads=["a"], writes=["b"]).add_node("third", fake("b -> c", "3"))
+        graph.add_node("sorry", fake("q -> c", answer)).add_edge("sorry", END).add_error_edge(
+            "second", "sorry", into=into
+        )
+        return graph.add_path(START, "first", "second", "third", END).compile()
+
+    found = judge(handled("1", "sorry"), "a", "c")
+    assert (found.shares, found.suspects) == ({"second.ask": 0.5, "sorry": 0.5}, ("second.ask", "sorry"))
+    assert judge(handled("x", "3"), "a", "c").shares == {"first": 1.0}
+    assert not judge(handled("1", "3"), "a", "c").shares, "what it gives is right"
+
+
+def test_a_view_has_read_what_it_shows() -> None:
+    graph = Graph(State, inputs=["q"]).add_node("one", fake("q -> note", "1"), writes={"note": "notes"})
+    graph.add_node("two", fake("q -> note", "x"), writes={"note": "notes"})
+    graph.add_node("last", fake("notes: list[str] -> c", "x"), reads={"notes": view("notes").by("two")})
+    program = graph.add_path(START, "one", "two", "last", END).compile()
+    assert judge(program, "c").shares == {"two": 0.5, "last": 0.5}
 
 
 class Board(BaseModel):
