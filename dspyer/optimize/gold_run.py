@@ -82,7 +82,7 @@ class Value:
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
         lost: whether a merge policy has preferred another one, before anything has read it.
         replaced: whether gold was put in its place.
-        steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
+        steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
     """
 
@@ -115,7 +115,7 @@ class Value:
     @property
     def predictors(self) -> tuple[str, ...]:
         """The full names of the predictors that made it; of a function and of a graph, none."""
-        return () if self.kind == "graph" else tuple(dict.fromkeys([step.predictor for step in self.steps]))
+        return tuple(dict.fromkeys([step.predictor for step in self.steps]))
 
     @property
     def name(self) -> str:
@@ -383,7 +383,7 @@ class Sheet:
             if value.scope == OUTSIDE:
                 value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
             if ended is not None and value.commit in ended.entries:
-                value.steps = self._steps(value, ended)
+                value.steps = () if value.kind == "graph" else self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
         for ended in self._ended.values():
