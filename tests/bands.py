@@ -72,7 +72,7 @@ NOT_YET: dict[str, str] = {
     "optimize.gold_layer": (
         "Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"
     ),
-    "optimize.gold_run": "executing original_id",
+    "optimize.gold_run": "original_id",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (

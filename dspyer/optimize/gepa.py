@@ -343,8 +343,7 @@ class GoldSelector:
 
 def _words(fault: Fault, run: Sheet) -> str:
     """The words for a fault: for a suspect too, whose own value may be right."""
-    problems = run.problems.get((fault.value.scope, fault.value.commit))
-    text = f"{fault.value.text} A check found: {'; '.join(problems)}" if problems else fault.value.text
+    text = run.text_of(fault.value)
     return text if fault.known else f"{text} This step may be the cause."
 
 

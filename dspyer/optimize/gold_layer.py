@@ -63,7 +63,7 @@ class GoldLayer(Layer):
         if not run.scope:  # it may be called by the code of a node
             around = root if layer is self else None
             sheet = sheet if layer is self else self.sheet()
-            root = "" if sheet is None else sheet.begin(run.program, around)
+            root = "" if sheet is None else sheet.begin(run, around)
         with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
                 yield
