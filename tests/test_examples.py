@@ -49,6 +49,13 @@ SHOWN = {
         "  optimize.GEPA ",
         "predictor  right given right inputs  selected  kept",
     ],
+    "corrections.py": [
+        "70 mails in the archive; people have corrected categories in 66, urgency in 62",
+        "Where the desk loses: goal `queue`: 1 of 70 right",
+        "review.urgency",
+        "route (not tunable) ",
+        "47 gold runs",
+    ],
     "research.py": [
         "8 documents read",
         "length_m      records 412, books 418, press 412 -> 418 (prefer('books'), by books)",
@@ -222,7 +229,8 @@ FEWER: dict[str, dict[str, Any]] = {
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
-DEAR = {"batch.py", "batch_dask.py", "coming_over.py", "fleet.py", "optimize.py", "scans.py", "search.py", "tune.py"}
+DEAR = {"batch.py", "batch_dask.py", "coming_over.py", "corrections.py", "fleet.py", "optimize.py", "scans.py"}
+DEAR |= {"search.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
     for name in SHOWN
@@ -243,6 +251,8 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert_tuning_helped(printed)
     if name == "tune.py":
         assert_fields_helped(printed)
+    if name == "corrections.py":
+        assert_corrections_helped(printed)
     if name == "coming_over.py":
         assert_predictors_learned(printed)
     if name == "killed.py":
@@ -356,6 +366,13 @@ def assert_fields_helped(printed: str) -> None:
         line.split()[0]: int(line.split()[-2]) for line in printed.splitlines() if line.startswith(("quote ", "judge "))
     }
     assert selected["quote"] == 0 < selected["judge"]
+
+
+def assert_corrections_helped(printed: str) -> None:
+    """The map and the editor have learned from what people have corrected."""
+    lines = {line.split("  ")[1].strip(): line for line in printed.splitlines() if line.endswith("%")}
+    before, after = ([int(share) for share in re.findall(r"(\d+)%", lines[name])] for name in ("as written", "tuned"))
+    assert all(now > was + 5 for was, now in zip(before, after, strict=True))
 
 
 def assert_predictors_learned(printed: str) -> None:

@@ -47,9 +47,10 @@ def dataset(
         corrected: only runs of which a field of `gold` was corrected.
 
     Returns:
-        An example for each completed run, the oldest first, with `with_inputs` of what the run got. A run is left out
-        if a field has no value, if the program redacts an input or a field of it, or if it cannot be read, also since
-        its class is not known in this process; a warning in the log says how many were.
+        An example for each completed run, the oldest first, with `with_inputs` of what the run got, without what it has
+        carried over from an earlier one. A run is left out if a field has no value, if the program redacts an input or
+        a field of it, or if it cannot be read, also since its class is not known in this process; a warning in the log
+        says how many were.
 
     Raises:
         TypeError: if `archive` is none.

@@ -16,7 +16,7 @@ from dspyer.extend import freeze, same
 from dspyer.lm.not_public import Hasher
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import PredictorCall, Sheet, faults, misled, observe
+from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults, observe
 
 logger = logging.getLogger("dspyer")
 
@@ -224,7 +224,7 @@ def _demos(sheet: Sheet, is_full: bool) -> dict[str, _Demo]:
     """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
     verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
     steps: dict[int, PredictorCall] = {}
-    of_misled, wrong_inputs = set[int](), misled(sheet)
+    of_misled, carried = set[int](), Carried(sheet)
     for value in sheet.values:
         verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict
         # What a reducer has made of the values of several nodes is judged as a whole.
@@ -232,7 +232,9 @@ def _demos(sheet: Sheet, is_full: bool) -> dict[str, _Demo]:
             for step in one.steps:
                 verdicts.setdefault(id(step.outputs), set()).add(verdict)
                 steps[id(step.outputs)] = step
-                of_misled |= {id(step.outputs)} if one in wrong_inputs else set()
+                # What a correction corrects is wrong, and is told to be so.
+                read = [known for known in one.reads if one.kind != "fix" or known.field != one.field]
+                of_misled |= {id(step.outputs)} if any(carried.by(known) is None for known in read) else set()
     found: dict[str, list[_Demo]] = {}
     for key, step in steps.items():
         if "wrong" not in verdicts[key] and ("right" in verdicts[key] or is_full):

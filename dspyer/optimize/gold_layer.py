@@ -139,8 +139,8 @@ def is_wrong(found: Sequence[Sequence[Any]]) -> bool:
 def may_ask_again(call: Call, node: Node, output: Output) -> bool:
     """Tell if a node can be asked again: a function gives the same, a graph would go on, siblings have read posts."""
     graph = call.runner.session.graph
-    live = graph.topology.schema.live_fields
-    return not (output.targets or node.runs_graph or node.name in graph.searches or live) and step_count() > 0
+    live, fixed = graph.topology.schema.live_fields, {*graph.searches, *graph.rejecting}
+    return not (output.targets or node.runs_graph or node.name in fixed or live) and step_count() > 0
 
 
 class ItemLayer(Layer):

@@ -654,7 +654,7 @@ class Fault(NamedTuple):
         return tuple(dict.fromkeys([name for value in self.causes for name in value.predictors]))
 
 
-class _Carried:
+class Carried:
     """The unknown values that values carry for what was made from them; None if something is known to be wrong."""
 
     def __init__(self, run: Sheet, right: Collection[Any] = ()) -> None:
@@ -686,6 +686,11 @@ class _Carried:
             found.update(dict.fromkeys(carried))
         return tuple(found)
 
+    def is_right(self, value: Value) -> bool:
+        """Tell if all that was read for a value is right: what it is depends on its author alone."""
+        read = self.read(value)
+        return read is not None and not any(one.predictors for one in read)
+
 
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
@@ -698,29 +703,18 @@ def is_read(run: Sheet, keys: Collection[str]) -> bool:
     return any(one.key in keys for one in wrong)
 
 
-def misled(run: Sheet) -> set[Value]:
-    """The values for which something was read that is known to be wrong; but for what a node has to correct."""
-    carried = _Carried(run)
-    return {
-        value
-        for value in run.values
-        for one in value.reads
-        if carried.by(one) is None and not (value.kind == "fix" and value.field == one.field)
-    }
-
-
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
     right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
-    carried, found = _Carried(gold or run, right), list[Fault]()
+    carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
             continue
         read = carried.read(value)
         if read is not None:
-            found.append(Fault(value, (*read, value), not any(one.predictors for one in read)))
+            found.append(Fault(value, (*read, value), carried.is_right(value)))
     if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = _Carried(run)
+        carried = Carried(run)
         for value in run.values:
             if value.kind == "fix" and value.verdict == "wrong":
                 others = [carried.by(one) for one in value.reads if one.field != value.field]

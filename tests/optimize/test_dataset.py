@@ -6,7 +6,6 @@ import gc
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -284,24 +283,20 @@ def test_a_value_of_an_unknown_class_is_no_gold(tmp_path: Path) -> None:
 
 
 @each(
-    ("call", "error", "says"),
+    ("gold", "options", "error", "says"),
     [
-        (lambda archive: dataset(archive, {"gold": "lable"}), ValueError, "no field 'lable'. Did you mean 'label'"),
-        (lambda archive: dataset(archive, {"text": "label"}), ValueError, "column 'text' is an input of graph 'Desk'"),
-        (lambda archive: dataset(archive, {"corrected": "label"}), ValueError, "column 'corrected' is what the exampl"),
-        (
-            lambda archive: dataset("runs.db", {"gold": "label"}),
-            TypeError,
-            "takes an Archive",
-        ),
-        (lambda archive: dataset(archive, GOLD, since="today"), TypeError, "since='today': give a datetime"),
+        ({"gold": "lable"}, {}, ValueError, "no field 'lable'. Did you mean 'label'"),
+        ({"text": "label"}, {}, ValueError, "column 'text' is an input of graph 'Desk'"),
+        ({"corrected": "label"}, {}, ValueError, "column 'corrected' is what the examples add"),
+        ({"gold": "label"}, {"archive": "runs.db"}, TypeError, "takes an Archive, and got 'runs.db'"),
+        ({"gold": "label"}, {"since": "today"}, TypeError, "since='today': give a datetime"),
     ],
 )
-def test_wrong_arguments(call: Callable[[Archive], Any], error: type[Exception], says: str) -> None:
+def test_wrong_arguments(gold: Any, options: Any, error: type[Exception], says: str) -> None:
     store = Memory()
     program(store).thread("a").run({"text": "x"})
     with pytest.raises(error, match=says):
-        call(Archive(store))
+        dataset(**{"archive": Archive(store), "gold": gold, **options})
 
 
 def test_without_the_key_of_an_encrypted_store_it_is_an_error(tmp_path: Path) -> None:
@@ -348,7 +343,7 @@ class Counted(Memory):
 def test_the_cost_grows_with_the_number_of_runs(in_one_thread: bool) -> None:
     store, costs, made = Counted(), list[int](), 0
     desk = program(store)
-    for size in (15, 30, 60):
+    for size in (10, 20, 40):
         while made < size:
             thread = desk.thread("one" if in_one_thread else f"t-{made}")
             thread.run({"text": f"{made}"})
@@ -360,17 +355,19 @@ def test_the_cost_grows_with_the_number_of_runs(in_one_thread: bool) -> None:
     assert costs[2] - costs[1] < 2.6 * (costs[1] - costs[0]), costs
 
 
-@pytest.mark.slow("more runs than a page of the list has")
 def test_more_runs_than_a_page() -> None:
+    class SmallPages(Archive):
+        def runs(self, **options: Any) -> Any:
+            return super().runs(**{**options, "limit": 7})
+
     store = Memory()
-    graph = Graph(name="Small").add_node("add", lambda n: {"m": n + 1}, writes=["m"]).add_path(START, "add", END)
-    small = graph.compile(store=store)
-    for n in range(1_010):
-        small.thread(f"t-{n}").run({"n": n})
-    for n in range(0, 1_010, 100):
-        small.thread(f"t-{n}").update({"m": -1}, as_node="add")
-    found = dataset(Archive(store), {"gold": "m"})
-    assert Counter(one.n for one in found) == dict.fromkeys(range(1_010), 1)
-    assert [one.gold for one in sorted(found, key=lambda one: one.n)] == [
-        -1 if n % 100 == 0 else n + 1 for n in range(1_010)
-    ]
+    for n in range(25):
+        thread = program(store).thread(f"t-{n}")
+        thread.run({"text": f"{n}"})
+        if n % 10 == 0:
+            thread.update({"label": "right"}, as_node="sort")
+    found = dataset(SmallPages(store), {"gold": "label"})
+    assert {one.text: one.gold for one in found} == {
+        f"{n}": "right" if n % 10 == 0 else f"label {n}" for n in range(25)
+    }
+    assert len(found) == 25

@@ -235,6 +235,15 @@ def test_what_a_check_refused_is_no_demonstration_though_its_metric_is_content()
     assert texts_of(tuned)["make"] == ""
 
 
+@each(("draft", "rollouts", "calls"), [("no", 0, (1, 1)), ("no", 2, (3, 1)), ("a x", 2, (1, 1))])
+def test_a_check_that_asks_an_lm_is_not_asked_again(draft: str, rollouts: int, calls: tuple[int, int]) -> None:
+    graph = Graph(name="Checked", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
+    graph = graph.add_check("form", dspy.Predict("a -> problems: list[str]"), of="make").add_path(START, "make", END)
+    with Task(a=lambda inputs, rollout: {"a": draft}, problems=lambda inputs, rollout: {"problems": []}) as task:
+        run = learned(graph.compile(), examples("x")[0], OF_A, rollouts)
+    assert (run.state["a"], (task.count("a"), task.count("problems"))) == ("a x", calls)
+
+
 class Rounds(BaseModel):
     n: int = 0
     text: str = ""
@@ -439,13 +448,13 @@ def test_rollouts_in_a_fork() -> None:
     graph = Graph(Fork, inputs=["text"])
     for name in ("left", "right"):
         graph = graph.add_node(f"make_{name}", dspy.Predict(f"text -> {name}"))
-    graph = graph.add_node("join", lambda left, right: {"both": left + right}, writes=["both"])
-    graph = graph.add_edge(START, ["make_left", "make_right"]).add_edge(["make_left", "make_right"], "join")
-    metric = by_field({"left": equals("l"), "right": equals("r"), "both": equals("b")}, goal="both")
-    example = dspy.Example(text="x", l="left x", r="right x", b="left xright x").with_inputs("text")
+    graph = graph.add_edge(START, ["make_left", "make_right"]).add_edge(["make_left", "make_right"], END)
+    metric = by_field({"left": equals("l"), "right": equals("r")}, goal="left")
+    example = dspy.Example(text="x", l="left x", r="right x").with_inputs("text")
     with Task(left=right("text", "left", ["x"], 1), right=right("text", "right", ["x"], 2)) as task:
-        run = learned(graph.add_edge("join", END).compile(), example, metric, 2)
-    assert (run.state["both"], task.count("left"), task.count("right")) == ("left xright x", 2, 3)
+        run = learned(graph.compile(), example, metric, 2)
+    found = (run.state["left"], run.state["right"], task.count("left"), task.count("right"))
+    assert found == ("left x", "right x", 2, 3)
 
 
 class Wall(BaseModel):
@@ -454,98 +463,80 @@ class Wall(BaseModel):
     a: str = ""
 
 
-def of_function(calls: list[str]) -> CompiledGraph:
+def one_node(kind: str, calls: list[str]) -> CompiledGraph:
+    """A graph with one node that writes `a`, of a kind that is never asked again."""
+
     def make(text: str) -> dict[str, str]:
         calls.append(text)
         return {"a": "no"}
 
-    graph = Graph(name="Function", inputs=["text"]).add_node("make", make, writes=["a"])
+    graph = Graph(Wall if kind == "live" else None, name=kind.title(), inputs=["text"])
+    if kind == "router":
+        for label in ("yes", "no"):
+            graph.add_node(label, lambda: {"c": "done"}, writes=["c"]).add_edge(label, END)
+        way = dspy.Predict(dspy.Signature("text -> a").with_updated_fields("a", type_=Literal["yes", "no"]))
+        return graph.add_conditional_edges(START, way, {"yes": "yes", "no": "no"}, writes=["a"]).compile()
+    if kind == "graph":
+        inner = Graph(name="Inner", inputs=["text"]).add_node("make", dspy.Predict("text -> b"))
+        graph.add_node("make", inner.add_path(START, "make", END).compile(), writes={"b": "a"})
+    else:
+        graph.add_node("make", make if kind == "function" else dspy.Predict("text -> a"), writes=["a"])
     return graph.add_path(START, "make", END).compile()
 
 
-def of_graph(calls: list[str]) -> CompiledGraph:
-    inner = (
-        Graph(name="Inner", inputs=["text"]).add_node("make", dspy.Predict("text -> b")).add_path(START, "make", END)
-    )
-    graph = Graph(name="Outer", inputs=["text"]).add_node("inner", inner.compile(), writes={"b": "a"})
-    return graph.add_path(START, "inner", END).compile()
-
-
-def of_router(calls: list[str]) -> CompiledGraph:
-    graph = (
-        Graph(name="Routed", inputs=["text"]).add_node("yes", lambda: {"c": "yes"}, writes=["c"]).add_edge("yes", END)
-    )
-    graph.add_node("no", lambda: {"c": "no"}, writes=["c"]).add_edge("no", END)
-    way = dspy.Predict(dspy.Signature("text -> a").with_updated_fields("a", type_=Literal["yes", "no"]))
-    return graph.add_conditional_edges(START, way, {"yes": "yes", "no": "no"}, writes=["a"]).compile()
-
-
-def of_live(calls: list[str]) -> CompiledGraph:
-    graph = Graph(Wall, name="Wall", inputs=["text"]).add_node("make", dspy.Predict("text -> a"))
-    return graph.add_path(START, "make", END).compile()
-
-
-@each(
-    ("build", "made", "calls"),
-    [(of_function, 1, {}), (of_graph, 0, {"b": 1}), (of_router, 0, {"a": 1}), (of_live, 0, {"a": 1})],
-)
-def test_what_is_never_asked_again(build: Any, made: int, calls: Mapping[str, int]) -> None:
+@each(("kind", "made"), [("function", {"function": 1}), ("graph", {"b": 1}), ("router", {"a": 1}), ("live", {"a": 1})])
+def test_what_is_never_asked_again(kind: str, made: Mapping[str, int]) -> None:
     """A function gives the same, a graph would go on where it was, siblings have read posts."""
     called: list[str] = []
     example = dspy.Example(text="x", a="yes").with_inputs("text")
-    wrong: Answer = lambda inputs, rollout: {"a": "no"}  # noqa: E731
-    with Task(a=wrong, b=lambda inputs, rollout: {"b": "no"}) as task:
-        run = learned(build(called), example, OF_A, 3)
-    assert (len(called), Counter({name: task.count(name) for name, _ in task.calls})) == (made, calls)
-    assert run.state["a"] == "yes", "gold"
+    with Task(a=lambda inputs, rollout: {"a": "no"}, b=lambda inputs, rollout: {"b": "no"}) as task:
+        run = learned(one_node(kind, called), example, OF_A, 3)
+    counts = {"function": len(called)} if called else {name: task.count(name) for name, _ in task.calls}
+    assert (counts, run.state["a"]) == (made, "yes"), "gold"
 
 
 # --- errors
 
 
-def test_a_run_that_raised_gives_the_steps_that_it_has_made_and_is_counted() -> None:
-    def fails(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
-        raise ConnectionError("down")
+def failing(at: str) -> CompiledGraph:
+    """A graph that fails after its step, or before it for the text x."""
 
-    with Task(a=right("text", "a"), b=right("a", "b"), c=fails):
-        optimizer = few_shot(max_errors=5)
-        tuned = optimizer.compile(pipeline(), trainset=examples("x", "y"))
-        with pytest.raises(Exception, match="down"):
-            few_shot(max_errors=1).compile(pipeline(), trainset=examples("x", "y"))
-    assert texts_of(tuned) == {"make_a": "xy", "make_b": "xy", "make_c": ""}
-    assert optimizer.error_count == 2
-
-
-def test_a_run_that_fails_before_its_first_node_is_an_error_like_others() -> None:
-    def route(text: str) -> str:
-        if text == "x":
+    def fail(text: str) -> Any:
+        if at == "end" or text == "x":
             raise ConnectionError("down")
         return "make_a"
 
-    graph = Graph(name="Routed").add_node("make_a", dspy.Predict("text -> a")).add_edge("make_a", END)
-    graph.add_conditional_edges(START, route, ["make_a"])
+    graph = Graph(name="Failing", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
+    if at == "end":
+        return graph.add_node("fail", fail, writes=["b"]).add_path(START, "make_a", "fail", END).compile()
+    return graph.add_conditional_edges(START, fail, ["make_a"]).add_edge("make_a", END).compile()
+
+
+@each(("at", "errors", "demos"), [("end", 2, "xy"), ("begin", 1, "y")])
+def test_runs_that_raise_are_counted_and_give_the_steps_that_they_have_made(at: str, errors: int, demos: str) -> None:
     with chain():
-        taught = few_shot(OF_A, max_errors=2).compile(graph.compile(), trainset=examples("x", "y"))
-    assert texts_of(taught) == {"make_a": "y"}
-
-
-class Broken(dspy.Module):
-    """A module that gives a wrong value, and finds a full disk when it is asked again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ask = dspy.Predict("text -> a")
-        self.calls: list[str] = []
-
-    def forward(self, text: str) -> dspy.Prediction:
-        self.calls.append(text)
-        if len(self.calls) > 1:
-            raise StoreError("the disk is full")
-        found: dspy.Prediction = self.ask(text=text)
-        return found
+        optimizer = few_shot(OF_A, max_errors=5)
+        tuned = optimizer.compile(failing(at), trainset=examples("x", "y"))
+        with pytest.raises(Exception, match="down"):
+            few_shot(OF_A, max_errors=1).compile(failing(at), trainset=examples("x", "y"))
+    assert (texts_of(tuned), optimizer.error_count) == ({"make_a": demos}, errors)
 
 
 def test_a_store_that_fails_ends_the_optimization() -> None:
+    """Also when a node is asked again."""
+    calls: list[int] = []
+
+    class Broken(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask = dspy.Predict("text -> a")
+
+        def forward(self, text: str) -> dspy.Prediction:
+            calls.append(1)
+            if len(calls) > 1:
+                raise StoreError("the disk is full")
+            return dspy.Prediction(a=self.ask(text=text).a)
+
     graph = Graph(name="One", inputs=["text"]).add_node("make_a", Broken()).add_path(START, "make_a", END)
     with chain(a="x"), pytest.raises(StoreError, match="the disk is full"):
         few_shot(OF_A, rollouts=2, max_errors=9).compile(graph.compile(), trainset=examples("x", "y"))
