@@ -19,17 +19,16 @@ from typing import Any, NamedTuple
 
 import dspy
 
+from dspyer import Replace
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
 from dspyer.lm.tracing import original_id
-from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.patch import Replace
 
 Scope = tuple[str, tuple[str, ...]]
 """A run: the key of the outermost one in the call of the program, and the executions around it."""
@@ -83,7 +82,7 @@ class Value:
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
         lost: whether a merge policy has preferred another one, before anything has read it.
         replaced: whether gold was put in its place.
-        steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
+        steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
     """
 
@@ -116,7 +115,7 @@ class Value:
     @property
     def predictors(self) -> tuple[str, ...]:
         """The full names of the predictors that made it; of a function and of a graph, none."""
-        return () if self.kind == "graph" else tuple(dict.fromkeys([step.predictor for step in self.steps]))
+        return tuple(dict.fromkeys([step.predictor for step in self.steps]))
 
     @property
     def name(self) -> str:
@@ -152,8 +151,8 @@ class _Ended:
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
         self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
         self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
-        modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
-        parts = [vars(run.program)[name] for name in modules if name is not None]
+        names = {router.module_name for router in self.graph.routers} - {None}
+        parts = [vars(run.program)[name] for name in names]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
 
@@ -395,7 +394,7 @@ class Sheet:
             if value.scope == OUTSIDE:
                 value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
             if ended is not None and value.commit in ended.entries:
-                value.steps = self._steps(value, ended)
+                value.steps = () if value.kind == "graph" else self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
         for inner in self._ended.values():

@@ -343,8 +343,12 @@ def test_what_a_reducer_folds_is_judged_where_it_is_read_and_not_replaced(at_onc
         found = judge(noted("1", "2", at_once=at_once).compile(), notes=metric, c=lambda example, c: c == "3")
         assert (found.shares, found.suspects) == ({"last": 1.0}, ())
     program = noted("1", "x", at_once=at_once)
-    last = FakePredict("c -> a", lambda c: calls.append(c) or "1")  # type: ignore[func-returns-value]
-    program.add_node("end", last).add_edge("last", "end").add_edge("end", END)
+
+    def count(c: str) -> str:
+        calls.append(c)
+        return "1"
+
+    program.add_node("end", FakePredict("c -> a", count)).add_edge("last", "end").add_edge("end", END)
     calls: list[str] = []
     judge(program.compile(), "notes", "a")
     assert len(calls) == 1, "no gold is put in: no gold run"
