@@ -70,9 +70,9 @@ NOT_YET: dict[str, str] = {
     "migrate.unsupported": "RESERVED",
     "optimize.examples": "check_inputs",
     "optimize.gold_layer": (
-        "ModuleRouter Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"
+        "Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"
     ),
-    "optimize.gold_run": "Replace Router executing original_id",
+    "optimize.gold_run": "original_id",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (

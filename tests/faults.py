@@ -538,15 +538,15 @@ FAULTS: tuple[Fault, ...] = (
         file="dspyer/optimize/gold_run.py",
         old='wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces',
         new="wrong = values[0].key in self._replaces",
-        loss="a gold run puts gold in the place of right values too, and of a metric whose gold is not to be used",
-        tests=("tests/optimize/test_gold_runs.py", "tests/optimize"),
+        loss="a gold run puts gold in the place of right values, too: runs that gave demonstrations give none",
+        tests=("tests/optimize/test_few_shot.py", "tests/optimize"),
     ),
     Fault(
         name="right_in_the_run_is_blamed",
         file="dspyer/optimize/gold_run.py",
         old='if value.replaced or value.verdict == "right" or value.place in self._right:',
         new='if value.replaced or value.verdict == "right":',
-        loss="what followed from a value that was right in the run itself, and wrong after gold, is excused",
+        loss="who has read a value that is right in the run itself, and wrong after gold, is excused",
         tests=("tests/optimize/test_gold_runs.py", "tests/optimize"),
     ),
     Fault(

@@ -386,4 +386,4 @@ def test_optimizers_on_tickets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         found = re.fullmatch(r"(\d+) tool calls, [\d.]+ min", cells[7])  # it would say OTHER RESULTS
         assert found, line
         assert 0 < int(found[1]) <= min(int(cells[5]), 8)
-    assert int(found[1]) <= int(cells[5]) / 4, "in a whole optimization each ticket comes back"
+        assert "FewShot" in line or int(found[1]) <= int(cells[5]) / 4, "in an optimization each ticket comes back"

@@ -224,12 +224,12 @@ def _demos(sheet: Sheet, is_full: bool) -> dict[str, _Demo]:
     """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
     verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
     steps: dict[int, PredictorCall] = {}
-    of_misled, carried = set[int](), Carried(())
+    of_misled, carried = set[int](), Carried(sheet)
     for value in sheet.values:
         verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict
         # What a reducer has made of the values of several nodes is judged as a whole.
         for one in [*(part for part in value.reads if part.folds), value] if value.kind == "graph" else [value]:
-            for step in () if one.kind == "graph" else one.steps:
+            for step in one.steps:
                 verdicts.setdefault(id(step.outputs), set()).add(verdict)
                 steps[id(step.outputs)] = step
                 # What a correction corrects is wrong, and is told to be so.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from threading import Lock
 from typing import Any, Final
@@ -216,14 +216,15 @@ class GoldSelector:
             suspects = [name for name in fault.suspects if name in candidate]
             if not fault.known and suspects and selected.keys().isdisjoint(suspects):
                 selected.update(dict.fromkeys(in_turn(state, candidate_idx, candidate, suspects)))
-        misread = self._misread(cases, selected, candidate)
+        misread = self._misread(cases, selected)
+        noticing = [name for _, value, _ in misread for name in value.predictors if name in candidate]
         if not selected:  # what is wrong by itself has no text to edit
             ran = {name for case in cases for value in case.run.values for name in value.predictors}
-            names = in_turn(state, candidate_idx, candidate, misread or ran & {*candidate} or candidate)
-            selected, misread = dict.fromkeys(names), {name: misread[name] for name in names if name in misread}
-        chosen = [name for name in candidate if name in selected or name in misread]
+            noticing = in_turn(state, candidate_idx, candidate, noticing or ran & {*candidate} or candidate)
+        chosen = [name for name in candidate if name in selected or name in noticing]
         if every or misread:
-            self._put_records(trajectories, cases, chosen, misread)
+            parsed = [case for case in cases if not isinstance(case.trajectory["prediction"], FailedPrediction)]
+            self._put_records(trajectories, parsed, chosen, misread)
         for name in chosen:
             self._tries[name] += 1
             self._stats.of(name).selected += 1
@@ -270,13 +271,13 @@ class GoldSelector:
 
     def _count(self, case: Case) -> None:
         """Counts what is right given right inputs, and whether gold has helped those that read it (rule 8)."""
-        carried = Carried(())
+        carried = Carried(case.gold or case.run)
         for fault in case.faults:
             if fault.known and not fault.suspects:
                 self._stats.of(fault.value.name)
         for value in (case.gold or case.run).values:
             if value.verdict != "unknown" and carried.is_right(value):
-                for name in value.predictors or (() if value.kind == "graph" else (value.name,)):
+                for name in value.predictors or ([] if value.kind == "graph" else [value.name]):
                     figures = self._stats.of(name)
                     figures.judged += 1
                     figures.right += value.verdict == "right"
@@ -298,75 +299,52 @@ class GoldSelector:
 
     # --- what is edited, and what the reflection LM is shown
 
-    def _misread(
-        self, cases: Iterable[Case], selected: Collection[str], candidate: Collection[str]
-    ) -> dict[str, dict[Value, str]]:
-        """The values of a run that were made from wrong ones, by predictor: it should maybe have noticed (rule 7).
+    def _misread(self, cases: Iterable[Case], selected: Collection[str]) -> list[tuple[Case, Value, str]]:
+        """The values of runs that were made from wrong ones: their authors should maybe have noticed (rule 7).
 
         None while culprits are edited with success.
         """
         tries = [self._tries[name] - PATIENCE for name in selected]
         if tries and not any(times >= 0 and times % 2 == 0 for times in tries):
-            return {}
-        found: dict[str, dict[Value, str]] = {}
-        for value in [value for case in cases for value in case.run.values if value.verdict == "wrong"]:
-            wrong = " and ".join(f"`{one.field}`" for one in value.reads if one.verdict == "wrong")
-            for name in value.predictors if wrong else ():
-                if name in candidate:
-                    found.setdefault(name, {})[value] = f"{value.text} It had read {wrong}{MISREAD}"
+            return []
+        found = []
+        for case in cases:
+            for value in [one for one in case.run.values if one.verdict == "wrong"]:
+                wrong = " and ".join(f"`{one.field}`" for one in value.reads if one.verdict == "wrong")
+                found += [(case, value, f"{value.text} It had read {wrong}{MISREAD}")] if wrong else []
         return found
 
     def _put_records(
         self,
         trajectories: list[Any],
-        cases: Iterable[Case],
+        cases: Collection[Case],
         names: Collection[str],
-        misread: Mapping[str, Mapping[Value, str]],
+        misread: Iterable[tuple[Case, Value, str]],
     ) -> None:
         """Puts a trajectory for each record in the place of those of the minibatch, the wrong ones first."""
-        watched = {id(case.trajectory): case for case in cases}
-        noticed = {value: text for texts in misread.values() for value, text in texts.items()}
-        wrong: list[tuple[str, Any]] = []
-        right: list[tuple[str, Any]] = []
-        for one in trajectories:
-            case = watched.get(id(one))
-            if case is None or isinstance(one["prediction"], FailedPrediction):
-                wrong.append(("", one))
-                continue
-            told: dict[Value, list[str]] = {}
-            for fault in case.faults:
-                for cause in fault.causes:
-                    told.setdefault(cause, []).append(_words(fault, case.run))
-            told.update({value: [noticed[value]] for value in case.run.values if value in noticed})
-            for value, texts in told.items():
-                wrong += self._records(case, value, "\n".join(texts), names)
-            for value in (case.gold or case.run).values:
-                if value.verdict == "right" and value.item is None:
-                    right += self._records(case, value, value.text, names)
+        watched = {id(case.trajectory) for case in cases}
+        kept = [one for one in trajectories if id(one) not in watched]
+        told = [(case, one, _words(fault, case.run)) for case in cases for fault in case.faults for one in fault.causes]
+        told += misread
+        for case in cases:
+            right = [one for one in (case.gold or case.run).values if one.verdict == "right" and one.item is None]
+            told += [(case, value, value.text) for value in right]
         most: Counter[str] = Counter()
-        kept = []
-        for name, record in [*wrong, *right]:
-            most[name] += 1
-            if not name or most[name] <= RECORDS:
-                kept.append(record)
+        for case, value, text in told:
+            program = dict(case.run.program.named_predictors())
+            for name, inputs, outputs in value.steps:
+                if id(outputs) in self._told:  # another value of the same step
+                    self._told[id(outputs)] = outputs, f"{self._told[id(outputs)][1]}\n{text}"
+                elif name in names and most[name] < RECORDS:
+                    most[name] += 1
+                    self._told[id(outputs)] = outputs, text
+                    kept.append({**case.trajectory, "trace": [(program[name], inputs, outputs)]})
         trajectories[:] = kept
-
-    def _records(self, case: Case, value: Value, text: str, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """A trajectory for each step of a value whose predictor is edited."""
-        program = dict(case.run.program.named_predictors())
-        for step in value.steps if value.kind != "graph" else ():
-            if step.predictor in names:
-                known = self._told.get(id(step.outputs))
-                self._told[id(step.outputs)] = step.outputs, text if known is None else f"{known[1]}\n{text}"
-                if known is None:
-                    trace = [(program[step.predictor], step.inputs, step.outputs)]
-                    yield step.predictor, {**case.trajectory, "trace": trace}
 
 
 def _words(fault: Fault, run: Sheet) -> str:
     """The words for a fault: for a suspect too, whose own value may be right."""
-    problems = run.problems.get((fault.value.scope, fault.value.commit))
-    text = f"{fault.value.text} A check found: {'; '.join(problems)}" if problems else fault.value.text
+    text = run.text_of(fault.value)
     return text if fault.known else f"{text} This step may be the cause."
 
 

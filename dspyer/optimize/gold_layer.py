@@ -18,7 +18,6 @@ from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
-from dspyer.nodes.router import ModuleRouter
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet
@@ -64,7 +63,7 @@ class GoldLayer(Layer):
         if not run.scope:  # it may be called by the code of a node
             around = root if layer is self else None
             sheet = sheet if layer is self else self.sheet()
-            root = "" if sheet is None else sheet.begin(run.program, around)
+            root = "" if sheet is None else sheet.begin(run, around)
         with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
                 yield
@@ -176,6 +175,6 @@ class Labelled:
 
     def _labelled(self, call: Call, prediction: Any) -> Any:
         module = getattr(self.step, "step", self.step).module  # with templates filled in, it is around the leaf
-        routers = [one for one in call.runner.session.graph.exits[call.node] if isinstance(one, ModuleRouter)]
-        router = next(one for one in routers if vars(call.program)[str(one.module_name)] is module)
+        ways = [way for way in call.runner.session.graph.exits[call.node] if not isinstance(way, str)]
+        router = next(way for way in ways if vars(call.program).get(way.module_name) is module)
         return self.sheet.label(self.root, call, router, prediction)

@@ -19,17 +19,16 @@ from typing import Any, NamedTuple
 
 import dspy
 
+from dspyer import Replace
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
-from dspyer.lm.tracing import executing, original_id
-from dspyer.nodes.router import Router
+from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.patch import Replace
 
 Scope = tuple[str, tuple[str, ...]]
 """A run: the key of the outermost one in the call of the program, and the executions around it."""
@@ -83,7 +82,7 @@ class Value:
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
         lost: whether a merge policy has preferred another one, before anything has read it.
         replaced: whether gold was put in its place.
-        steps: the calls of predictors that made it; known after `Sheet.link`, as is the next.
+        steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
         reads: the values that were read for it.
     """
 
@@ -116,7 +115,7 @@ class Value:
     @property
     def predictors(self) -> tuple[str, ...]:
         """The full names of the predictors that made it; of a function and of a graph, none."""
-        return () if self.kind == "graph" else tuple(dict.fromkeys([step.predictor for step in self.steps]))
+        return tuple(dict.fromkeys([step.predictor for step in self.steps]))
 
     @property
     def name(self) -> str:
@@ -144,7 +143,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
-        self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
+        self.last = next((id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
         for step in run.trace_steps(run.run):
@@ -152,8 +151,8 @@ class _Ended:
         self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
         self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
         self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
-        modules = {way.module_name for ways in self.graph.exits.values() for way in ways if isinstance(way, Router)}
-        parts = [vars(run.program)[name] for name in modules if name is not None]
+        names = {router.module_name for router in self.graph.routers} - {None}
+        parts = [vars(run.program)[name] for name in names]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
 
@@ -194,6 +193,7 @@ class Sheet:
         self._ended: dict[Scope, _Ended] = {}
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
+        self._called: dict[tuple[Scope, str], list[tuple[Scope, _Ended]]] = {}  # runs, by where they were called
         self._unchecked: dict[tuple[Scope, str], list[list[Value]]] = {}  # what waits for the verdict of its check
         self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         self._names: dict[int, str] = {}  # of the predictors, by id
@@ -207,15 +207,16 @@ class Sheet:
         """Learns the full names of the predictors."""
         self._names = self._names or {id(one): name for name, one in program.named_predictors()}
 
-    def begin(self, graph: Any, around: str | None) -> str:
-        """The key of an outermost run that begins, of a graph of the program, maybe by the code of a node."""
+    def begin(self, run: Any, around: str | None) -> str:
+        """The key of an outermost run that begins, maybe by the code of a node in another one."""
+        graph = run.program
         program = (dspy.settings.get(CALLERS) or [graph])[0]
         path = next((path for path, one in graphs_in(program) if one is graph), ())
         with self._lock:
             self.name_predictors(program)
-            here, caller = executing.get(), None
-            if around is not None and here is not None:
-                *outer, execution = Address.parse(here.id).inside
+            caller = None
+            if around is not None and run.ids.called_in:
+                *outer, execution = Address.parse(run.ids.called_in).inside
                 caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
             root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
@@ -339,22 +340,27 @@ class Sheet:
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
-        if part is not None and isinstance(gold, list | tuple):
-            if part.position is None and isinstance(value.value, list) and len(value.value) == len(gold):
-                pairs = [*enumerate(zip(value.value, gold, strict=True))]
-                return [
-                    replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
-                    for at, (one, want) in pairs
-                ]
-            if part.position is not None and part.position < len(gold):
+        golds = gold if isinstance(gold, list | tuple) else ()
+        if part is not None and part.position is not None:
+            if part.position < len(golds):
                 value.value, value.gold, value.item = part.entry, gold[part.position], part.position
                 value.result = metric._compared(key, value.value, value.gold)
-                return [value]
-        if part is not None and part.position is not None:  # gold has no entry for it: it is judged with the others
-            value.part, value.folds, value.may_replace = None, True, False
+            else:  # gold has no entry for it: it is judged with the others
+                value.part, value.folds, value.may_replace = None, True, False
             return [value]
+        if part is not None and isinstance(value.value, list) and len(value.value) == len(golds):
+            pairs = [*enumerate(zip(value.value, gold, strict=True))]
+            return [
+                replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
+                for at, (one, want) in pairs
+            ]
         value.result = metric._judge(key, example, value.value, value.state)
         return [value]
+
+    def text_of(self, value: Value) -> str:
+        """The words of the metric for a value, and what a check has found in it, in this run or its gold run."""
+        problems = self.problems.get((value.scope, value.commit))
+        return f"{value.text} A check found: {'; '.join(problems)}" if problems else value.text
 
     # --- what was read
 
@@ -363,6 +369,10 @@ class Sheet:
 
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
+        for scope, inner in self._ended.items():
+            outer, execution = self._caller(scope) or (OUTSIDE, "")
+            for one in {execution, whole_execution(execution)}:
+                self._called.setdefault((outer, one), []).append((scope, inner))
         self._add_outside()
         self.values.sort(key=self._order)
         for value in self.values:
@@ -376,19 +386,19 @@ class Sheet:
                     ended.labels.setdefault(value.commit, []).append(
                         value if mended else replace(value, replaced=False)
                     )
-        for scope, ended in self._ended.items():  # before what has read only the beginning of a list
-            for field in ended.written:
-                self._last(scope, ended, field)
+        for scope, inner in self._ended.items():  # before what has read only the beginning of a list
+            for field in inner.written:
+                self._last(scope, inner, field)
         for value in self.values:
             ended = self._ended.get(value.scope)
             if value.scope == OUTSIDE:
                 value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
             if ended is not None and value.commit in ended.entries:
-                value.steps = self._steps(value, ended)
+                value.steps = () if value.kind == "graph" else self._steps(value, ended)
                 value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for ended in self._ended.values():
-            self._note_lost(ended, read)
+        for inner in self._ended.values():
+            self._note_lost(inner, read)
         return self
 
     def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
@@ -461,21 +471,17 @@ class Sheet:
         root, around = scope
         return ((root, around[:-1]), around[-1]) if around else self._callers.get(root)
 
-    def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
+    def _inside(self, value: Value) -> Sequence[tuple[Scope, _Ended]]:
         """The runs that were called where a value was made, as graphs of the node or by its code."""
-        own = _own_execution(value)
-        for scope, ended in self._ended.items():
-            outer, execution = self._caller(scope) or (None, "")
-            if outer == value.scope and own in (execution, whole_execution(execution)):
-                yield scope, ended
+        return self._called.get((value.scope, _own_execution(value)), ())
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
         return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str], at: str) -> list[Value]:
+    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Sequence[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, [*commits], at)))]
+        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, commits, at)))]
         parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
         if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
             return found
@@ -561,7 +567,7 @@ class Sheet:
         yield from self._read_by(outer, commit, name)
 
 
-def _last_authors(ended: _Ended, field: str, commits: list[str], at: str) -> Iterable[str]:
+def _last_authors(ended: _Ended, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
     """The commits behind a field after a commit, with those that have left it as it was: such a node is its author."""
     if not any(name == field for _, name in ended.unchanged):
         return commits
@@ -651,9 +657,11 @@ class Fault(NamedTuple):
 class Carried:
     """The unknown values that values carry for what was made from them; None if something is known to be wrong."""
 
-    def __init__(self, right: Collection[Any]) -> None:
+    def __init__(self, run: Sheet, right: Collection[Any] = ()) -> None:
         self._right = right  # the places of values that were right in the run itself
         self._known: dict[Value, tuple[Value, ...] | None] = {}
+        for value in run.values:  # in the order of their commits, so that what was read is known: a run may be long
+            self.by(value)
 
     def by(self, value: Value) -> tuple[Value, ...] | None:
         """The unknown values that a value carries; none if it is right."""
@@ -686,22 +694,19 @@ class Carried:
 
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
-
-    def through(values: Iterable[Value]) -> Iterator[Value]:
-        for value in values:
-            yield value
-            if value.kind == "graph":  # it is no reader: it passes on what those inside of it have written
-                yield from through(value.reads)
-
-    read = {id(one) for value in run.values if value.kind != "graph" for one in through(value.reads)}
-    wrong = [one for one in run.values if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
-    return any(id(one) in read for one in wrong if one.key in keys)
+    read = dict.fromkeys(one for value in run.values if value.kind != "graph" for one in value.reads)
+    pending = [one for one in read if one.kind == "graph"]
+    for value in pending:  # it is no reader: it passes on what those inside of it have written
+        pending += [one for one in value.reads if one.kind == "graph" and one not in read]
+        read.update(dict.fromkeys(value.reads))
+    wrong = [one for one in read if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
+    return any(one.key in keys for one in wrong)
 
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
     right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
-    carried, found = Carried(right), list[Fault]()
+    carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
             continue
@@ -709,7 +714,7 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
         if read is not None:
             found.append(Fault(value, (*read, value), carried.is_right(value)))
     if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = Carried(())
+        carried = Carried(run)
         for value in run.values:
             if value.kind == "fix" and value.verdict == "wrong":
                 others = [carried.by(one) for one in value.reads if one.field != value.field]
@@ -793,10 +798,10 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
     for fault in found:
         names = fault.suspects or (fault.value.name,)
         for name in names:
-            shares[name] = shares.get(name, 0.0) + 1 / (len(found) * len(names))
-            texts.setdefault(name, {})[fault.value.text] = None
+            shares[name] = shares.get(name, 0.0) + 1 / len(names)
+            texts.setdefault(name, {})[run.text_of(fault.value)] = None
     known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
-    ordered = dict(sorted(shares.items(), key=lambda part: -part[1]))
+    ordered = {name: share / len(found) for name, share in sorted(shares.items(), key=lambda part: -part[1])}
     return Culprits(
         ordered,
         tuple([name for name in ordered if name not in known]),

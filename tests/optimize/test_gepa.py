@@ -83,7 +83,7 @@ def test_all_that_is_wrong_by_itself_is_edited_at_once_on_right_inputs(threads: 
 
 
 def test_gold_runs_count_as_metric_calls() -> None:
-    _, stats, seen = tune(chain(), SkillLM(), max_metric_calls=15)
+    _, stats, seen = tune(chain(), SkillLM(), max_metric_calls=12)
     assert (stats.gold_runs, seen.spent) == (3, 3 + 3 + 3 + 3 + 3), "val, minibatch, gold runs, minibatch, val"
 
 
@@ -121,7 +121,7 @@ class Sheet(BaseModel):
     a: Annotated[list[int], reducers.append] = []
 
 
-def mapped() -> tuple[Any, Any, list[dspy.Example]]:
+def mapped() -> tuple[Any, Any, str]:
     graph = Graph(Sheet, name="Mapped", inputs=["ns"])
     graph.add_map("each", dspy.Predict(step("n", "a")), over="ns", item="n", into="many")
     metric = optimize.by_field({"many": optimize.equals("many")}, goal="many")
@@ -187,7 +187,7 @@ def test_each_proposal_has_a_rollout_id_and_a_second_start_the_same() -> None:
     for lm in (first, second):
         tune(chain(), SkillLM(), broken, reflection_lm=lm)
     rollouts = [one.rollout for one in first.reflections]
-    assert rollouts == sorted(rollouts, key=int) == [one.rollout for one in second.reflections]
+    assert rollouts == sorted(map(int, filter(None, rollouts))) == [one.rollout for one in second.reflections]
     assert len(set(rollouts)) == len(rollouts) > 3
 
 
