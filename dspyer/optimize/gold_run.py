@@ -11,9 +11,11 @@ of one call of a program have written, at any depth, and what they had read. `bl
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
+from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -133,27 +135,48 @@ class Value:
         return "" if self.result is None else wrong_text(self.output, self.value, self.result, self.gold)
 
 
-class _Ended:
-    """The facts of one run, once it has ended."""
+class Visit(NamedTuple):
+    """A call of a node in a run that is watched: the run, the execution, and the path of the node."""
 
-    def __init__(self, run: Any) -> None:
-        self.graph = run.graph
+    call: Call
+    scope: Scope
+    execution: str
+    path: tuple[str, ...]
+
+
+class _Run:
+    """One run, once it has ended: what its nodes have read, and the values that they have written."""
+
+    def __init__(self, scope: Scope, run: Any) -> None:
+        self.scope, self.graph, self.given = scope, run.graph, run.run_start.patch
         self.entries = {entry.commit.id: entry for entry in run.run.log}
         self.ids = list(self.entries)
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
-        self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
-        self.given = run.run_start.patch
         self.last = next((id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch), "")
+        self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.reads = run.reads()
-        self.steps: dict[str, list[TraceStep]] = {}
+        self.of = cache(self.reads.of)
+        self.steps = defaultdict[str, list[TraceStep]](list)
         for step in run.trace_steps(run.run):
-            self.steps.setdefault(step.execution, []).append(step)
-        self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
-        self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
-        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
+            self.steps[step.execution].append(step)
+        self.values = defaultdict[tuple[str, str], list[Value]](list)  # by commit and field
+        self.unchanged = defaultdict[str, set[str]](set)  # by field, the commits that have left it as it was
+        self.labels = defaultdict[str, list[Value]](list)  # of the routers after a commit, or of a `Command` in it
+        self.wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         names = {router.module_name for router in self.graph.routers} - {None}
         parts = [vars(run.program)[name] for name in names]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
+
+    def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
+        """The commits behind a field after one, with those that have left it as it was: such a node is its author."""
+        unchanged, found, passed, pending = self.unchanged.get(field), dict[str, None](), set[str](), [at]
+        for commit in pending if unchanged else ():
+            if commit in commits or commit in unchanged:
+                found[commit] = None
+            elif commit not in passed:
+                passed.add(commit)
+                pending += self.parents[commit]
+        return found or commits
 
 
 class Sheet:
@@ -190,14 +213,15 @@ class Sheet:
         self.error: Exception | None = None
         self.problems: dict[tuple[Scope, str], list[str]] = {}
         self._metric, self._example, self._replaces, self._unused = metric, example, replaces, unused
-        self._ended: dict[Scope, _Ended] = {}
+        self._runs: dict[Scope, _Run] = {}  # those inside of another one before it
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
-        self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
-        self._called: dict[tuple[Scope, str], list[tuple[Scope, _Ended]]] = {}  # runs, by where they were called
-        self._unchecked: dict[tuple[Scope, str], list[list[Value]]] = {}  # what waits for the verdict of its check
-        self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
+        self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
+        self._owners: dict[int, _Run] = {}  # the innermost run of each step
+        self._inside = defaultdict[tuple[Scope, str], list[_Run]](list)  # runs, by where they were called
+        self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
         self._names: dict[int, str] = {}  # of the predictors, by id
         self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
+        self._counts = Counter[Any]()  # of the runs that each has begun
         self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
@@ -219,36 +243,29 @@ class Sheet:
                 *outer, execution = Address.parse(run.ids.called_in).inside
                 caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
-            root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
+            root = f"{caller or ''}{self._counts[caller]:05}"
+            self._counts[caller] += 1
             self._callers[root], self._prefixes[root] = caller, path
             return root
 
-    def enter(self, root: str, call: Call) -> None:
+    def enter(self, root: str, call: Call) -> Visit:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
-        scope = (root, call.runner.session.scope)
-        self._paths[scope, call.context.delegate.execution] = (*self._around(scope), call.node)
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path = self._paths[scope, execution] = (*self._around(scope), call.node)
+        return Visit(call, scope, execution, path)
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
-        scope = (root, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
+        scope, index = (root, call.runner.session.scope), call.context.delegate.index
+        self._items |= {(scope, id(step[2])): index for step in dspy.settings.get(TRACE) or ()}
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
-        if not around:
-            return self._prefixes[root]
-        return self._paths[(root, around[:-1]), whole_execution(around[-1])]
+        return self._paths[(root, around[:-1]), whole_execution(around[-1])] if around else self._prefixes[root]
 
-    def judged(self, root: str, call: Call, node: Node, output: Output) -> list[list[Value]]:
+    def judged(self, visit: Visit, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
-        session, execution = call.runner.session, call.context.delegate.execution
-        graph, scope = session.graph, (root, session.scope)
-        check = graph.rejecting.get(node.name)
-        if check is not None:  # what it finds is no value of the program
-            problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
-            before = [(scope, commit) for commit in check.output_before(session.run.log, _head(call))]
-            self.problems |= {place: list(problems) for place in before if problems}
-            return [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        graph, (call, *place) = visit.call.runner.session.graph, visit
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
@@ -256,43 +273,45 @@ class Sheet:
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
                 continue
-            value, path = thaw(output.after.raw(field)), self._paths[scope, execution]
-            made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
+            value = thaw(output.after.raw(field))
+            made = Value(*place, field, own.get(field, field), value, output.after, kind, leads=leads)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
                 made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
                 made.part = sent_entry(call, output.updates.get(field), reducer.name)
-            made.folds, made.leads = reducer is not None and made.part is None, leads
+            made.folds = reducer is not None and made.part is None
             made.may_replace = field not in schema.live_fields and not made.folds
             found.append(self._judged(made))
         if leads and not found:
-            self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
+            self._add([Value(*place, "", "", None, output.after, leads=True)])
         return found
 
-    def failed(self, root: str, call: Call, output: Output) -> None:
+    def failed(self, visit: Visit, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
-        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
-        path, field = self._paths[scope, execution], next(iter(output.patch), "")
-        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
+        field = next(iter(output.patch), "")
+        self._add([Value(*visit[1:], field, field, output.failure, output.after, "failure", leads=True)])
 
-    def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+    def checked(self, visit: Visit, output: Output) -> dict[str, Any]:
+        """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
+        session = visit.call.runner.session
+        check = session.graph.rejecting[visit.call.node]
+        problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
+        before = [(visit.scope, one) for one in check.output_before(session.run.log, _head(visit.call))]
+        self.problems |= {place: list(problems) for place in before if problems}
+        found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        return self._gold_in(session.graph, found)
+
+    def written(self, visit: Visit, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
-        graph, gold = call.runner.session.graph, dict[str, Any]()
-        waits = self.after_checks and any(check.of == call.node and check.fix for check in graph.checks.values())
-        for values in found:
-            field, is_new = values[0].field, call.node not in graph.rejecting
-            reducer = graph.topology.schema.reducer(field)
-            if is_new:
-                self._add(values)
-            if waits and reducer is None:
-                self._unchecked.setdefault((values[0].scope, values[0].commit), []).append([*values])
-                continue
-            update = self._gold_of(values)
-            if update is not NO_GOLD:
-                gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
-        return gold
+        graph = visit.call.runner.session.graph
+        self._add([one for values in found for one in values])
+        if self.after_checks and any(check.of == visit.call.node and check.fix for check in graph.checks.values()):
+            wait = [values for values in found if graph.topology.schema.reducer(values[0].field) is None]
+            self._unchecked[visit.scope, visit.execution] = wait
+            found = [values for values in found if values not in wait]
+        return self._gold_in(graph, found)
 
     def label(self, root: str, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
         """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
@@ -300,15 +319,24 @@ class Sheet:
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
-        found = Value(scope, commit, path, field, router.label, label, after, "router", leads=True)
-        values = self._add(self._judged(found))
-        gold = self._gold_of(values)
+        (value,) = self._judged(Value(scope, commit, path, field, router.label, label, after, "router", leads=True))
+        self._add([value])
+        gold = self._gold_of([value])
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, values: Sequence[Value]) -> Sequence[Value]:
+    def _add(self, values: Sequence[Value]) -> None:
         with self._lock:
             self.values += values
-        return values
+
+    def _gold_in(self, graph: Any, found: Iterable[Sequence[Value]]) -> dict[str, Any]:
+        """The updates with gold for what is wrong, by field."""
+        gold = dict[str, Any]()
+        for values in found:
+            field, update = values[0].field, self._gold_of(values)
+            reducer = graph.topology.schema.reducer(field)
+            if update is not NO_GOLD:
+                gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
+        return gold
 
     def _gold_of(self, values: Sequence[Value]) -> Any:
         """The gold that is put in the place of a value, or of its items; `NO_GOLD` for none."""
@@ -322,7 +350,9 @@ class Sheet:
 
     def end(self, root: str, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
-        self._ended[root, run.scope] = _Ended(run)
+        ended = self._runs[root, run.scope] = _Run((root, run.scope), run)
+        for step in [step for steps in ended.steps.values() for step in steps]:
+            self._owners.setdefault(id(step.outputs), ended)
 
     # --- verdicts
 
@@ -332,11 +362,16 @@ class Sheet:
         self.values = [one for value in self.values for one in self._judged(value)]
         return self
 
-    def _judged(self, value: Value) -> list[Value]:
+    def _judged(self, value: Value, folded: bool = False) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
         metric, example = self._metric, self._example
         key = metric._key_for(value.path, value.field)
-        if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
+        if (
+            example is None
+            or (value.folds and not folded)
+            or key is None
+            or (key in self._unused and key != metric.goal)
+        ):
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
@@ -369,156 +404,132 @@ class Sheet:
 
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
-        for scope, inner in self._ended.items():
-            outer, execution = self._caller(scope) or (OUTSIDE, "")
-            for one in {execution, whole_execution(execution)}:
-                self._called.setdefault((outer, one), []).append((scope, inner))
+        for (root, around), run in self._runs.items():
+            outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root] or (OUTSIDE, "")
+            for one in {at, whole_execution(at)}:
+                self._inside[outer, one].append(run)
         self._add_outside()
         self.values.sort(key=self._order)
-        for value in self.values:
-            ended = self._ended.get(value.scope)
-            if ended is not None and value.commit in ended.entries:
-                ended.values.setdefault((value.commit, value.field), []).append(value)
-                if value.field not in ended.entries[value.commit].commit.patch:
-                    ended.unchanged.add((value.commit, value.field))
-                if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
-                    mended = value.kind == "router" or not value.replaced
-                    ended.labels.setdefault(value.commit, []).append(
-                        value if mended else replace(value, replaced=False)
-                    )
-        for scope, inner in self._ended.items():  # before what has read only the beginning of a list
-            for field in inner.written:
-                self._last(scope, inner, field)
-        for value in self.values:
-            ended = self._ended.get(value.scope)
-            if value.scope == OUTSIDE:
-                value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
-            if ended is not None and value.commit in ended.entries:
-                value.steps = () if value.kind == "graph" else self._steps(value, ended)
-                value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
+        linked = [(value, run) for value in self.values if (run := self._run_of(value)) is not None]
+        for value, run in linked:
+            run.values[value.commit, value.field].append(value)
+            if value.field not in run.entries[value.commit].commit.patch:
+                run.unchanged[value.field].add(value.commit)
+            if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
+                mended = value.kind == "router" or not value.replaced
+                run.labels[value.commit].append(value if mended else replace(value, replaced=False))
+        for run in self._runs.values():  # before what has read only the beginning of a list
+            for field in run.written:
+                self._last(run, field)
+        for value in [one for one in self.values if one.scope == OUTSIDE]:
+            value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
+        for value, run in linked:
+            value.steps = self._steps(value, run)
+            value.reads = [one for one in dict.fromkeys(self._reads(value, run)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for inner in self._ended.values():
-            self._note_lost(inner, read)
+        for run in self._runs.values():  # what has lost a merge, unread
+            for id_, entry in run.entries.items():
+                for (field, *rest), winner in entry.winners.items():
+                    for side in () if rest else run.of(id_).node.get(field, ()):
+                        for one in run.values.get((side, field), ()):
+                            one.lost = side != run.ids[winner] and id(one) not in read
         return self
 
-    def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
-        """Notes which values have lost a merge, unread."""
-        for id_, entry in ended.entries.items():
-            for (field, *rest), winner in entry.winners.items():
-                for side in () if rest else ended.reads.of(id_).node.get(field, ()):
-                    for one in ended.values.get((side, field), ()):
-                        one.lost = side != ended.ids[winner] and id(one) not in read
+    def _run_of(self, value: Value) -> _Run | None:
+        """The run in which a value was committed."""
+        run = self._runs.get(value.scope)
+        return run if run is not None and value.commit in run.entries else None
 
     def _add_outside(self) -> None:
         """Adds what predictors have given that a hand-written module calls itself, outside of its graphs."""
-        runs = self._ended.values()
-        inside = {id(step.outputs) for ended in runs for steps in ended.steps.values() for step in steps}
         for at, (predictor, inputs, outputs) in enumerate(self.trace):
             name = self._names.get(original_id(predictor))
-            if id(outputs) in inside or name is None:
+            if id(outputs) in self._owners or name is None:
                 continue
-            step, state, place = PredictorCall(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
+            place, state = (OUTSIDE, f"{at}", tuple(name.split("."))), {**inputs, **outputs}
+            steps = (PredictorCall(name, inputs, outputs),)
             for field, value in outputs.items():
-                made = Value(
-                    *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
-                )
-                self.values += self._judged(made)
+                self.values += self._judged(Value(*place, field, field, value, state, steps=steps, may_replace=False))
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
         root, around = value.scope
         found: list[Any] = [root]
         for depth, execution in enumerate((*around, value.commit)):
-            ended = self._ended.get((root, around[:depth]))
-            entry = None if ended is None else ended.entries.get(whole_execution(execution))
+            run = self._runs.get((root, around[:depth]))
+            entry = None if run is None else run.entries.get(whole_execution(execution))
             found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
-    def _steps(self, value: Value, ended: _Ended) -> tuple[PredictorCall, ...]:
-        own = _own_execution(value)
-        if own != value.commit:
-            found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
-        else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
-            found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
-        routed = value.kind == "router"
-        inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
-        found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
-        found = [step for step in found if id(step[2]) not in inside]
-        return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
+    def _steps(self, value: Value, run: _Run) -> tuple[PredictorCall, ...]:
+        found, is_item = list[PredictorCall](), value.item is not None and value.part is None
+        for step in run.steps.get(value.commit, ()) if value.kind != "graph" else ():
+            at, outputs = original_id(step.predictor), id(step.outputs)
+            made = self._owners[outputs] is run and (at in run.of_routers) is (value.kind == "router")
+            made = made and (not is_item or self._items.get((value.scope, outputs)) == value.item)
+            if made and at in self._names and (step.status != "lost" or value.kind == "failure"):
+                found.append(PredictorCall(self._names[at], step.inputs, step.outputs))
+        return tuple(found)
 
-    def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
-        passed = value.kind == "graph" and ended.graph.nodes[value.path[-1]].mapped is None
-        for scope, inner in self._inside(value) if value.kind != "router" else ():
+    def _reads(self, value: Value, run: _Run) -> Iterator[Value]:
+        is_item = value.item is not None and value.part is None
+        own = part_id(value.commit, value.item) if is_item else value.commit
+        passed = value.kind == "graph" and run.graph.nodes[value.path[-1]].mapped is None
+        for inner in self._inside.get((value.scope, own), ()) if value.kind != "router" else ():
             for name in [value.output] if passed else inner.written:
-                yield from self._last(scope, inner, name)
+                yield from self._last(inner, name)
         if value.kind == "graph":
             return
-        sources, parents = ended.reads.of(value.commit), ended.parents[value.commit]
-        at = value.commit if value.kind == "router" else parents[0]
-        found = {**sources.routers} if value.kind == "router" else {**sources.node}
-        for check in ended.graph.rejecting.values():
-            found.pop(check.into, None)  # problems are no values of the program
-        for field, commits in found.items():
-            yield from self._at(value.scope, ended, field, commits, at)
+        checks = {check.into for check in run.graph.rejecting.values()}  # problems are no values of the program
+        routed, parents = value.kind == "router", run.parents[value.commit]
+        sources, at = run.of(value.commit), value.commit if routed else parents[0]
+        for field, commits in (sources.routers if routed else sources.node).items():
+            yield from () if field in checks else self._at(run, field, commits, at)
         for parent in parents:  # what led here; a router that is a function passes on what it read
-            yield from ended.labels.get(parent, ())
-            for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
-                yield from self._at(value.scope, ended, field, commits, parent)
+            yield from run.labels.get(parent, ())
+            for field, commits in {} if parent in run.labels else run.of(parent).routers.items():
+                yield from self._at(run, field, commits, parent)
 
-    def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
-        """The run and the execution in which a run was called; None if that was outside of all graphs."""
-        root, around = scope
-        return ((root, around[:-1]), around[-1]) if around else self._callers.get(root)
-
-    def _inside(self, value: Value) -> Sequence[tuple[Scope, _Ended]]:
-        """The runs that were called where a value was made, as graphs of the node or by its code."""
-        return self._called.get((value.scope, _own_execution(value)), ())
-
-    def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
+    def _last(self, run: _Run, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
+        return self._at(run, field, run.reads.behind(field, run.last), run.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Sequence[str], at: str) -> list[Value]:
+    def _at(self, run: _Run, field: str, commits: Sequence[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, commits, at)))]
-        parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
+        found = [*dict.fromkeys(self._behind(run, field, run.authors(field, commits, at)))]
+        parts = [one for one in found if one.folds and one.scope == run.scope and one.field == field]
+        if not parts or {*commits} != {*run.reads.behind(field, at)}:  # a view shows only some of it
             return found
-        state = ended.entries[at].state
-        key = (scope, field, *map(id, parts))
-        whole = self._wholes.get(key)
+        key = (field, *map(id, parts))
+        whole = run.wholes.get(key)
         if whole is None:
-            whole = parts[0]
+            state, whole = run.entries[at].state, parts[0]
             if len(parts) > 1:
                 commit = " ".join([one.commit for one in parts])
-                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
-            whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
-            self._judged(whole)
-            if whole.verdict == "wrong" and at != ended.last:  # others may add to it
+                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts, folds=False)
+            whole.value, whole.state = thaw(state.raw(field)), state
+            self._judged(whole, folded=True)
+            if whole.verdict == "wrong" and at != run.last:  # others may add to it
                 rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
                 begun = is_list and all(one in rest for one in whole.value)
                 whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
-            whole.folds = len(parts) == 1
             if len(parts) > 1 and whole.result is not None:
                 self.values.append(whole)
-            self._wholes[key] = whole
+            run.wholes[key] = whole
         return found if whole.result is None else [*(one for one in found if one not in parts), whole]
 
-    def _behind(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str]) -> Iterator[Value]:
+    def _behind(self, run: _Run, field: str, commits: Iterable[str]) -> Iterator[Value]:
         """The values of a field, given the commits behind it."""
         for commit in commits:
-            known = ended.values.get((commit, field))
-            if known:
+            if known := run.values.get((commit, field)):
                 yield from known
-            elif not ended.entries[commit].parents:
-                yield from self._given(scope, field)
-            elif len(ended.entries[commit].parents) > 1:  # a merge policy made it of what branches wrote
-                yield from self._behind(scope, ended, field, ended.reads.of(commit).node.get(field, ()))
-            elif field not in ended.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
-                for name, behind in ended.reads.of(commit).routers.items():
-                    if name != field:
-                        yield from self._behind(scope, ended, name, behind)
+            elif not run.parents[commit]:
+                yield from self._given(run, field)
+            elif len(run.parents[commit]) > 1:  # a merge policy made it of what branches wrote
+                yield from self._behind(run, field, run.of(commit).node.get(field, ()))
+            elif field not in run.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
+                for name, behind in run.of(commit).routers.items():
+                    yield from self._behind(run, name, behind) if name != field else ()
 
     def _is_given(self, inputs: Mapping[str, Any]) -> bool:
         """Tell if inputs are those of the example, and not made by the code around the graphs."""
@@ -528,62 +539,33 @@ class Sheet:
     def _made_before(self, value: Value | None, root: str = "") -> Iterator[Value]:
         """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
         caller = self._callers.get(root)
-        for one in self.values:
-            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)) and caller is None:
+        for one in self.values if caller is None else ():
+            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
-        for other, its_caller in self._callers.items():
-            if its_caller == caller and (value is not None or other < root):
-                ended = self._ended[other, ()]
-                for name in ended.written:
-                    yield from self._last((other, ()), ended, name)
-        if caller is not None and caller[0] in self._ended:
-            scope, commit = caller[0], whole_execution(caller[1])
-            for name in self._ended[scope].reads.of(commit).node if commit in self._ended[scope].entries else ():
-                yield from self._read_by(scope, commit, name)
+        for run in self._inside[caller or (OUTSIDE, "")]:
+            if value is not None or run.scope[0] < root:
+                for name in run.written:
+                    yield from self._last(run, name)
+        outer = None if caller is None else self._runs.get(caller[0])
+        commit = "" if caller is None else whole_execution(caller[1])
+        if outer is not None and commit in outer.entries:
+            for name, commits in outer.of(commit).node.items():
+                yield from self._at(outer, name, commits, outer.parents[commit][0])
 
-    def _read_by(self, scope: Scope, commit: str, field: str) -> list[Value]:
-        """The values of a field that the node of a commit has read."""
-        ended = self._ended[scope]
-        commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
-        return self._at(scope, ended, field, commits, parent)
-
-    def _given(self, scope: Scope, field: str) -> Iterator[Value]:
+    def _given(self, run: _Run, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
-        root, around = scope
-        outer = (root, around[:-1])
+        root, around = run.scope
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            given = self._ended[scope].given
-            if field in given and not self._is_given({field: thaw(given[field])}):
+            if field in run.given and not self._is_given({field: thaw(run.given[field])}):
                 yield from self._made_before(None, root)
             return
-        around_it, commit = self._ended.get(outer), whole_execution(around[-1])
-        if around_it is None or commit not in around_it.entries:
+        outer, commit = self._runs.get((root, around[:-1])), whole_execution(around[-1])
+        if outer is None or commit not in outer.entries:
             return
-        node = around_it.graph.nodes[around_it.entries[commit].commit.node]
-        if node.mapped is not None and field == node.mapped.item:
-            name = node.mapped.over
-        else:
-            name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
-        yield from self._read_by(outer, commit, name)
-
-
-def _last_authors(ended: _Ended, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
-    """The commits behind a field after a commit, with those that have left it as it was: such a node is its author."""
-    if not any(name == field for _, name in ended.unchanged):
-        return commits
-    found, passed, pending = dict[str, None](), set[str](), [at]
-    for commit in pending:
-        if commit in commits or (commit, field) in ended.unchanged:
-            found[commit] = None
-        elif commit not in passed:
-            passed.add(commit)
-            pending += ended.parents[commit]
-    return found or commits
-
-
-def _own_execution(value: Value) -> str:
-    """The execution that made a value: of an item of a map, that of the item."""
-    return value.commit if value.item is None or value.part is not None else part_id(value.commit, value.item)
+        node = outer.graph.nodes[outer.entries[commit].commit.node]
+        of_item = node.mapped is not None and field == node.mapped.item
+        name = node.mapped.over if of_item else ((node.inner or node).reads or {}).get(field, field)
+        yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
 
 
 def _head(call: Call) -> int:
