@@ -163,8 +163,8 @@ class GoldSelector:
         with self._lock:
             found = self._open.get(id(trace))
             if found is None:
-                found = self._open[id(trace)] = Sheet(self._metric)
-                found.trace, found.program = trace, (dspy.settings.get(CALLERS) or [None])[0]
+                program = dspy.settings[CALLERS][0]
+                found = self._open[id(trace)] = Sheet(program, self._metric, trace=trace)
             return found
 
     def judge(

@@ -25,7 +25,7 @@ from dspyer import Replace
 from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
-from dspyer.lm.not_public import CALLERS, TRACE
+from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
@@ -48,44 +48,25 @@ class PredictorCall(NamedTuple):
     outputs: Any
 
 
-class Part(NamedTuple):
-    """The part of gold that a value is compared with, if it is a part of a list.
-
-    Attributes:
-        position: the index of the entry that a `Send` target adds; None for a map, whose items are compared one by one.
-        entry: that entry.
-    """
-
-    position: int | None = None
-    entry: Any = None
-
-
 @dataclass(slots=True, eq=False)
 class Value:
     """A value that a node, an item of a map, or a router has written.
 
     Attributes:
-        scope: the run in which it was written.
-        commit: the id of its commit in that run.
-        path: the node, after the nodes around it and the attribute of its graph in a module.
-        field: the field of its graph.
-        output: the name that the node has for it.
+        output: the name that the node has for its field.
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
             that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
-        part: how it is compared with a list; None for a whole value.
-        item: its index in the list of a map; None for a whole value.
+        mapped: whether it is the list of a map, or an item of it.
+        item: its index in such a list, or in the one to which a `Send` target adds it; None for a whole value.
         key: the key of its metric; None if it has none.
-        result: what the metric found; None if it was not judged.
         gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
         lost: whether a merge policy has preferred another one, before anything has read it.
-        replaced: whether gold was put in its place.
         steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
-        reads: the values that were read for it.
     """
 
     scope: Scope
@@ -96,7 +77,7 @@ class Value:
     value: Any
     state: Any
     kind: str = "node"
-    part: Part | None = None
+    mapped: bool = False
     item: int | None = None
     key: str | None = None
     result: FieldResult | None = None
@@ -118,6 +99,11 @@ class Value:
     def predictors(self) -> tuple[str, ...]:
         """The full names of the predictors that made it; of a function and of a graph, none."""
         return tuple(dict.fromkeys([step.predictor for step in self.steps]))
+
+    @property
+    def is_item(self) -> bool:
+        """Whether it is an item of a map."""
+        return self.mapped and self.item is not None
 
     @property
     def name(self) -> str:
@@ -169,7 +155,7 @@ class _Run:
 
     def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
         """The commits behind a field after one, with those that have left it as it was: such a node is its author."""
-        unchanged, found, passed, pending = self.unchanged.get(field), dict[str, None](), set[str](), [at]
+        unchanged, found, passed, pending = self.unchanged.get(field, ()), dict[str, None](), set[str](), [at]
         for commit in pending if unchanged else ():
             if commit in commits or commit in unchanged:
                 found[commit] = None
@@ -179,73 +165,65 @@ class _Run:
         return found or commits
 
 
+@dataclass(eq=False)
 class Sheet:
     """The values that the nodes of one call of a program have written, and those that they had read.
 
-    Args:
+    Attributes:
+        program: the program.
         metric: the metric by field.
         example: the example; None if `judge` gives it later: then nothing is replaced.
         replaces: the keys whose gold is put in the place of what is wrong.
         unused: the keys that are treated as having no metric.
-
-    Attributes:
-        values: what was written, in the order of arrival.
-        prediction: what the program returned; None if it raised.
-        error: what it raised; None if nothing.
-        problems: what checks have found in the output of a commit.
-        program: the program.
-        trace: the DSPy trace of the call.
         again: how often a node whose output is wrong is asked again.
         after_checks: whether gold is put in the place of a checked output only where its check accepts it, so that what
             is refused is corrected.
+        trace: the DSPy trace of the call.
+        values: what was written, in the order of arrival.
+        prediction: what the program returned; None if it raised.
+        problems: what checks have found in the output of a commit.
     """
 
     program: dspy.Module
+    metric: FieldMetric
+    example: Any = None
+    replaces: Collection[str] = ()
+    unused: Collection[str] = ()
+    again: int = 0
+    after_checks: bool = False
     trace: Sequence[Any] = ()
-    again = 0
-    after_checks = False
+    values: list[Value] = made(default_factory=list)
+    prediction: dspy.Prediction | None = None
+    error: Exception | None = None
+    problems: dict[tuple[Scope, str], list[str]] = made(default_factory=dict)
 
-    def __init__(
-        self, metric: FieldMetric, example: Any = None, replaces: Collection[str] = (), unused: Collection[str] = ()
-    ) -> None:
-        self.values: list[Value] = []
-        self.prediction: dspy.Prediction | None = None
-        self.error: Exception | None = None
-        self.problems: dict[tuple[Scope, str], list[str]] = {}
-        self._metric, self._example, self._replaces, self._unused = metric, example, replaces, unused
+    def __post_init__(self) -> None:
+        self._names = {id(one): name for name, one in self.program.named_predictors()}
+        self._graphs = {id(graph): path for path, graph in graphs_in(self.program)}
         self._runs: dict[Scope, _Run] = {}  # those inside of another one before it
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
         self._owners: dict[int, _Run] = {}  # the innermost run of each step
-        self._inside = defaultdict[tuple[Scope, str], list[_Run]](list)  # runs, by where they were called
+        self._inside = defaultdict[Any, list[_Run]](list)  # runs, by the scope and the execution that has called them
         self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
-        self._names: dict[int, str] = {}  # of the predictors, by id
-        self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
+        self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
         self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
     # --- what the layer sees, from any thread
 
-    def name_predictors(self, program: dspy.Module) -> None:
-        """Learns the full names of the predictors."""
-        self._names = self._names or {id(one): name for name, one in program.named_predictors()}
-
     def begin(self, run: Any, around: str | None) -> str:
         """The key of an outermost run that begins, maybe by the code of a node in another one."""
-        graph = run.program
-        program = (dspy.settings.get(CALLERS) or [graph])[0]
-        path = next((path for path, one in graphs_in(program) if one is graph), ())
+        caller: tuple[Scope, str] = (OUTSIDE, "")
+        if around is not None and run.ids.called_in:
+            *outer, execution = Address.parse(run.ids.called_in).inside
+            caller = (around, tuple(outer)), execution
         with self._lock:
-            self.name_predictors(program)
-            caller = None
-            if around is not None and run.ids.called_in:
-                *outer, execution = Address.parse(run.ids.called_in).inside
-                caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
-            root = f"{caller or ''}{self._counts[caller]:05}"
+            root = f"{caller if caller[1] else ''}{self._counts[caller]:05}"
             self._counts[caller] += 1
-            self._callers[root], self._prefixes[root] = caller, path
+            self._callers[root], self._prefixes[root] = caller, self._graphs.get(id(run.program), ())
             return root
 
     def enter(self, root: str, call: Call) -> Visit:
@@ -256,7 +234,7 @@ class Sheet:
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
-        scope, index = (root, call.runner.session.scope), call.context.delegate.index
+        scope, index = (root, call.runner.session.scope), call.context.delegate.index or 0
         self._items |= {(scope, id(step[2])): index for step in dspy.settings.get(TRACE) or ()}
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
@@ -265,7 +243,8 @@ class Sheet:
 
     def judged(self, visit: Visit, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
-        graph, (call, *place) = visit.call.runner.session.graph, visit
+        call, place = visit.call, visit[1:]
+        graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
@@ -277,11 +256,11 @@ class Sheet:
             made = Value(*place, field, own.get(field, field), value, output.after, kind, leads=leads)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
+                made.mapped, outputs = True, () if node.inner is None else tuple(node.inner.writes or ())
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
-                made.part = sent_entry(call, output.updates.get(field), reducer.name)
-            made.folds = reducer is not None and made.part is None
+                made.item, made.value = sent_entry(call, output.updates.get(field), reducer.name) or (None, value)
+                made.folds = made.item is None
             made.may_replace = field not in schema.live_fields and not made.folds
             found.append(self._judged(made))
         if leads and not found:
@@ -340,13 +319,12 @@ class Sheet:
 
     def _gold_of(self, values: Sequence[Value]) -> Any:
         """The gold that is put in the place of a value, or of its items; `NO_GOLD` for none."""
-        wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces
+        wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self.replaces
         if not wrong or not all(one.may_replace and one.gold is not NO_GOLD for one in values):
             return NO_GOLD
         for one in values:
             one.replaced = True
-        items = values[0].item is not None and values[0].part is None
-        return [one.gold for one in values] if items else values[0].gold
+        return [one.gold for one in values] if values[0].is_item else values[0].gold
 
     def end(self, root: str, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
@@ -358,39 +336,32 @@ class Sheet:
 
     def judge(self, example: Any) -> Sheet:
         """Judges the values of a call that was made without an example."""
-        self._example = example
+        self.example = example
         self.values = [one for value in self.values for one in self._judged(value)]
         return self
 
     def _judged(self, value: Value, folded: bool = False) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
-        metric, example = self._metric, self._example
+        metric, example = self.metric, self.example
         key = metric._key_for(value.path, value.field)
-        if (
-            example is None
-            or (value.folds and not folded)
-            or key is None
-            or (key in self._unused and key != metric.goal)
-        ):
+        if key is None or (key in self.unused and key != metric.goal) or example is None or value.folds > folded:
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
-        part, gold = value.part, value.gold
-        golds = gold if isinstance(gold, list | tuple) else ()
-        if part is not None and part.position is not None:
-            if part.position < len(golds):
-                value.value, value.gold, value.item = part.entry, gold[part.position], part.position
-                value.result = metric._compared(key, value.value, value.gold)
-            else:  # gold has no entry for it: it is judged with the others
-                value.part, value.folds, value.may_replace = None, True, False
+        golds = value.gold if isinstance(value.gold, list | tuple) else ()
+        if value.mapped and isinstance(value.value, list) and len(value.value) == len(golds):
+            items = [replace(value, value=one, item=at) for at, one in enumerate(value.value)]
+        elif value.item is not None and value.item >= len(golds):  # a `Send` too much: it is judged with the others
+            value.item, value.folds, value.may_replace = None, True, False
             return [value]
-        if part is not None and isinstance(value.value, list) and len(value.value) == len(golds):
-            pairs = [*enumerate(zip(value.value, gold, strict=True))]
-            return [
-                replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
-                for at, (one, want) in pairs
-            ]
-        value.result = metric._judge(key, example, value.value, value.state)
-        return [value]
+        else:
+            items = [value]
+        for one in items:
+            if one.item is None:
+                one.result = metric._judge(key, example, one.value, one.state)
+            else:
+                one.gold = golds[one.item]
+                one.result = metric._compared(key, one.value, one.gold)
+        return items
 
     def text_of(self, value: Value) -> str:
         """The words of the metric for a value, and what a check has found in it, in this run or its gold run."""
@@ -405,12 +376,12 @@ class Sheet:
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
         for (root, around), run in self._runs.items():
-            outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root] or (OUTSIDE, "")
-            for one in {at, whole_execution(at)}:
-                self._inside[outer, one].append(run)
+            outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root]
+            for execution in {at, whole_execution(at)}:
+                self._inside[outer, execution].append(run)
         self._add_outside()
         self.values.sort(key=self._order)
-        linked = [(value, run) for value in self.values if (run := self._run_of(value)) is not None]
+        linked = [(value, of) for value in self.values if (of := self._run_of(value)) is not None]
         for value, run in linked:
             run.values[value.commit, value.field].append(value)
             if value.field not in run.entries[value.commit].commit.patch:
@@ -429,9 +400,9 @@ class Sheet:
         read = {id(one) for value in self.values for one in value.reads}
         for run in self._runs.values():  # what has lost a merge, unread
             for id_, entry in run.entries.items():
-                for (field, *rest), winner in entry.winners.items():
-                    for side in () if rest else run.of(id_).node.get(field, ()):
-                        for one in run.values.get((side, field), ()):
+                for (name, *rest), winner in entry.winners.items():
+                    for side in () if rest else run.of(id_).node.get(name, ()):
+                        for one in run.values.get((side, name), ()):
                             one.lost = side != run.ids[winner] and id(one) not in read
         return self
 
@@ -462,18 +433,17 @@ class Sheet:
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
     def _steps(self, value: Value, run: _Run) -> tuple[PredictorCall, ...]:
-        found, is_item = list[PredictorCall](), value.item is not None and value.part is None
+        found = list[PredictorCall]()
         for step in run.steps.get(value.commit, ()) if value.kind != "graph" else ():
             at, outputs = original_id(step.predictor), id(step.outputs)
             made = self._owners[outputs] is run and (at in run.of_routers) is (value.kind == "router")
-            made = made and (not is_item or self._items.get((value.scope, outputs)) == value.item)
+            made = made and (not value.is_item or self._items.get((value.scope, outputs)) == value.item)
             if made and at in self._names and (step.status != "lost" or value.kind == "failure"):
                 found.append(PredictorCall(self._names[at], step.inputs, step.outputs))
         return tuple(found)
 
     def _reads(self, value: Value, run: _Run) -> Iterator[Value]:
-        is_item = value.item is not None and value.part is None
-        own = part_id(value.commit, value.item) if is_item else value.commit
+        own = part_id(value.commit, value.item) if value.is_item else value.commit
         passed = value.kind == "graph" and run.graph.nodes[value.path[-1]].mapped is None
         for inner in self._inside.get((value.scope, own), ()) if value.kind != "router" else ():
             for name in [value.output] if passed else inner.written:
@@ -533,24 +503,20 @@ class Sheet:
 
     def _is_given(self, inputs: Mapping[str, Any]) -> bool:
         """Tell if inputs are those of the example, and not made by the code around the graphs."""
-        example = self._example
+        example = self.example
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, root: str = "") -> Iterator[Value]:
         """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
-        caller = self._callers.get(root)
-        for one in self.values if caller is None else ():
+        caller = scope, execution = self._callers.get(root, (OUTSIDE, ""))
+        for one in self.values if scope == OUTSIDE else ():
             if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
-        for run in self._inside[caller or (OUTSIDE, "")]:
+        for run in self._inside[caller]:
             if value is not None or run.scope[0] < root:
                 for name in run.written:
                     yield from self._last(run, name)
-        outer = None if caller is None else self._runs.get(caller[0])
-        commit = "" if caller is None else whole_execution(caller[1])
-        if outer is not None and commit in outer.entries:
-            for name, commits in outer.of(commit).node.items():
-                yield from self._at(outer, name, commits, outer.parents[commit][0])
+        yield from self._read_by(scope, execution)
 
     def _given(self, run: _Run, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -559,13 +525,22 @@ class Sheet:
             if field in run.given and not self._is_given({field: thaw(run.given[field])}):
                 yield from self._made_before(None, root)
             return
-        outer, commit = self._runs.get((root, around[:-1])), whole_execution(around[-1])
-        if outer is None or commit not in outer.entries:
+        outer = self._runs.get((root, around[:-1]))
+        entry = None if outer is None else outer.entries.get(whole_execution(around[-1]))
+        if outer is None or entry is None:
             return
-        node = outer.graph.nodes[outer.entries[commit].commit.node]
+        node = outer.graph.nodes[entry.commit.node]
         of_item = node.mapped is not None and field == node.mapped.item
         name = node.mapped.over if of_item else ((node.inner or node).reads or {}).get(field, field)
-        yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
+        yield from self._read_by(outer.scope, entry.commit.id, name)
+
+    def _read_by(self, scope: Scope, execution: str, *fields: str) -> Iterator[Value]:
+        """The values that the node of an execution has read, of some fields or of all."""
+        run, commit = self._runs.get(scope), whole_execution(execution)
+        found = run.of(commit).node if run is not None and commit in run.entries else {}
+        for field in fields or found:
+            if run is not None and field in found:
+                yield from self._at(run, field, found[field], run.parents[commit][0])
 
 
 def _head(call: Call) -> int:
@@ -575,14 +550,14 @@ def _head(call: Call) -> int:
     return position.head
 
 
-def sent_entry(call: Call, update: Any, reducer: str) -> Part | None:
-    """The entry that the target of a `Send` adds to a list, and the position of its `Send`; None for anything else."""
+def sent_entry(call: Call, update: Any, reducer: str) -> tuple[int, Any] | None:
+    """The position of its `Send` and the entry that its target adds to a list; None for anything else."""
     entries = [update] if reducer == "append" else update
     if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
     before = call.runner.session.run.log[_head(call)]
     rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
-    return Part(rest[0], entries[0]) if before.sends and rest else None
+    return (rest[0], entries[0]) if before.sends and rest else None
 
 
 def observe(
@@ -600,9 +575,7 @@ def observe(
     `again`, a node whose output is wrong is asked up to so many times more before gold is put in; with `after_checks`,
     a checked output waits for its check.
     """
-    sheet = Sheet(metric, example, replaces, unused)
-    sheet.program, sheet.again, sheet.after_checks = program, again, after_checks
-    sheet.name_predictors(program)
+    sheet = Sheet(program, metric, example, replaces, unused, again, after_checks)
     with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
         sheet.trace = dspy.settings[TRACE]
         try:
@@ -677,10 +650,11 @@ class Carried:
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
     read = dict.fromkeys(one for value in run.values if value.kind != "graph" for one in value.reads)
-    pending = [one for one in read if one.kind == "graph"]
-    for value in pending:  # it is no reader: it passes on what those inside of it have written
-        pending += [one for one in value.reads if one.kind == "graph" and one not in read]
-        read.update(dict.fromkeys(value.reads))
+    pending = [*read]
+    for value in pending:  # a graph is no reader: it passes on what those inside of it have written
+        inside = [one for one in value.reads if one not in read] if value.kind == "graph" else ()
+        read.update(dict.fromkeys(inside))
+        pending += inside
     wrong = [one for one in read if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
     return any(one.key in keys for one in wrong)
 
